@@ -141,8 +141,9 @@ async def _proposal(gateway: Gateway, offset: int) -> tuple[Proposal, Record]:
         )
     try:
         stands = gateway.follower.undecodable
-        folds = not isinstance(stands, UnfoldableRecord) or stands.offset != offset
-        known = {} if folds else {stands.n: stands.cause}
+        known: dict[int, str] = {}
+        if isinstance(stands, UnfoldableRecord) and stands.offset == offset:
+            known[stands.n] = stands.cause
         found = propose(record.value, offset, known)
     except NotAmendable as error:
         raise Problem(409, "not_amendable", str(error)) from error
