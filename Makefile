@@ -68,7 +68,7 @@ bench: venv ## Measure, write bench.json, print it as a table
 	$(BIN)/python -m tests.bench
 
 restore-drill: venv ## Lose the volumes of Kafka and Postgres and restore a copy; then measure backup and RTO with a million records (20 minutes)
-	$(BIN)/python -m pytest tests/integration/test_restore_drill.py -v
+	$(BIN)/python -m pytest tests/integration/test_restore_drill.py -m "" -v
 	$(BIN)/python -m tests.bench.restore
 
 papers: venv ## Every table and figure of the five papers beside what comes out here, as papers.html and papers.json (15 to 35 minutes on two cores; needs PENSTOCK_DATA)

@@ -193,7 +193,12 @@ class Site:
         asyncio.run(append())
 
 
-@pytest.fixture(params=["embedded", pytest.param("kafka", marks=pytest.mark.kafka)])
+@pytest.fixture(
+    params=[
+        pytest.param("embedded", marks=pytest.mark.slow),
+        pytest.param("kafka", marks=pytest.mark.kafka),
+    ]
+)
 def site(request: pytest.FixtureRequest) -> Iterator[Site]:
     with reachable_folder() as folder:
         found = Site(folder, request.param)

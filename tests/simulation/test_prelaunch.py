@@ -36,7 +36,7 @@ RATIOS: Mapping[tuple[str, tuple[Stage, ...]], Mapping[Durations, tuple[float, f
         "unknown": (0.972, 0.026, 8),
     },
 }
-"""(profile, without) → run times → (mean, standard deviation, seeds of the CI run).
+"""(profile, without) → run times → (mean, standard deviation, seeds of a short run).
 
 Of the mean completion time relative to that without early launches, 60 seeds. Without effect it is 1: the
 mean of a profile's runs lies 5.5 standard deviations or more below. Most seeds are where a run costs least.
@@ -64,7 +64,11 @@ def _ratios(cell: Cell, seeds: int, checked: int) -> list[float]:
     return found
 
 
-@pytest.mark.parametrize(("profile", "without"), RATIOS, ids=_name)
+@pytest.mark.parametrize(
+    ("profile", "without"),
+    [pytest.param(*key, marks=pytest.mark.slow if key[1] else ()) for key in RATIOS],
+    ids=_name,
+)
 def test_a_busy_cell_gains_by_it(profile: str, without: tuple[Stage, ...]) -> None:
     """Invariants hold after each record, all jobs end, and on average they end earlier."""
     ratios = [

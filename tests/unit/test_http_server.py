@@ -4,6 +4,7 @@ Over real sockets, with short limits.
 """
 
 import asyncio
+import contextlib
 import socket
 import ssl
 from collections.abc import AsyncIterator
@@ -69,8 +70,12 @@ class Open(NamedTuple):
         return await self.reader.readuntil(text)
 
     async def closed(self) -> bytes:
-        """Everything up to the end of the connection, which the server closes."""
-        return await self.reader.read()
+        """Everything up to the end of the connection, which the server closes; who still sends meets a reset."""
+        found = bytearray()
+        with contextlib.suppress(ConnectionResetError):
+            while block := await self.reader.read(65_536):
+                found += block
+        return bytes(found)
 
 
 class Serving:

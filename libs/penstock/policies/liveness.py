@@ -42,39 +42,49 @@ class Undelaying:
         """The first such job that is not in `without`, and nodes on which it fits; None: there is none.
 
         Of jobs with the same owner and demand the one with the highest priority, then the earliest. O(changes
-        + different demands), but for those with GPUs only where GPUs are free.
+        + different demands), but for those with GPUs only where GPUs are free; in a cell with running jobs
+        mostly less: the first demands that fit nowhere want all nodes.
         """
         index, jobs, fitting = state.index, state.jobs, dict[Row, JobState]()
         self._without.update(state)
-        waiting = [self._without.waiting]
-        if index.gpus.having(1) or index.shared:
-            self._with_gpus.update(state)
-            waiting.append(self._with_gpus.waiting)
-        for row, entries in chain.from_iterable(rows.items() for rows in waiting):
+        self._with_gpus.update(state)
+        gpus = self._with_gpus.waiting.values()
+        free_gpus = bool(index.gpus.having(1) or index.shared)
+        wanted = _Wanted(state)
+        for row, entries in chain(
+            self._without.waiting.items(), self._with_gpus.waiting.items() if free_gpus else ()
+        ):
             head = jobs[entries[0][2]]
-            if head.estimate is None or not index.candidates(head.estimate.worker, head.spec.gpu_models):
-                continue  # no worker fits anywhere: nearly always
-            job = next((jobs[name] for _, _, name, _ in entries if name not in without), None)
-            if job is not None and tasks_that_fit(state, job.demand) == job.demand.tasks:
-                fitting[row] = job
-        if not fitting:
+            if head.estimate is not None and index.candidates(head.estimate.worker, head.spec.gpu_models):
+                job = next((jobs[name] for _, _, name, _ in entries if name not in without), None)
+                if job is not None and tasks_that_fit(state, job.demand) == job.demand.tasks:
+                    fitting[row] = job
+                    continue
+            if wanted.everywhere_with(head):
+                return None
+        if not fitting or (not free_gpus and any(wanted.everywhere_with(jobs[row[0][2]]) for row in gpus)):
             return None
-        avoid = self._wanted(state, fitting) if state.holding else 0
         for job in sorted(fitting.values(), key=lambda found: found.order):
-            fit = Trial(state).fit(job.demand, avoid)
+            fit = Trial(state).fit(job.demand, wanted.nodes)
             if fit is not None:
                 return job, node_ids(state, job.demand, fit)
         return None
 
-    def _wanted(self, state: CellState, fitting: Collection[Row]) -> int:
-        """Set of the nodes that any other waiting job could use."""
-        self._with_gpus.update(state)
-        nodes = 0
-        for row, entries in chain(self._without.waiting.items(), self._with_gpus.waiting.items()):
-            if row not in fitting:
-                demand = state.jobs[entries[0][2]].demand
-                nodes |= state.index.eligible(demand.worker, demand.gpu_models)
-        return nodes
+
+class _Wanted:
+    """Set of the nodes that some waiting job could use; empty where nothing runs, since no end is awaited."""
+
+    def __init__(self, state: CellState) -> None:
+        self.nodes = 0
+        self._index = state.index
+        self._holding = bool(state.holding)
+
+    def everywhere_with(self, job: JobState) -> bool:
+        """Adds those of one more job. Whether no node is left on which anything may be placed."""
+        if not self._holding:
+            return False
+        self.nodes |= self._index.eligible(job.demand.worker, job.demand.gpu_models)
+        return not self._index.placeable & ~self.nodes
 
 
 def strict(settings: PlacerSettings, profile: Profile) -> bool:

@@ -52,7 +52,7 @@ def _() -> None:
     replace(real, taken)
 
 
-@mutant("a cancelled job keeps its target", faults=FAULTS, first=5)
+@mutant("a cancelled job keeps its target", faults=FAULTS)
 def _() -> None:
     real = evolve_jobs.stop_decided
 
@@ -137,7 +137,7 @@ def _() -> None:
     replace(moves._not_now, lambda state, job: "not now")
 
 
-@mutant("a job that is held moves", faults="move,hold,late")
+@mutant("a job that is held moves", faults="move,hold,late", first=4)
 def _() -> None:
     replace(
         validate_moves._cannot_move, lambda _state, job: None if job.status is JobStatus.RUNNING else "no"

@@ -30,7 +30,7 @@ def _() -> None:
     filtered(orders.outstanding, lambda order: order.TYPE != StartTask.TYPE)
 
 
-@mutant("stops are not repeated by a new term", faults="cancel,rival,zombie,append", log="kafka", first=6)
+@mutant("stops are not repeated by a new term", faults="cancel,rival,zombie,append", log="kafka")
 def _() -> None:
     filtered(orders.outstanding, lambda order: order.TYPE != StopTask.TYPE)
 
