@@ -19,6 +19,7 @@ from penstock.model.topics import Topic
 from penstock.model.transitions import JobStatus
 from penstock.policies.explain import explain
 from penstock.policies.turns import Line, line_of
+from penstock.runtime.amended_log import AmendedLog
 from penstock_services.gateway.core.access import Caller, Role
 from penstock_services.gateway.core.cursor import MAX_SEQ
 from penstock_services.gateway.core.deadline import answer as deadline_row
@@ -231,7 +232,8 @@ async def ledger(request: Request) -> Response:
     """Where the ledger begins and ends, and its archive: `problem` is empty where both are one ledger."""
     gateway = gateway_of(request)
     place = Partition(Topic.LEDGER, gateway.settings.cell_index)
-    log, archived, problem = gateway.log, None, ""
+    log = gateway.log.inner if isinstance(gateway.log, AmendedLog) else gateway.log
+    archived, problem = None, ""
     try:
         end = (await log.end_offsets([place]))[place]
         begin = (await (log.inner if isinstance(log, ArchivedLog) else log).begin_offsets([place]))[place]
