@@ -175,6 +175,17 @@ def test_a_gang_that_fits_in_one_arrangement_only_starts() -> None:
     assert gang(5, 3).job("gang").status == "launching"
 
 
+@pytest.mark.parametrize("profile", sorted(PROFILES))
+def test_an_arrangement_that_first_fit_does_not_find_starts_an_idle_cells_gang(profile: str) -> None:
+    """Its server belongs on the node with one GPU; on any other it takes cores that two workers need."""
+    cell = CellDriver(PlacerSettings(profile=profile, backfill_window=1))
+    cell.join(*(node_spec(f"n{number}", gpus, cores=8) for number, gpus in enumerate((8, 1, 8))))
+    server = ResourceVector(cores=6, host_memory_mib=64)
+    cell.submit("gang", job_spec(workers=4, ps=1), replace(estimate(1, cores=4), parameter_server=server))
+    cell.at(60_000)
+    assert cell.job("gang").status == "launching"
+
+
 def waits_for_one_arrangement(*others: NodeSpec) -> CellDriver:
     """A gang that fits in one arrangement only, which the policy does not find, has waited for its two nodes
     for so long that they are reserved for it."""

@@ -25,6 +25,7 @@ from penstock.model.types import MAX_GANG_TASKS
 from penstock.policies.base import Choose, LazyRng, assign
 from penstock.policies.capacity import never_fits
 from penstock.policies.gang import tasks_that_fit
+from penstock.policies.liveness import fits_now
 from penstock.policies.moldable import place_moldable
 from penstock.policies.profiles import in_force, profile_for
 from penstock.policies.regroup import has_whole_gpus, may_help, regroups, waits_for_plan
@@ -178,7 +179,7 @@ class Decider:
             yield from self._try(state, job)
             if job.in_line and not state.holding:
                 yield from self._behind.start(state, {job.job_id}, self.failed_jobs)
-        elif not state.frozen and tasks_that_fit(state, demand) == demand.tasks:
+        elif not state.frozen and fits_now(state, demand):
             yield from self._behind.start(state, set(), self.failed_jobs)
         if job.spec.prelaunch and job.in_line:
             yield from self._look_ahead(state)
