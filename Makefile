@@ -4,6 +4,7 @@ PYTHON ?= python3
 VENV := .venv
 PYTORCH := .venv-pytorch
 SEEDS ?= 500
+RUNS ?= 500
 BIN := $(VENV)/bin
 ROLES := .penstock/roles
 ADMINISTRATOR ?= postgresql://penstock:penstock@127.0.0.1:5432/penstock
@@ -15,7 +16,7 @@ PYTEST := $(BIN)/python -m pytest -n auto --dist loadscope --no-loadscope-reorde
 # A shell that forbids bytecode would have hundreds of processes compile the same modules again.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help venv lock demo test pytest-command lint compiled schemas docs sbom audit bench restore-drill papers faults wheels deploy-check upgrade-check chaos long live pytorch up kafka jaeger roles clean
+.PHONY: help venv lock demo test pytest-command lint compiled schemas docs sbom audit bench restore-drill papers faults wheels deploy-check upgrade-check chaos liveness long live pytorch up kafka jaeger roles clean
 
 pytest-command:
 	@echo $(PYTEST)
@@ -92,6 +93,9 @@ upgrade-check: venv ## Replace each service and node by the next version under l
 chaos: venv ## The fault laboratory: SEEDS runs of the real services (SEEDS=500), and as many whose services die for good; failures print their replay
 	$(BIN)/python -m tests.faults.laboratory --seeds $(SEEDS)
 	$(BIN)/python -m tests.faults.laboratory --seeds $(SEEDS) --lost random
+
+liveness: venv ## RUNS random cells (RUNS=500): nobody waits beside free resources, and every reader reads numbers at the ends of their ranges
+	$(BIN)/python -m tests.faults.random_cells --runs $(RUNS)
 
 long: venv ## The tests that the CI run leaves out, but for those of faults, deploy-check and live (half an hour, longer with PENSTOCK_DATA)
 	$(PYTEST) tests/papers tests/unit tests/simulation tests/integration tests/e2e -m slow --deadline 14400 \

@@ -287,6 +287,8 @@ async def test_the_past_below_the_ledgers_beginning(cell: Cell, tmp_path: Path) 
     assert "PENSTOCK_ARCHIVE" in (await cell.http.get("/v1/ledger")).json()["problem"]
     cell.log.inner = ArchivedLog(inner, archive)
     assert (await cell.http.get("/v1/jobs/later/why", params={"at": at})).json() == before
+    ledger = (await cell.http.get("/v1/ledger")).json()
+    assert (ledger["archive"]["begin"], ledger["archive"]["end"], ledger["problem"]) == (0, at - 1, "")
 
 
 async def test_a_job_that_left_the_tables(cell: Cell) -> None:

@@ -10,6 +10,7 @@ from penstock.ledger.replica import Replica
 from penstock.log.embedded import EmbeddedLog
 from penstock.log.port import Message
 from penstock.model.external_events import GpuFaulted, TaskExited, TaskStarted
+from penstock.model.settings import PlacerSettings
 from penstock.model.types import Usage
 from penstock.runtime.settings import Settings
 from penstock_services.projector.core.projection import JOB_CHANGES, Batch, Projection
@@ -18,6 +19,7 @@ from penstock_services.projector.shell.store import LARGEST, REPLACED, Store
 from tests.support import projector_cell
 from tests.support.driver import CellDriver, node_spec
 from tests.support.projector_cell import LEDGER, assert_equals_replay, busy, projecting, reached
+from tests.support.random_cell import RandomCell
 
 pytestmark = pytest.mark.postgres
 log, cell = projector_cell.log, projector_cell.cell
@@ -123,3 +125,18 @@ async def test_what_a_broken_node_counts_reaches_the_tables(
         assert await connection.fetchval("SELECT status FROM penstock.jobs") == "succeeded"
     finally:
         await connection.close()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(12))
+async def test_tables_hold_what_follows_from_the_ends_of_ranges(
+    cell: Settings, log: EmbeddedLog, seed: int
+) -> None:
+    """A random cell whose users, nodes and services claim the largest and the smallest of everything."""
+    placer = RandomCell(seed, PlacerSettings(profile="penstock"), 60, extremes=0.5)
+    assert placer.readers is not None
+    placer.run()
+    await log.append([Message(LEDGER, value) for value in placer.readers.values])
+    async with projecting(cell, log):
+        await reached(cell.need_dsn("the test"), placer.head.seq)
+    await assert_equals_replay(cell, log)

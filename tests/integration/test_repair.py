@@ -14,6 +14,8 @@ import pytest_asyncio
 
 from infra.devservers.kafka import KafkaBroker
 from penstock.cli.app import run as penstock
+from penstock.ledger.record import Draft, write
+from penstock.ledger.replica import Replica
 from penstock.log.embedded import EmbeddedLog
 from penstock.log.open import open_log
 from penstock.log.port import Log, Message, Partition
@@ -38,6 +40,7 @@ from penstock_services.placer.core import step
 from penstock_services.placer.core.decide import Decider
 from penstock_services.placer.shell import service as placer
 from penstock_services.placer.shell.replay import Replayer
+from penstock_services.placer.shell.term import ledger_headers
 from penstock_services.projector.shell import service as projector
 from penstock_services.projector.shell.rebuild import verify
 from tests.support.driver import job_spec, node_spec
@@ -369,6 +372,61 @@ async def test_an_amendment_that_no_operator_signed_changes_nothing(
         assert done.json()["applied"]
         await cells.send(0, "submit-new", JobSubmitted(job_id="new", spec=job_spec()))
         await cells.until(b'"submit-new"')
+
+
+async def unfoldable(cells: Cells) -> int:
+    """A placer of tomorrow has ended a job twice in one record, and went on. Returns the record's offset."""
+    async with cells.serving(0, placer.run, projector.run):
+        await cells.send(0, "node", NodeJoined(node=node_spec("n1")))
+        await cells.send(0, "submit-first", JobSubmitted(job_id="first", spec=job_spec()))
+        await tables(cells, 0, "first")
+    reader, values = Replica(), await cells.ledger()
+    for offset, value in enumerate(values):
+        reader.take(value, offset)
+    about, head = TimerSubject(kind="ending", id="cell", attempt=0), reader.head
+    ended = JobEnded(job_id="first", outcome="cancelled", reason="tomorrow")
+    for facts in ((ended, ended), (TimerSet(timer_id="cell:ending", at_ms=MAX_MS, about=about),)):
+        cause: dict[str, object] = {"timer_id": "cell:tomorrow"}
+        draft = Draft(head.term, reader.state.now_ms, cause, "committed", None, facts)
+        head, value = write(head, draft)
+        await cells.log.append(
+            [Message(Partition(Topic.LEDGER, 0), value, ledger_headers("default", head.seq))]
+        )
+    return len(values)
+
+
+async def test_a_record_that_cannot_be_folded_is_repaired_in_the_same_way(
+    cells: Cells, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Everything in it can be decoded, and it contradicts the state. Readers name it once and wait; the
+    estimator, which takes ends of jobs that it does not know, has nothing to wait for."""
+    caplog.set_level(logging.WARNING)
+    offset = await unfoldable(cells)
+    begun = counted_readers(monkeypatch)
+    services = (placer, projector, estimator, batcher, migrator, contention_guard)
+    waiting = set(READERS) - {"estimator"}
+    async with cells.serving(0, *(service.run for service in services)), cells.gateway() as http:
+        await await_until(lambda: stops(caplog).keys() >= waiting, lambda: f"they stop: {stops(caplog)}")
+        tries = begun.count(0)
+        for reader, messages in stops(caplog).items():
+            [text] = messages
+            assert f"offset {offset} " in text, reader
+            assert "cannot be folded: penstock.job.ended.v1: " in text, reader
+            assert f"`penstock repair --at {offset}`" in text, reader
+        status = (await http.get("/v1/status")).json()["undecodable"]
+        assert (status["offset"], status["type"]) == (offset, "penstock.job.ended.v1")
+        proposal = (await http.get(f"/v1/repair/{offset}")).json()
+        assert [(change["n"], change["becomes"]) for change in proposal["changes"]] == [(1, None)]
+        assert begun.count(0) - tries <= 2, "all of them wait: only the gateway has looked at the record"
+        done = await http.post(f"/v1/repair/{offset}", json={"sha256": proposal["sha256"], "reason": WHY})
+        assert done.json()["applied"], done.text
+        await cells.send(0, "submit-new", JobSubmitted(job_id="new", spec=job_spec()))
+        await placed(http, "new")
+        assert (await http.get("/v1/jobs/first")).json()["status"] == "cancelled"
+        assert (await http.get("/v1/status")).json()["undecodable"] is None
+        assert not [r for r in caplog.records if "starts again after" in r.getMessage()]
+        found = await verify(cells.settings[0], AmendedLog(cells.log))
+        assert found["ok"], found["differences"]
 
 
 @pytest.mark.kafka

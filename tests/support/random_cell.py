@@ -2,12 +2,14 @@
 know nothing of policies."""
 
 from collections.abc import Iterator
+from typing import TypeVar
 
 import numpy as np
 
+from infra.codegen.examples import EXAMPLES
 from penstock.ledger.job_state import JobState
 from penstock.ledger.snapshot import dump, load
-from penstock.model.estimates import JobEstimated
+from penstock.model.estimates import EtaEstimated, JobEstimated
 from penstock.model.event import Event
 from penstock.model.external_events import (
     GpuFaulted,
@@ -21,15 +23,21 @@ from penstock.model.external_events import (
     NodeUncordoned,
     RunningTask,
     TaskExited,
+    TaskPhaseChanged,
     TaskStarted,
+    WorkProgressed,
 )
 from penstock.model.ledger_events import TermStarted, TimerFired
-from penstock.model.settings import PlacerSettings
+from penstock.model.settings import MAX_OVERTAKES, Coda, PlacerSettings, Stage
+from penstock.model.topics import INPUT_TOPICS
 from penstock.model.transitions import TaskStatus
-from penstock.model.types import Estimate, JobSpec, ResourceRequest, ResourceVector, ShapeOption
+from penstock.model.types import MAX_MS, Estimate, JobSpec, ResourceRequest, ResourceVector, ShapeOption
+from penstock.policies.liveness import Undelaying, stalled
 from penstock_services.placer.core.recorder import Recorder
 from penstock_services.placer.core.step import PlacerCore
 from tests.support.driver import node_spec
+from tests.support.extremes import about, at_its_ends
+from tests.support.readers import Readers
 
 YEAR_MS = 365 * 86_400_000
 LIVE = (TaskStatus.ASSIGNED, TaskStatus.RUNNING, TaskStatus.STOPPING)
@@ -39,18 +47,41 @@ DISTURBED = 0.05
 ARRIVES = 0.7
 """Rate of steps in which jobs arrive, rather than a task starts or ends: the queue grows to nearly all
 jobs."""
+JUDGED_EVERY = 8
+"""Steps until the cell is asked again whether it stalls: of a stall that lasts nearly each is seen."""
+FOREIGN = [event for event in EXAMPLES.values() if event.TOPIC in INPUT_TOPICS]
+"""One of each kind of input."""
+OF_RUNNING = [
+    event for event in FOREIGN if isinstance(event, EtaEstimated | TaskPhaseChanged | WorkProgressed)
+]
+"""What sets times of jobs that run: half of those that are fed."""
+T = TypeVar("T")
 
 
 class RandomCell(Recorder):
     """One to four nodes of two models, and `jobs` jobs of all kinds. Every job that starts ends; every node
     that is cordoned comes back, every job that is held is released."""
 
-    def __init__(self, seed: int, settings: PlacerSettings, jobs: int, fresh_every: int = 0) -> None:
+    def __init__(
+        self,
+        seed: int,
+        settings: PlacerSettings,
+        jobs: int,
+        *,
+        fresh_every: int = 0,
+        arrives: float = ARRIVES,
+        extremes: float = 0.0,
+    ) -> None:
         """`fresh_every`: each record whose number it divides is also decided by a fresh decider, from a
-        snapshot; 0: none is."""
-        super().__init__()
-        self.fresh_every = fresh_every
-        self.compared = 0
+        snapshot; 0: none is. `extremes`: rate of inputs with numbers at the ends of their ranges, and of
+        inputs of any kind; every reader reads what is written then."""
+        self.readers = Readers() if extremes else None
+        super().__init__(None if self.readers is None else self.readers.take)
+        self.fresh_every, self.arrives, self.extremes = fresh_every, arrives, extremes
+        self.compared, self.steps = 0, 0
+        self.seed = seed
+        self.undelaying = Undelaying()
+        self.ends = np.random.default_rng([seed, 1])
         self.rng = np.random.default_rng(seed)
         self.now_ms = 1_000_000
         self.submitted, self.jobs = 0, jobs
@@ -66,6 +97,9 @@ class RandomCell(Recorder):
             self.feed(NodeJoined(node=node_spec(f"n{number}", gpus, cores=cores, model=model)))
 
     def feed(self, event: Event) -> None:
+        own = isinstance(event, TermStarted | TimerFired)
+        if not own and self.ends.random() < self.extremes:
+            event = at_its_ends(event, self.ends)
         every, twin = self.fresh_every, None
         if every and self.head.seq % every == 0 and self.head.seq:
             twin = Recorder()
@@ -84,6 +118,10 @@ class RandomCell(Recorder):
         quiet = 0
         while quiet < QUIET and self._step():
             self.longest_queue = max(self.longest_queue, len(self.state.queue))
+            self.steps += 1
+            if self.steps % JUDGED_EVERY == 0 and not self.extremes:
+                found = stalled(self.state, self.undelaying)
+                assert found is None, f"record {self.head.seq}: {found}"
             quiet = 0 if self.submitted < self.jobs or self.state.holding else quiet + 1
         return [job.job_id for job in self.state.jobs.values() if job.in_line]
 
@@ -92,10 +130,13 @@ class RandomCell(Recorder):
         while (due := self.state.next_timer()) is not None and due[0] <= self.now_ms:
             self._fire()
         self.now_ms += int(self.rng.exponential(3_000))
+        if (self.submitted < self.jobs or self.state.holding) and self.ends.random() < self.extremes:
+            found = FOREIGN if self.ends.random() < 0.5 else OF_RUNNING
+            self.feed(about(self.state, found[int(self.ends.integers(len(found)))], self.ends))
         if self.submitted < self.jobs:
             if self.rng.random() < DISTURBED:
                 self._disturb()
-            if self.rng.random() < ARRIVES or not self.state.holding:
+            if self.rng.random() < self.arrives or not self.state.holding:
                 for _ in range(min(self.jobs - self.submitted, int(self.rng.choice([1, 1, 5, 80])))):
                     self._submit()
                 return True
@@ -169,6 +210,8 @@ class RandomCell(Recorder):
             self.feed(NodeSuspected(node_id=node_id, reason="its connection broke"))
         elif kind == 5:
             node = self.state.nodes[nodes[int(at * len(nodes))]]
+            if not node.spec.gpus:
+                return
             self.silent.add(node.spec.node_id)
             gpu = node.spec.gpus[int(self.rng.integers(len(node.spec.gpus)))]
             self.feed(
@@ -253,3 +296,27 @@ class RandomCell(Recorder):
             )
             for count in range(1, workers + 1)
         )
+
+
+def settings_of(seed: int, profile: str, window: int) -> PlacerSettings:
+    """Settings that an operator may give, each of them in some cells, with this backfill window."""
+    rng = np.random.default_rng([seed, 2])
+
+    def one(*choices: T) -> T:
+        return choices[int(rng.integers(len(choices)))]
+
+    stages: tuple[Stage, ...] = ("deadlines", "backfill", "bursts", "groups", "moves", "prelaunch", "reclaim")
+    return PlacerSettings(
+        profile=profile,
+        seed=seed,
+        backfill_window=window,
+        max_overtakes=one(0, 3, 256, MAX_OVERTAKES),
+        batch_window_ms=one(0, 0, 1_000, 60_000),
+        lease_ms=one(600_000, 600_000, 10_000, 0),
+        unschedulable_grace_ms=one(300_000, 0, MAX_MS),
+        prelaunch_wait_ms=one(60_000, 0, 3_600_000),
+        share_gpus=one("never", "fits", "learned"),
+        freeze_fraction=one(0.5, 1.0),
+        coda=one(Coda(), Coda(patience_ms=0), Coda(cores_per_gpu=0.0, max_reclaims=0)),
+        without=tuple(stage for stage in stages if rng.random() < 0.3) if rng.random() < 0.5 else (),
+    )

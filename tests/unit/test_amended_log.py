@@ -2,12 +2,15 @@
 
 import asyncio
 from collections.abc import Sequence
+from pathlib import Path
 
 import pytest
 
 from penstock.ledger.amendment import propose
-from penstock.ledger.record import Amended, Draft, Head, write
+from penstock.ledger.record import Amended, Draft, Head, record_id, write
 from penstock.ledger.replica import Replica
+from penstock.log.archive import Archive, Writer
+from penstock.log.archived import ArchivedLog
 from penstock.log.port import Message, Partition
 from penstock.model.amendments import AmendedFact, LedgerAmended
 from penstock.model.envelope import Envelope, signed_bytes, to_wire
@@ -33,6 +36,15 @@ def poisoned() -> list[bytes]:
     late: Sequence[Event] = [TimerSet(timer_id="cell:ending", at_ms=MAX_MS + 1, about=about)]
     head, one = write(Head(0, "0" * 32, 0), Draft(1, 1, {"placer_id": "p"}, "committed", None, first))
     return [one, write(head, Draft(1, 2, {"timer_id": "t"}, "committed", None, late))[1]]
+
+
+def successors(values: Sequence[bytes], count: int) -> list[bytes]:
+    """So many records without facts, behind these."""
+    head, found = Head(len(values), record_id(values[-1]), 1), []
+    for number in range(count):
+        head, value = write(head, Draft(1, 3 + number, {"timer_id": "t"}, "committed", None, ()))
+        found.append(value)
+    return found
 
 
 class Cell:
@@ -118,6 +130,36 @@ def test_who_has_the_key_verifies_the_signature(
         assert isinstance(await cell.read(SIGNER), Amended)
 
     run_virtually(run())
+
+
+async def test_an_amendment_of_an_archived_record_is_taken(tmp_path: Path) -> None:
+    """The record was amended, the cell went on, and its ledger's head was archived and deleted since. The
+    archive has the bytes that were written, and readers the amendment."""
+    cell = Cell()
+    more = successors(cell.values, 3)
+    cell.broker.append("placer", [Message(LEDGER, value) for value in more])
+    cell.amend()
+    archive = Archive(tmp_path / "archive")
+    reader, writer = AmendedLog(cell.log).reader({LEDGER: 0}), Writer(archive, LEDGER)
+    for record in (await reader.read())[:3]:
+        writer.add(record)
+    writer.commit()
+    await reader.close()
+    cell.broker.expire(LEDGER, 2)
+    whole = ArchivedLog(cell.log, archive)
+    assert (await whole.begin_offsets([LEDGER]))[LEDGER] == 0
+    plain = whole.reader({LEDGER: 0})
+    found: list[bytes] = []
+    while len(found) < 5:
+        found += [record.value for record in await plain.read()]
+    assert found == [*cell.values, *more]
+    replica, signed = Replica(), AmendedLog(whole, SIGNER).reader({LEDGER: 0})
+    while replica.offset < 5:
+        for record in await signed.read():
+            assert replica.take(record.value, record.offset) is not None
+    assert replica.state.timers["cell:ending"].at_ms == MAX_MS
+    await plain.close()
+    await signed.close()
 
 
 def test_a_log_of_an_earlier_version_has_no_amendments() -> None:

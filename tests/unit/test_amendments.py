@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from penstock.ledger.amendment import NotAmendable, amend, digest, propose
+from penstock.ledger.amendment import NotAmendable, amend, digest, place_as_written, propose
 from penstock.ledger.evolve import evolve
 from penstock.ledger.record import (
     Amended,
@@ -15,6 +15,7 @@ from penstock.ledger.record import (
     Head,
     RawRecord,
     UndecodableRecord,
+    UnfoldableRecord,
     read,
     record_id,
     write,
@@ -50,8 +51,10 @@ def ledger(*facts: Event) -> list[bytes]:
 
 def amendment(value: bytes, offset: int = 1, **changes: Any) -> LedgerAmended:
     """As the operator confirms it."""
-    found = propose(value, offset)
-    fields = {"offset": offset, "seq": found.seq, "sha256": found.sha256, "facts": found.facts, **changes}
+    fields = {"offset": offset, **changes}
+    if not {"seq", "sha256", "facts"} <= changes.keys():
+        found = propose(value, offset)
+        fields = {"seq": found.seq, "sha256": found.sha256, "facts": found.facts, **fields}
     return LedgerAmended(by="ops/on-call", reason="drill", at_ms=7, **fields)
 
 
@@ -209,3 +212,30 @@ def test_hooks_see_the_amended_facts() -> None:
     reader.take(values[0], 0)
     reader.take(amended, 1, hook)
     assert seen == [msgspec.structs.replace(LATE, at_ms=MAX_MS)]
+
+
+def test_a_fact_that_no_fold_takes_is_named_and_left_out() -> None:
+    """A placer of tomorrow ends a job that this version has never heard of. All of it can be decoded."""
+    gone = JobEnded(job_id="never-was", outcome="cancelled", reason="")
+    timer = TimerSet(timer_id="cell:ending", at_ms=7, about=ABOUT)
+    values = ledger(gone, timer, gone)
+    reader = Replica()
+    assert reader.take(values[0], 0) is not None
+    with pytest.raises(
+        UnfoldableRecord, match=r"offset 1 \(seq 2\) cannot be folded: penstock.job.ended.v1: "
+    ) as error:
+        reader.take(values[1], 1)
+    assert error.value.n == 0
+    found = propose(values[1], 1, {0: error.value.cause, 2: error.value.cause})
+    assert [(change.n, change.becomes) for change in found.changes] == [(0, None), (2, None)]
+    amended = amend(values[1], amendment(values[1], facts=found.facts, seq=2, sha256=found.sha256))
+    assert amended is not None
+    again = Replica()
+    for offset, value in enumerate((values[0], amended, values[2])):
+        assert again.take(value, offset) is not None
+    assert sorted(again.state.timers) == ["cell:ending", "cell:next"]
+
+
+def test_places_in_an_amended_record_are_found_in_the_one_that_was_written() -> None:
+    left_out = [AmendedFact(n=0), AmendedFact(n=3), AmendedFact(n=1, data="{}")]
+    assert [place_as_written(left_out, n) for n in range(3)] == [1, 2, 4]

@@ -15,7 +15,7 @@ from penstock.model.external_events import JobProgress, NodeJoined, TaskPhaseCha
 from penstock.model.ledger_events import ChoiceFailed, TermStarted, TimerSet, TimerSubject
 from penstock.model.plans import MAX_UNITS, PlanAdopted, PlanUnit, UnitRef, Waiting
 from penstock.model.settings import PlacerSettings
-from penstock.model.types import MAX_MS, within_ms
+from penstock.model.types import MAX_MS, ShapeOption, within_ms
 from penstock_services.placer.core.recorder import Recorder
 from penstock_services.placer.core.units import adopt
 from tests.support.driver import CellDriver, estimate, eta, job_spec, kinds, node_spec
@@ -157,3 +157,21 @@ def test_a_timer_of_a_newer_version_is_kept_and_does_nothing() -> None:
     [fired] = cell.at(10_000)
     assert kinds(fired) == ["timer.fired"]
     assert not cell.state.timers
+
+
+@pytest.mark.parametrize("profile", ["penstock", "genie"])
+@pytest.mark.parametrize(("step_ms", "high_ms"), [(5e-324, 1e11), (1e11, 5e-324)])
+def test_an_option_that_takes_no_time_stops_nobody(profile: str, step_ms: float, high_ms: float) -> None:
+    """A moldable job with a deadline reports steps of 5e-324 ms; the order of the queue rests on them."""
+    cell = CellDriver(PlacerSettings(profile=profile))
+    cell.join(*(node_spec(f"n{number}", 4) for number in range(4)))
+    options = tuple(
+        ShapeOption(workers=n, nodes=1, gpus_per_node=n, step_ms=step_ms, low_ms=1e11, high_ms=high_ms)
+        for n in (1, 2)
+    )
+    spec = msgspec.structs.replace(
+        job_spec(workers=2), min_workers=1, global_batch_size=64, deadline_ms=60_000, iterations=10
+    )
+    cell.submit("tiny", spec, msgspec.structs.replace(estimate(1), run_ms=600_000, options=options))
+    cell.submit("usual")
+    assert {cell.job(job_id).status for job_id in ("tiny", "usual")} == {"launching"}

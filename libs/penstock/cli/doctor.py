@@ -161,7 +161,7 @@ def _services(status: dict[str, Any]) -> Iterator[Finding]:
     else:
         yield Finding("placer", "has never decided", "start the placer and look at its log")
     if (stands := status.get("undecodable")) is not None:
-        found = f"offset {stands['offset']} (seq {stands['seq']}) cannot be decoded: {stands['type']}: {stands['cause']}"
+        found = f"offset {stands['offset']} (seq {stands['seq']}) cannot be read: {stands['type']}: {stands['cause']}"
         yield Finding("ledger", found, f"all services of the cell wait there: {stands['remedy']}")
     if status["frozen"]:
         remedy = "look at the nodes that vanished; placing resumes when they return"

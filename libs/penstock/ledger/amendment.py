@@ -1,4 +1,4 @@
-"""Amending a record that cannot be decoded: what every reader takes in its place, and what an operator is
+"""Amending a record that cannot be decoded, or not be folded: what every reader takes in its place, and what an operator is
 offered.
 
 The record stays in the log, and its bytes still give its id: the chain is the same with and without an
@@ -6,7 +6,9 @@ amendment.
 """
 
 import json
+from collections.abc import Iterable, Mapping
 from hashlib import sha256
+from types import MappingProxyType
 from typing import NamedTuple
 
 import msgspec
@@ -15,6 +17,8 @@ from penstock.ledger.record import Amended, RawRecord, UndecodableRecord, Unread
 from penstock.model.amendments import AmendedFact, LedgerAmended
 from penstock.model.errors import UnknownType, UnknownVersion
 from penstock.model.nearest import Change, bounded
+
+NOTHING: Mapping[int, str] = MappingProxyType({})
 
 
 class Note(msgspec.Struct, frozen=True, kw_only=True):
@@ -63,6 +67,13 @@ def amend(value: bytes, amendment: LedgerAmended) -> Amended | None:
     return found
 
 
+def place_as_written(facts: Iterable[AmendedFact], n: int) -> int:
+    """Place in the record as it was written of the fact at place `n` of the amended one."""
+    for left_out in sorted(fact.n for fact in facts if fact.data is None):
+        n += left_out <= n
+    return n
+
+
 def _text(record: RawRecord, amendment: LedgerAmended) -> bytes:
     changed = {fact.n: fact.data for fact in amendment.facts}
     facts = []
@@ -85,9 +96,10 @@ def _text(record: RawRecord, amendment: LedgerAmended) -> bytes:
     return msgspec.json.encode(body)
 
 
-def propose(value: bytes, offset: int) -> Proposal:
+def propose(value: bytes, offset: int, without: Mapping[int, str] = NOTHING) -> Proposal:
     """The smallest amendment: each number or text outside of its bounds becomes the nearest within; a fact
-    for which that does not suffice is left out. Raises `NotAmendable`.
+    for which that does not suffice is left out, as are those of `without`: place in the record → why it
+    cannot be folded. Raises `NotAmendable`.
     """
     try:
         record = read(value)
@@ -97,6 +109,10 @@ def propose(value: bytes, offset: int) -> Proposal:
         ) from error
     facts, changes = [], []
     for n, fact in enumerate(record.facts):
+        if n in without:
+            facts.append(AmendedFact(n=n))
+            changes.append(Change(n, fact.type, "", json.loads(bytes(fact.data)), None, without[n]))
+            continue
         try:
             record.event(fact, offset)
         except UndecodableRecord as error:
@@ -112,6 +128,6 @@ def propose(value: bytes, offset: int) -> Proposal:
             changes += found if text is not None else [left_out]
     if not facts:
         raise NotAmendable(
-            f"the record at offset {offset} (seq {record.seq}) can be decoded; there is nothing to repair"
+            f"the record at offset {offset} (seq {record.seq}) can be read; there is nothing to repair"
         )
     return Proposal(record.seq, digest(value), tuple(facts), tuple(changes))

@@ -1,13 +1,15 @@
 """The one fold of the ledger: `evolve(state, fact)` is mechanical and makes no choices.
 
 Every reader (placer, gateway, projector, simulator, replay) folds with this function, so all of them
-agree. A fact that the tables of legal transitions forbid raises `IllegalTransition`: it is a bug, and the reader stops.
+agree. A fact that the tables of legal transitions forbid raises `IllegalTransition`: it is a bug, and readers stop
+before its record until that is amended (`penstock.ledger.amendment`).
 """
 
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
 from typing import Any
 
+from penstock.errors import one_line
 from penstock.ledger import (
     departed,
     evolve_adjustments,
@@ -23,7 +25,7 @@ from penstock.ledger import (
     stages,
     timers,
 )
-from penstock.ledger.record import RawRecord
+from penstock.ledger.record import RawRecord, UnfoldableRecord
 from penstock.ledger.state import CellState, FailedChoices
 from penstock.model import adjustments, external_events, ledger_events
 from penstock.model.arrays import ArraysSized, CoresReclaimed
@@ -47,19 +49,23 @@ that it sees the state before and after the fact."""
 def fold(state: CellState, record: RawRecord, hook: Hook | None = None, offset: int = -1) -> None:
     """Folds one valid record: time, position, facts. `offset`: the record's own.
 
-    Raises `UndecodableRecord` before anything is folded: the state stays that of the record before.
+    Raises `UndecodableRecord` before anything is folded: the state stays that of the record before. Raises
+    `UnfoldableRecord` where a fact cannot be folded: the state must be dropped.
     """
     facts = record.events(offset)
     begin(state, record.seq, record.now_ms, record.term)
     cause = record.cause
     if cause.topic is not None:
         answered(state, cause.topic, cause.partition, cause.offset, cause.event_id or "")
-    if hook is None:
-        for fact in facts:
-            evolve(state, fact)
-        return
     for n, fact in enumerate(facts):
-        hook(record, n, fact)
+        try:
+            if hook is None:
+                evolve(state, fact)
+            else:
+                hook(record, n, fact)
+        except Exception as error:
+            kind = record.facts[n].type
+            raise UnfoldableRecord(offset, record.seq, kind, n, one_line(error)) from error
 
 
 def begin(state: CellState, seq: int, now_ms: int, term: int) -> None:

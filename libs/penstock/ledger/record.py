@@ -50,12 +50,14 @@ class UndecodableRecord(PenstockError):
     """A valid record with a fact that cannot be decoded: the ledger goes on behind it, and its readers
     cannot."""
 
+    PROBLEM = "cannot be decoded"
+
     def __init__(self, offset: int, seq: int, kind: str, cause: str, *, remedy: str = "") -> None:
         """`offset`: of the record in the ledger's partition, -1 where it comes from no log. `kind`: wire type
         of the fact; `remedy`: where another version of Penstock wrote it, which this one does not know.
         """
         super().__init__(
-            f"the ledger's record at offset {offset} (seq {seq}) cannot be decoded: {kind}: {cause}"
+            f"the ledger's record at offset {offset} (seq {seq}) {self.PROBLEM}: {kind}: {cause}"
         )
         self.offset = offset
         self.seq = seq
@@ -67,6 +69,18 @@ class UndecodableRecord(PenstockError):
         """For answers."""
         about = {"offset": self.offset, "seq": self.seq, "type": self.kind}
         return {**about, "cause": self.cause, "remedy": self.remedy}
+
+
+class UnfoldableRecord(UndecodableRecord):
+    """A valid record with a fact that can be decoded and that the fold refuses, such as the end of a job that
+    never was. The state that met it is half changed: it must be dropped."""
+
+    PROBLEM = "cannot be folded"
+
+    def __init__(self, offset: int, seq: int, kind: str, n: int, cause: str) -> None:
+        """`n`: place of the fact among those that were read."""
+        super().__init__(offset, seq, kind, cause)
+        self.n = n
 
 
 class Amended(bytes):

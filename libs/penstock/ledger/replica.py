@@ -23,7 +23,7 @@ class Replica:
         offset.
 
         `hook` folds each fact in place of `evolve`: for readers that derive something from single facts.
-        Raises `UndecodableRecord`, and stays where it was.
+        Raises `UndecodableRecord`, and stays where it was; `UnfoldableRecord`, and is of no more use.
         """
         found = read_valid(self.head, value)
         if found is None:

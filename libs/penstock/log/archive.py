@@ -180,10 +180,12 @@ class Writer:
         return self._before.end
 
     def add(self, record: Record) -> None:
-        """Appends the next record. The first one of a partition begins its archive."""
+        """Appends the next record, as it was written also where an amendment applies. The first one of a
+        partition begins its archive."""
         if not self._before.segments and not self._segments and not self._rows:
             self._last_end = record.offset
-        self._rows.append((record.offset, record.timestamp_ms, record.key, record.headers, record.value))
+        value = bytes(record.value)
+        self._rows.append((record.offset, record.timestamp_ms, record.key, record.headers, value))
         self._bytes += len(record.value)
         self._last_id = record_id(record.value)
         if len(self._rows) >= SEGMENT_RECORDS or self._bytes >= SEGMENT_BYTES:

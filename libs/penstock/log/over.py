@@ -1,9 +1,20 @@
 """A log over another one: everything is the inner log's, but for what a subclass reads in a way of its own."""
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Self
+from typing import Self, TypeVar
 
 from penstock.log.port import Log, Message, Partition, Reader
+
+Layer = TypeVar("Layer", bound="LogOver")
+
+
+def layer(log: Log, kind: type[Layer]) -> Layer | None:
+    """The layer of this kind in a log over others; None: there is none."""
+    while isinstance(log, LogOver):
+        if isinstance(log, kind):
+            return log
+        log = log.inner
+    return None
 
 
 class LogOver:

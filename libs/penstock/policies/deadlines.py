@@ -21,6 +21,7 @@ SURE = 0.95  # probability that counts as certain: the upper end of a 90 % inter
 NINE_IN_TEN = 1.6449  # half-width of a normal distribution's 90 % interval, in standard deviations
 OVERDUE = 0.99  # quantile of the predicted run time; if the job has run longer, the prediction was wrong
 LEAST_MS = 1.0  # a time of 0 has no logarithm
+WIDEST = 1e12  # ratio of an interval's ends: an estimate may claim 0 beside a day, which has no logarithm
 CLOSE = 1e-3  # relative accuracy of a quantile of several run times
 
 
@@ -139,7 +140,8 @@ def run_time(job: JobState, option: ShapeOption, start_ms: float) -> RunTime | N
     if estimate is None or middle_ms == inf:
         return None
     startup_ms = min(estimate.launch_ms or 0, estimate.run_ms or 0)
-    spread = log(option.high_ms / option.low_ms) / (2 * NINE_IN_TEN)
+    wide = min(max(option.high_ms / option.low_ms, 1 / WIDEST), WIDEST)
+    spread = log(wide) / (2 * NINE_IN_TEN)
     return RunTime(start_ms + startup_ms, max(LEAST_MS, middle_ms - startup_ms), spread, spread)
 
 

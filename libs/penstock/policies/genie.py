@@ -24,6 +24,7 @@ from penstock.policies.gang import Gang, explanation
 from penstock.policies.together import whole_gang
 
 SERVING = ("qos", "protect")
+LEAST_STEP_MS = 1e-9  # a picosecond: no iteration takes less, whatever an estimate claims
 MIN_CACHED = 64  # cached jobs in addition to twice the living ones
 
 
@@ -146,9 +147,10 @@ class Genie:
         return None
 
     def _ratio(self, option: ShapeOption) -> float:
-        """r_ij, in iterations per millisecond: all placements of a job have the same samples."""
+        """r_ij, in iterations per millisecond: all placements of a job have the same samples. Finite, whatever
+        an estimate claims."""
         price = cost(option.nodes, option.gpus_per_node, *self._limits, self._settings.theta)
-        return 1.0 / (option.step_ms * price)
+        return 1.0 / max(option.step_ms * price, LEAST_STEP_MS)
 
     def _offered(self, state: CellState, job: JobState) -> Sequence[ShapeOption]:
         """M_i, line 3: options of a moldable job within its range that the empty cell could hold, with the same number of GPUs on each node."""

@@ -11,7 +11,7 @@ from itertools import chain
 
 import msgspec
 
-from penstock.ledger.demand import DemandKey
+from penstock.ledger.demand import Demand, DemandKey
 from penstock.ledger.job_state import JobState
 from penstock.ledger.state import CellState
 from penstock.ledger.timers import timer_id
@@ -57,7 +57,7 @@ class Undelaying:
             head = jobs[entries[0][2]]
             if head.estimate is not None and index.candidates(head.estimate.worker, head.spec.gpu_models):
                 job = next((jobs[name] for _, _, name, _ in entries if name not in without), None)
-                if job is not None and tasks_that_fit(state, job.demand) == job.demand.tasks:
+                if job is not None and fits_now(state, job.demand):
                     fitting[row] = job
                     continue
             if wanted.everywhere_with(head):
@@ -85,6 +85,13 @@ class _Wanted:
             return False
         self.nodes |= self._index.eligible(job.demand.worker, job.demand.gpu_models)
         return not self._index.placeable & ~self.nodes
+
+
+def fits_now(state: CellState, demand: Demand) -> bool:
+    """Whether the whole gang fits, in any arrangement: tasks of two kinds may block each other."""
+    if demand.parameter_servers:
+        return Trial(state).fit(demand) is not None
+    return tasks_that_fit(state, demand) == demand.tasks
 
 
 def strict(settings: PlacerSettings, profile: Profile) -> bool:

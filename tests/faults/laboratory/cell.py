@@ -41,7 +41,7 @@ from tests.faults.laboratory.ending import ENDS_WITHIN_S, PROFILES, RANDOM, Endi
 from tests.faults.laboratory.fresh import Snapshot, decide_afresh
 from tests.faults.laboratory.grouper import Grouper
 from tests.faults.laboratory.host import SimulatedHost
-from tests.faults.laboratory.jobs import SimulatedJob, jobs_of, nodes_of
+from tests.faults.laboratory.jobs import EXTREMES_EVERY, SimulatedJob, at_extremes, jobs_of, nodes_of
 from tests.faults.laboratory.judge import Judge
 from tests.faults.laboratory.log import Broker, Connection
 from tests.faults.laboratory.machine import Machine, Node, Program
@@ -55,6 +55,7 @@ from tests.faults.laboratory.wire import message
 from tests.faults.laboratory.world import World, rates_of
 from tests.faults.ledger_rules import Violation
 from tests.support.forgeries import GATEWAYS
+from tests.support.readers import Readers
 
 PLACERS = 3
 SETTINGS = Settings(log_url="memory", trace_ratio=0.0)
@@ -132,6 +133,8 @@ class Laboratory:
         )
         if options.lost:
             self.jobs = lasting(self.jobs)
+        if extremes := "extremes" in faults and options.seed % EXTREMES_EVERY == 0:
+            self.jobs = at_extremes(options.seed, self.jobs)
         self.environment = {
             "PENSTOCK_PROFILE": self.profile,
             "PENSTOCK_SEED": str(options.seed),
@@ -148,6 +151,7 @@ class Laboratory:
         if moves := self.profile in profiles.MIGRATING:
             self.environment["PENSTOCK_CONVERGENCE"] = profiles.CONVERGENCE
         self.judge = Judge(self.world)
+        self.judge.readers = Readers() if extremes else None
         log = options.log or LOGS[options.seed % len(LOGS)]
         self.broker = self.judge.broker = Broker(self.world, self._landed, conditional=log == "embedded")
         self.judge.programs = {job.job_id: Program(job) for job in self.jobs}

@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from types import SimpleNamespace
 from typing import Any
 
+from penstock.ledger.record import UndecodableRecord
 from penstock.model.transitions import IllegalTransition
 from penstock.model.types import JobSpec, StageTimes
 from penstock.policies.interleaving import RESOURCES
@@ -101,7 +102,7 @@ def on_loop_error(world: World) -> Callable[[asyncio.AbstractEventLoop, dict[str
 
     def found(_: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
         error = context.get("exception")
-        if isinstance(error, (Violation, IllegalTransition, *UNEXPECTED)):
+        if isinstance(error, (Violation, IllegalTransition, UndecodableRecord, *UNEXPECTED)):
             world.fail(error)
 
     return found

@@ -5,8 +5,10 @@ from typing import NamedTuple
 import numpy as np
 from msgspec import structs
 
+from penstock.model.external_events import JobSubmitted
 from penstock.model.nodes import Gpu, Isolation, LogServer, NodeSpec
 from penstock.model.types import JobSpec, ResourceRequest, RetryPolicy
+from tests.support.extremes import at_its_ends
 
 SUCCEEDED, FAILED, CANCELLED = "succeeded", "failed", "cancelled"
 TIMED_OUT_RUNNING, TIMED_OUT_QUEUED, UNSCHEDULABLE = "timed_out_running", "timed_out_queued", "unschedulable"
@@ -19,6 +21,16 @@ GPU_MEMORY_MIB = 16_384
 CAPPING = Isolation(exits="pid_namespace", files=True, bandwidth="resctrl")
 CAPPING_TIME = Isolation(exits="pid_namespace", files=True, bandwidth="cpu_quota")
 ISOLATION = (CAPPING, CAPPING_TIME, CAPPING, None)
+
+EXTREMES_EVERY = 4
+"""Runs of which one has jobs with numbers at the ends of their ranges."""
+CLAIMS = frozenset(
+    {
+        *("batch_size", "global_batch_size", "iterations", "target_loss", "deadline_ms", "labels", "model"),
+        *("priority", "category", "traits"),
+    }
+)
+"""Fields of a job's spec that estimates and orders of the queue rest on."""
 
 KINDS = {
     "good": (10, (SUCCEEDED,)),
@@ -125,6 +137,20 @@ def jobs_of(
             )
         )
     return found
+
+
+def at_extremes(seed: int, jobs: list[SimulatedJob]) -> list[SimulatedJob]:
+    """Every other one claims something at an end of its range: nothing that changes where it fits, how long it
+    runs or how it ends."""
+    rng = np.random.default_rng([seed, 4])
+    return [
+        job._replace(
+            spec=at_its_ends(JobSubmitted(job_id=job.job_id, spec=job.spec), rng, 4, within=CLAIMS).spec
+        )
+        if number % 2
+        else job
+        for number, job in enumerate(jobs)
+    ]
 
 
 def _spec(rng: np.random.Generator, number: int, kind: str, nodes: list[NodeSpec], *, alike: bool) -> JobSpec:

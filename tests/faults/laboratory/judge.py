@@ -45,6 +45,7 @@ from tests.faults.ledger_rules import (
     kind_of,
 )
 from tests.faults.process_rules import ProcessRules, Running
+from tests.support.readers import Readers
 
 STOP_AFTER = 0.75  # of its lease without contact, a node stops its tasks (5/6 less what a slow boot-time clock makes of timers)
 MAX_UNDERWAY_S = 120.0  # of a record, between its stamp and its landing: placers sleep, and appends are late
@@ -62,6 +63,8 @@ class Judge:
         self.rules = LedgerRules(self._next_input)
         self.rules.injected = PolicyBug.__name__
         self.book, self.placed, self.ended = self.rules.book, self.rules.placed, self.rules.ended
+        self.readers: Readers | None = None
+        """The fold of every service that reads the ledger, in runs with numbers at the ends of their ranges."""
         self.replica = Replica()
         """The product's fold of the same records, for the rules that ask it, and for who chooses faults."""
         self.machines: dict[str, Machine] = {}
@@ -107,9 +110,12 @@ class Judge:
             if job is not None and job.token == token and job.group:
                 self._lost_groups[task_id, token] = job.group
         self.rules, self.replica, self.has_lost = rules, Replica(), True
+        self.readers = None if self.readers is None else Readers()
         self.book, self.placed, self.ended = rules.book, rules.placed, rules.ended
         for record in records:
             if self.replica.take(record.value, record.offset) is not None:
+                if self.readers is not None:
+                    self.readers.take(record.value)
                 self.checkpoints.restored(orjson.loads(record.value))
 
     def landed(self, record: Record) -> None:
@@ -148,6 +154,8 @@ class Judge:
         if found is None:
             self._void(record)
             return False
+        if self.readers is not None:
+            self.readers.take(record.value)
         self._time(found["now_ms"])
         rules.record(found)
         self._obeys(found)

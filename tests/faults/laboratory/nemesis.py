@@ -39,7 +39,7 @@ def _rate(nemesis: Nemesis) -> None:
     """Is there all the time; see `Rates`."""
 
 
-RATES = ("late", "twice", "steps", "append", "policy")
+RATES = ("late", "twice", "steps", "append", "policy", "extremes")
 FAULTS: Mapping[str, Callable[[Nemesis], None]] = MappingProxyType(
     dict.fromkeys(RATES, _rate)
     | {

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from multiprocessing.pool import Pool
 from types import FrameType
-from typing import Any, NamedTuple, NoReturn
+from typing import Any, NamedTuple, NoReturn, TypeVar
 
 import tests.faults.laboratory.adjustment_mutants
 import tests.faults.laboratory.checkpoint_mutants
@@ -41,6 +41,8 @@ ARGUMENTS = "positional argument"
 """In the message of a call that does not fit."""
 COMMAND = "python -m tests.faults.laboratory"
 FORK = multiprocessing.get_context("fork")
+Given = TypeVar("Given")
+Result = TypeVar("Result")
 
 
 class Summary(NamedTuple):
@@ -88,11 +90,16 @@ def _too_long(_number: int, _frame: FrameType | None) -> NoReturn:
 
 def run_all(options: Sequence[Options], workers: int) -> Iterator[Outcome]:
     """Outcomes as they come. With one worker in this process."""
-    if workers == 1 or len(options) == 1:
-        yield from map(guarded, options)
+    yield from spread(guarded, options, workers)
+
+
+def spread(run: Callable[[Given], Result], given: Sequence[Given], workers: int) -> Iterator[Result]:
+    """What the function returns for each, as it comes. With one worker in this process."""
+    if workers == 1 or len(given) == 1:
+        yield from map(run, given)
         return
     with _pool(workers) as pool:
-        yield from pool.imap_unordered(guarded, options, chunksize=4)
+        yield from pool.imap_unordered(run, given, chunksize=4)
 
 
 @contextmanager

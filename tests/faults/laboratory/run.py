@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from typing import NamedTuple
 
 from penstock.errors import LogError
+from penstock.ledger.record import UndecodableRecord
 from penstock.model.transitions import IllegalTransition
 from penstock_services.placer.core import orders
 from penstock_services.placer.shell import service as placer
@@ -103,7 +104,7 @@ async def _live(options: Options) -> Outcome:
                 await laboratory.replay()
         except Violation as violation:
             rule, what = violation.rule, violation.what
-        except (IllegalTransition, LogError, *UNEXPECTED) as error:
+        except (IllegalTransition, LogError, UndecodableRecord, *UNEXPECTED) as error:
             rule, what = "crash", f"{type(error).__name__}: {error}"
         services = _services(laboratory)
         world.calm = True

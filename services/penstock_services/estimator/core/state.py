@@ -7,8 +7,9 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any, Literal
 
+from penstock.errors import one_line
 from penstock.ledger.memory import KERNEL_KILL
-from penstock.ledger.record import GENESIS, Head, read_valid
+from penstock.ledger.record import GENESIS, Head, UnfoldableRecord, read_valid
 from penstock.model import external_events, ledger_events
 from penstock.model.adjustments import BandwidthDecided, CoresDecided
 from penstock.model.estimates import EtaEstimated, JobEstimated, StagesProfiled
@@ -109,9 +110,13 @@ class State:
         if (cause.topic, cause.partition) == (self.jobs_topic, self.jobs_partition):
             self.jobs_offset = max(self.jobs_offset, cause.offset + 1)
         at = At(record.seq, record.now_ms, cause.event_id)
-        for fact in record.facts:
+        for n, fact in enumerate(record.facts):
             if fact.type in HANDLERS or fact.needs:
-                evolve(self, at, fact.type, record.event(fact, offset))
+                event = record.event(fact, offset)
+                try:
+                    evolve(self, at, fact.type, event)
+                except Exception as error:
+                    raise UnfoldableRecord(offset, record.seq, fact.type, n, one_line(error)) from error
         return True
 
     def unestimated(self) -> list[tuple[str, LiveJob, JobSpec]]:

@@ -13,6 +13,7 @@ from penstock.ledger.job_state import JobState
 from penstock.ledger.state import CellState
 from penstock.ledger.views import Row, doubt, gpu_use
 from penstock.log.archived import ArchivedLog
+from penstock.log.over import layer
 from penstock.log.port import Partition
 from penstock.model.codec import as_written
 from penstock.model.topics import Topic
@@ -232,15 +233,16 @@ async def ledger(request: Request) -> Response:
     gateway = gateway_of(request)
     place = Partition(Topic.LEDGER, gateway.settings.cell_index)
     log, archived, problem = gateway.log, None, ""
+    whole = layer(log, ArchivedLog)
     try:
         end = (await log.end_offsets([place]))[place]
-        begin = (await (log.inner if isinstance(log, ArchivedLog) else log).begin_offsets([place]))[place]
-        if isinstance(log, ArchivedLog):
-            archived = {"folder": str(log.archive.folder), "begin": begin, "end": begin}
-            index = (await log.indexes({place: begin})).get(place)
+        begin = (await (log if whole is None else whole.inner).begin_offsets([place]))[place]
+        if whole is not None:
+            archived = {"folder": str(whole.archive.folder), "begin": begin, "end": begin}
+            index = (await whole.indexes({place: begin})).get(place)
             if index is not None:
                 archived |= {"begin": index.first, "end": index.end}
-            lacking = await asyncio.to_thread(log.archive.lacking, place)
+            lacking = await asyncio.to_thread(whole.archive.lacking, place)
             if lacking:
                 problem = f"{len(lacking)} segments of the archive cannot be read, the first is {lacking[0]}"
         elif begin > 0:

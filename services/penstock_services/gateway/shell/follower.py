@@ -2,16 +2,17 @@
 
 import asyncio
 from collections import OrderedDict
+from collections.abc import Awaitable, Callable
 from functools import partial
 from typing import Any
 
 from penstock.clock import ReadersClock
 from penstock.ledger.evolve import evolve
-from penstock.ledger.record import RawRecord, UndecodableRecord
+from penstock.ledger.record import RawRecord, UndecodableRecord, UnfoldableRecord
 from penstock.ledger.replica import Replica
 from penstock.ledger.state import CellState
 from penstock.ledger.views import Ending, Row, job_row, unproven
-from penstock.log.port import Log, Partition, Reader
+from penstock.log.port import MAX_READ_RECORDS, Log, Partition, Reader
 from penstock.model.external_events import JobHoldRequested, JobSubmitted
 from penstock.model.ledger_events import JobEnded, PlacementDecided
 from penstock.model.topics import Topic
@@ -25,11 +26,17 @@ MAX_ENDED_ROWS = 5_000  # ended jobs that are answered from memory until the tab
 MAX_PENDING = 20_000  # acknowledged submissions that the placer has not answered yet
 
 
+Before = Callable[[int], Awaitable[Replica]]
+"""The latest snapshot up to this offset of the ledger."""
+
+
 class Follower:
     """`replica` is the cell as of the last valid record read; `pending` are the acknowledged submissions that were not read yet."""
 
-    def __init__(self, replica: Replica) -> None:
+    def __init__(self, replica: Replica, before: Before | None = None) -> None:
+        """`before`: None: the ledger is folded again from its beginning where that is needed."""
         self.replica = replica
+        self._before = before
         self.pending: OrderedDict[str, Row] = OrderedDict()
         self.log_ms: int | None = None
         """The log's own timestamp of the latest valid record; None: none was read yet."""
@@ -57,7 +64,8 @@ class Follower:
         """Folds until cancelled; sets `caught_up` once all records that existed at the start are folded, or
         no more of them can be.
 
-        Where a record cannot be decoded, the replica stays before it until it is amended. Raises `LogError`.
+        Where a record cannot be decoded or folded, the replica stays before it until it is amended. Raises
+        `LogError`.
         """
         ledger, repairs = (
             Partition(Topic.LEDGER, cell_index),
@@ -70,11 +78,25 @@ class Follower:
                 await self._follow(log, reader, end, caught_up)
             except UndecodableRecord as error:
                 self.undecodable = error
+                if isinstance(error, UnfoldableRecord):  # the state is half changed
+                    self.replica = await self._up_to(log, ledger, error.offset)
                 caught_up.set()
                 self.wake()
                 await repairs.wait(error)
             finally:
                 await reader.close()
+
+    async def _up_to(self, log: Log, ledger: Partition, offset: int) -> Replica:
+        """The cell as of the record before this offset, folded anew."""
+        replica = Replica() if self._before is None else await self._before(offset)
+        reader = log.reader({ledger: replica.offset})
+        try:
+            while replica.offset < offset:
+                for record in await reader.read(max_records=min(MAX_READ_RECORDS, offset - replica.offset)):
+                    replica.take(record.value, record.offset)
+        finally:
+            await reader.close()
+        return replica
 
     async def _follow(self, log: Log, reader: Reader, end: int, caught_up: asyncio.Event) -> None:
         while True:

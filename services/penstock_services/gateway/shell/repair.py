@@ -1,11 +1,11 @@
 """`/v1/repair`: an operator amends the ledger record before which the cell stands still, because it cannot be
-decoded.
+decoded or folded.
 
 Nothing is written before the amended record, and what follows it, were folded on a copy of the replica.
 """
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -14,8 +14,8 @@ from fastapi.responses import Response
 
 from penstock.clock import wall_ms
 from penstock.errors import LogError, one_line
-from penstock.ledger.amendment import NotAmendable, Proposal, amend, propose
-from penstock.ledger.record import Amended, UndecodableRecord
+from penstock.ledger.amendment import NotAmendable, Proposal, amend, place_as_written, propose
+from penstock.ledger.record import Amended, UndecodableRecord, UnfoldableRecord
 from penstock.ledger.replica import Replica
 from penstock.ledger.snapshot import dump, load
 from penstock.log.lookup import records_at
@@ -34,6 +34,8 @@ from penstock_services.gateway.shell.roles import caller_of, needs
 router = APIRouter(prefix="/v1/repair", tags=["operators"])
 
 SOURCE = "/penstock/gateway"
+NOBODY = "nobody"
+"""Amends on a copy only."""
 MAX_BODY_BYTES = 8_192  # a digest and a reason of 1,024 characters, each of which JSON may escape
 MAX_TRIED_RECORDS = 100_000  # folded after the amended one; a placer that wrote more has read them itself
 APPLIED_WITHIN_S = 5.0  # the response waits so long for this gateway's replica
@@ -73,15 +75,7 @@ async def repair(offset: int, request: Request) -> Response:
     if act.sha256 != found.sha256:
         detail = f"the record at offset {offset} is {found.sha256}, not {act.sha256 or 'empty'}; look at the proposal again"
         raise Problem(409, "other_record", detail)
-    amendment = LedgerAmended(
-        offset=offset,
-        seq=found.seq,
-        sha256=found.sha256,
-        facts=found.facts,
-        by=caller_of(request).by,
-        reason=act.reason,
-        at_ms=wall_ms(),
-    )
+    amendment = _amendment(offset, found, by=caller_of(request).by, reason=act.reason, at_ms=wall_ms())
     await _try(gateway, record, amendment)
     event_id = f"amend-{offset}-{found.sha256[:32]}"
     await gateway.appender.append(
@@ -96,6 +90,20 @@ async def repair(offset: int, request: Request) -> Response:
         "applied": applied,
     }
     return answer(row, 200 if applied else 202)
+
+
+def _amendment(
+    offset: int, found: Proposal, *, by: str = NOBODY, reason: str = "", at_ms: int = 0
+) -> LedgerAmended:
+    return LedgerAmended(
+        offset=offset,
+        seq=found.seq,
+        sha256=found.sha256,
+        facts=found.facts,
+        by=by,
+        reason=reason,
+        at_ms=at_ms,
+    )
 
 
 def _row(offset: int, found: Proposal) -> dict[str, Any]:
@@ -132,10 +140,13 @@ async def _proposal(gateway: Gateway, offset: int) -> tuple[Proposal, Record]:
             f"the record at offset {offset} is amended already; services go on by themselves",
         )
     try:
-        found = propose(record.value, offset)
+        stands = gateway.follower.undecodable
+        known: dict[int, str] = {}
+        if isinstance(stands, UnfoldableRecord) and stands.offset == offset:
+            known[stands.n] = stands.cause
+        found = propose(record.value, offset, known)
     except NotAmendable as error:
         raise Problem(409, "not_amendable", str(error)) from error
-    stands = gateway.follower.undecodable
     if stands is None or stands.offset != offset:
         where = (
             "the cell stands before no record"
@@ -147,7 +158,29 @@ async def _proposal(gateway: Gateway, offset: int) -> tuple[Proposal, Record]:
             "not_standing",
             f"{where}; at offset {offset} lies a void record, or one that was not reached yet",
         )
-    return found, record
+    try:
+        return await asyncio.to_thread(_foldable, gateway.follower.replica, record, found, known), record
+    except NotAmendable as error:
+        raise Problem(409, "not_amendable", str(error)) from error
+
+
+def _foldable(stands: Replica, record: Record, found: Proposal, known: Mapping[int, str]) -> Proposal:
+    """The proposal without further facts that cannot be folded then. In a thread, on a copy. Raises
+    `NotAmendable`."""
+    without = dict(known)
+    while True:
+        value = amend(record.value, _amendment(record.offset, found))
+        if value is None:
+            return found  # `_try` says so
+        try:
+            _fold(stands, [(record.offset, value)])
+        except UnfoldableRecord as error:
+            without[place_as_written(found.facts, error.n)] = error.cause
+            found = propose(record.value, record.offset, without)
+        except UndecodableRecord:
+            return found
+        else:
+            return found
 
 
 async def _try(gateway: Gateway, record: Record, amendment: LedgerAmended) -> None:
@@ -166,9 +199,7 @@ async def _try(gateway: Gateway, record: Record, amendment: LedgerAmended) -> No
     try:
         await asyncio.to_thread(_fold, gateway.follower.replica, [(record.offset, value), *values])
     except Exception as error:
-        detail = (
-            f"with this amendment a later record cannot be folded, so nothing was written: {one_line(error)}"
-        )
+        detail = f"with this amendment the record cannot be folded, so nothing was written: {one_line(error)}"
         raise Problem(409, "does_not_fold", detail) from error
 
 
@@ -193,8 +224,8 @@ async def _successors(gateway: Gateway, start: int) -> list[tuple[int, bytes]]:
 
 
 def _fold(stands: Replica, values: Sequence[tuple[int, bytes]]) -> None:
-    """In a thread: the replica does not change while it stands. The next record that cannot be decoded has an
-    amendment of its own."""
+    """In a thread: the replica does not change while it stands. The next record that cannot be decoded or
+    folded has an amendment of its own."""
     copy = Replica(load(dump(stands.state)), stands.head, stands.offset, stands.head_offset)
     for n, (offset, value) in enumerate(values):
         try:

@@ -4,6 +4,7 @@ import asyncio
 import logging
 import signal
 import socket
+from functools import partial
 from typing import Any
 
 from penstock.errors import ConfigurationError
@@ -16,7 +17,7 @@ from penstock.runtime.http_server import Server
 from penstock.runtime.keepalive import keep_alive
 from penstock.runtime.pool import start_fork_server
 from penstock.runtime.settings import Settings
-from penstock.runtime.snapshots import load_latest
+from penstock.runtime.snapshots import Until, load_latest
 from penstock.runtime.tracing.tracer import tracing
 from penstock_services.gateway.shell.app import build_app
 from penstock_services.gateway.shell.appender import Appender
@@ -122,10 +123,11 @@ async def _attempt(
         await log.create(TOPICS | dict.fromkeys(CELL_TOPICS, settings.cell_index + 1))
         await store.start()
         with tracing("gateway", settings) as traces:
-            replica = await load_latest(
-                store.pool, settings.cell, log, Partition(Topic.LEDGER, settings.cell_index)
+            latest = partial(
+                load_latest, store.pool, settings.cell, log, Partition(Topic.LEDGER, settings.cell_index)
             )
-            follower, stopping = Follower(replica), asyncio.Event()
+            follower = Follower(await latest(), lambda offset: latest(Until(offset=offset)))
+            stopping = asyncio.Event()
             gateway = Gateway(
                 settings=settings,
                 options=options,

@@ -1,7 +1,7 @@
 """Starts of jobs that a bounded pass or plan did not reach, where they delay nobody
 (`penstock.policies.liveness`)."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 
 from penstock.ledger.job_state import JobState
 from penstock.ledger.state import CellState
@@ -11,6 +11,7 @@ from penstock.model.transitions import JobStatus
 from penstock.policies.base import Choose, Profile
 from penstock.policies.liveness import Undelaying, strict
 from penstock_services.placer.core.common import MAX_PLACEMENTS_PER_RECORD, continuation
+from penstock_services.placer.core.units import first_fit
 
 Try = Callable[[CellState, JobState, Choose | None], Iterator[Event]]
 """The facts of one placement, if the job fits; the choice in place of the place stage's, if any."""
@@ -23,20 +24,28 @@ class Behind:
         self._strict = strict(settings, profile)
         self._attempt = attempt
         self._undelaying = Undelaying()
+        self._first_fit = first_fit(profile.name)
 
-    def start(self, state: CellState, tried: set[str], choose: Choose | None = None) -> Iterator[Event]:
-        """`tried`: jobs that the pass has tried already; grows. In strict order only where nothing runs: then
-        no end is awaited."""
+    def start(
+        self, state: CellState, tried: set[str], failed: Collection[str], choose: Choose | None = None
+    ) -> Iterator[Event]:
+        """`tried`: jobs that the pass has tried already; grows. `failed`: jobs on which the policy has failed
+        in this record; it grows meanwhile. In strict order only where nothing runs.
+
+        Where nothing runs no end is awaited: a job that the policy has refused starts by first fit.
+        """
         if self._strict and state.holding:
             return
-        placed = False
+        placed, again = False, set[str]()
         for _ in range(MAX_PLACEMENTS_PER_RECORD):
-            found = self._undelaying.first(state, tried | state.planned.keys() if state.planned else tried)
+            passed = tried | state.planned.keys() if state.holding else again
+            found = self._undelaying.first(state, passed.union(failed))
             if found is None:
                 return
             job, _ = found
-            tried.add(job.job_id)
-            yield from self._attempt(state, job, choose)
+            refused = job.job_id in tried
+            (again if refused else tried).add(job.job_id)
+            yield from self._attempt(state, job, self._first_fit if refused else choose)
             placed = placed or job.status is JobStatus.LAUNCHING
         if placed:
             yield continuation(state)

@@ -25,6 +25,7 @@ from penstock.model.types import MAX_GANG_TASKS
 from penstock.policies.base import Choose, LazyRng, assign
 from penstock.policies.capacity import never_fits
 from penstock.policies.gang import tasks_that_fit
+from penstock.policies.liveness import fits_now
 from penstock.policies.moldable import place_moldable
 from penstock.policies.profiles import in_force, profile_for
 from penstock.policies.regroup import has_whole_gpus, may_help, regroups, waits_for_plan
@@ -176,8 +177,10 @@ class Decider:
                     yield from making_way.begin(state, self.profile, self.explanations.append, self.failed)
         elif not state.frozen and self._may_try(state, job):
             yield from self._try(state, job)
-        elif not state.frozen and tasks_that_fit(state, demand) == demand.tasks:
-            yield from self._behind.start(state, set())
+            if job.in_line and not state.holding:
+                yield from self._behind.start(state, {job.job_id}, self.failed_jobs)
+        elif not state.frozen and fits_now(state, demand):
+            yield from self._behind.start(state, set(), self.failed_jobs)
         if job.spec.prelaunch and job.in_line:
             yield from self._look_ahead(state)
 
@@ -207,8 +210,8 @@ class Decider:
                     plan = choose(state, job, self._rng)
                 else:
                     plan = place_moldable(state, job, choose, self._rng, self.profile.shape)
-                if plan is None and not state.holding:
-                    plan = units.alone(state, self.profile.name, job)
+                if plan is None:
+                    plan = units.on_its_nodes(state, self.profile.name, job)
                 placement = None if plan is None else assign(state, job, plan)
             except Exception as raised:  # noqa: BLE001 - nothing is swallowed: it becomes a fact and a dead letter
                 error = self.failed(raised)
@@ -286,8 +289,10 @@ class Decider:
             if job.status is JobStatus.LAUNCHING or head is job:
                 head = state.head_of_queue()
                 held_up = head is not None and self._holds_up(head)
-        if bounded and not of_plan:  # or an order that may offer each tenant's first job alone
-            yield from self._behind.start(state, tried, reservation.chooser())
+        if (
+            bounded or not state.holding
+        ) and not of_plan:  # or an order that may offer each tenant's first job alone
+            yield from self._behind.start(state, tried, self.failed_jobs, reservation.chooser())
         yield from reservation.done(state)
         yield from reclaiming.done(state)
         if parked and state.queue:
@@ -411,7 +416,7 @@ class Decider:
             return
         yield from carry_out_plan(state, self.profile, self._try, self.explanations.append, self.failed_jobs)
         if not (state.planned or state.stopping or state.frozen):
-            yield from self._behind.start(state, set(self.failed_jobs))
+            yield from self._behind.start(state, set(), self.failed_jobs)
 
     def _fired(self, state: CellState, event: ledger_events.TimerFired) -> Iterator[Event]:
         if event.timer_id == RESCHEDULE:

@@ -19,7 +19,7 @@ from penstock.model.plans import MAX_UNITS, PlanAdopted, PlanUnit, UnitRef, Wait
 from penstock.model.proposals import ProposedUnit
 from penstock.policies.base import Choose, LazyRng, Plan
 from penstock.policies.overlay import Gangs, Placed
-from penstock.policies.preemption import Start, place_as_tried, set_of
+from penstock.policies.preemption import Start, fit_of, place_as_tried, set_of
 from penstock.policies.refusal import Refusal
 from penstock.policies.room import Room
 from penstock.policies.trial import Trial
@@ -185,12 +185,27 @@ def _gangs(state: CellState, together: Sequence[PlanUnit]) -> Gangs | None:
     return gangs if all(job.in_line or comes_back_to_queue(job) for job, _ in gangs) else None
 
 
-def alone(state: CellState, profile: str, job: JobState) -> Plan | None:
-    """A first-fit placement for a job that has the whole cell, where its policy found none: tasks of two kinds may block each other."""
-    if not job.spec.parameter_servers or state.planned:
+def on_its_nodes(state: CellState, profile: str, job: JobState) -> Plan | None:
+    """A placement where the policy found none: on the nodes that the profile reserved for the job, once these
+    are free. Tasks of two kinds may block each other in the policy's choice."""
+    unit = state.planned.get(job.job_id)
+    if unit is None or unit.proposed is not None or not set(unit.nodes) <= state.nodes.keys():
         return None
-    fit = Trial(state).fit(job.demand)
-    return None if fit is None else place_as_tried(profile, state, Start(job, fit))
+    fit = fit_of(state, job.demand, unit.nodes)
+    if len(fit) != job.demand.tasks or not Trial(state).holds(job.demand, fit):
+        return None
+    return place_as_tried(profile, state, Start(job, fit))
+
+
+def first_fit(profile: str) -> Choose:
+    """In place of a place stage: the first nodes that hold the job and are not reserved for a proposal."""
+
+    def chosen(state: CellState, job: JobState, rng: LazyRng) -> Plan | None:
+        del rng
+        fit = Trial(state).fit(job.demand, reserved(state))
+        return None if fit is None else place_as_tried(profile, state, Start(job, fit))
+
+    return chosen
 
 
 def reserved(state: CellState) -> int:
@@ -200,15 +215,12 @@ def reserved(state: CellState) -> int:
 
 def beside(state: CellState, profile: str, choose: Choose) -> Choose:
     """As `choose`, unless it uses nodes reserved for waiting units; then on other nodes, by first fit."""
-    taken = reserved_nodes(state)
+    taken, otherwise = reserved_nodes(state), first_fit(profile)
     if not taken:
         return choose
 
     def chosen(state: CellState, job: JobState, rng: LazyRng) -> Plan | None:
         plan = choose(state, job, rng)
-        if plan is None or taken.isdisjoint(plan.nodes):
-            return plan
-        fit = Trial(state).fit(job.demand, reserved(state))
-        return None if fit is None else place_as_tried(profile, state, Start(job, fit))
+        return plan if plan is None or taken.isdisjoint(plan.nodes) else otherwise(state, job, rng)
 
     return chosen
