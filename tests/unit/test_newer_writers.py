@@ -13,7 +13,7 @@ from infra.codegen.examples import EXAMPLES
 from penstock import __version__
 from penstock.ledger.amendment import NotAmendable, propose
 from penstock.ledger.record import RawFact, UndecodableRecord, record_id
-from penstock.ledger.snapshot import dump, load
+from penstock.ledger.snapshot import dump
 from penstock.model import additions
 from penstock.model.additions import ANY, Addition, is_earlier, needed
 from penstock.model.codec import as_written, decode, encode
@@ -32,7 +32,7 @@ from penstock_services.node_reporter.core.machine import step
 from penstock_services.node_reporter.core.state import NodeState
 from penstock_services.placer.core.answer import Input, Moment, answer_input
 from tests.support.driver import CellDriver, node_spec
-from tests.unit.test_readers_at_extremes import Readers
+from tests.support.readers import Readers
 
 NEXT = "99.0.0"
 Rewrite = Callable[[dict[str, Any]], None]
@@ -109,12 +109,9 @@ def with_value(body: dict[str, Any]) -> None:
 def test_every_reader_goes_on_beside_a_newer_placer() -> None:
     """The placer is upgraded first. Whatever it adds that others may ignore, all of them go on, and their state is what it was."""
     cell, readers = a_day(), Readers()
-    for offset, value in enumerate(of_next_version(cell.values, with_fields, with_facts, with_value)):
-        readers.take(value, offset)
-    own = dump(cell.state)
-    for reader in (readers.cell, readers.gateway.replica, readers.projection.replica):
-        assert dump(reader.state) == own
-    assert dump(load(own)) == own
+    for value in of_next_version(cell.values, with_fields, with_facts, with_value):
+        readers.take(value)
+    readers.agree_with(cell.state)
 
 
 @pytest.mark.parametrize("n", [1, 6, -1])
@@ -128,8 +125,8 @@ def test_every_reader_stops_where_it_needs_a_newer_version_and_names_it(n: int) 
             body["facts"][0] |= {"needs": NEXT}
 
     values = list(of_next_version(cell.values, needing))
-    for offset, value in enumerate(values[:last]):
-        readers.take(value, offset)
+    for value in values[:last]:
+        readers.take(value)
     before = dump(readers.cell.state)
     stops: list[Callable[[bytes, int], object]] = [
         readers.cell.take,
@@ -156,8 +153,8 @@ def test_a_fact_without_a_mark_is_never_left_out() -> None:
             body["facts"][0]["type"] = "penstock.job.sumbitted.v1"
 
     values = list(of_next_version(cell.values, broken))
-    for offset, value in enumerate(values[:4]):
-        readers.take(value, offset)
+    for value in values[:4]:
+        readers.take(value)
     with pytest.raises(UndecodableRecord, match="is not an event of this version"):
         readers.cell.take(values[4], 4)
 
