@@ -24,11 +24,12 @@ from penstock.model.external_events import (
     TaskStarted,
 )
 from penstock.model.ledger_events import TermStarted, TimerFired
+from penstock.model.nodes import NodeSpec
 from penstock.model.settings import PlacerSettings
 from penstock.model.transitions import TaskStatus
 from penstock.model.types import Estimate, JobSpec, ResourceRequest, ResourceVector, ShapeOption
 from penstock_services.placer.core.recorder import Recorder
-from penstock_services.placer.core.step import PlacerCore
+from penstock_services.placer.core.step import PlacerCore, Step
 from tests.support.driver import node_spec
 
 YEAR_MS = 365 * 86_400_000
@@ -48,7 +49,7 @@ class RandomCell(Recorder):
     def __init__(self, seed: int, settings: PlacerSettings, jobs: int, fresh_every: int = 0) -> None:
         """`fresh_every`: each record whose number it divides is also decided by a fresh decider, from a
         snapshot; 0: none is."""
-        super().__init__()
+        super().__init__(self.written)
         self.fresh_every = fresh_every
         self.compared = 0
         self.rng = np.random.default_rng(seed)
@@ -63,9 +64,16 @@ class RandomCell(Recorder):
         for number in range(int(self.rng.integers(1, 5))):
             gpus, cores = int(self.rng.choice([1, 2, 4, 8])), int(self.rng.choice([8, 16, 32]))
             model = str(self.rng.choice(["V100", "A100"]))
-            self.feed(NodeJoined(node=node_spec(f"n{number}", gpus, cores=cores, model=model)))
+            self.feed(self._joining(node_spec(f"n{number}", gpus, cores=cores, model=model)))
 
-    def feed(self, event: Event) -> None:
+    def written(self, value: bytes) -> None:
+        """One record, as it is in the log."""
+
+    def _joining(self, spec: NodeSpec) -> NodeJoined:
+        """The first one of a node."""
+        return NodeJoined(node=spec)
+
+    def feed(self, event: Event) -> Step:
         every, twin = self.fresh_every, None
         if every and self.head.seq % every == 0 and self.head.seq:
             twin = Recorder()
@@ -77,6 +85,7 @@ class RandomCell(Recorder):
             assert list(other.facts) == list(step.facts), f"a fresh decider, record {self.head.seq}"
             assert list(other.explanation) == list(step.explanation), f"record {self.head.seq}"
             assert twin.head == self.head
+        return step
 
     def run(self) -> list[str]:
         """Jobs that still wait when nothing can happen any more, and were not told that they can never
