@@ -35,12 +35,15 @@ from penstock.model.ledger_events import (
     TaskLost,
 )
 from penstock.model.orders import StartTask
+from penstock.model.plans import PlanAdopted
 from penstock.model.transitions import JobStatus, NodeStatus
 from penstock.model.types import WHOLE_GPU, Estimate, JobSpec, ResourceVector
 from penstock.policies.liveness import stalled
 from penstock_services.placer.core.orders import start_orders
 
 MAX_LOSSES = 10  # as `penstock_services/placer/README.md` promises
+PASS = "cell:place_more"
+"""The timer of a pass over the waiting jobs."""
 LATE_MS = 2 * ADJUSTED_FOR_MS
 """What cannot be given back is tried again after as long a time once more."""
 
@@ -62,7 +65,7 @@ def _tasks(node: NodeState, need: ResourceVector, job: JobState, *, now: bool) -
     most = job.demand.tasks
     spec = node.spec
     if need.gpus:
-        sound = _sound(node) if now else [gpu for gpu in spec.gpus]
+        sound = _sound(node) if now else list(spec.gpus)
         if not sound or (job.demand.gpu_models and {gpu.model for gpu in sound} - set(job.demand.gpu_models)):
             return 0
         if min(gpu.memory_mib for gpu in spec.gpus) < need.gpu_memory_mib:
@@ -82,7 +85,9 @@ def _tasks(node: NodeState, need: ResourceVector, job: JobState, *, now: bool) -
 
 def _sound(node: NodeState) -> list[Any]:
     """GPUs of the inventory without a fault, of a node without tasks."""
-    faulted = {node.gpu_uuids[slot] for slot in range(len(node.gpu_uuids)) if node.faulted_gpu_mask >> slot & 1}
+    faulted = {
+        node.gpu_uuids[slot] for slot in range(len(node.gpu_uuids)) if node.faulted_gpu_mask >> slot & 1
+    }
     return [gpu for gpu in node.spec.gpus if gpu.uuid not in faulted]
 
 
@@ -127,6 +132,10 @@ class CellRules:
         """UUID → task → thousandths."""
         self.sent_ms: dict[str, int] = {}
         self.alarms = 0
+        self.passed_ms = 0
+        """When a task last ended: then all that waits is looked at."""
+        self.kept: dict[str, int] = {}
+        """Job → until when nodes are expected to be needed for it, as last decided."""
 
     # ------------------------------------------------------------------------------- every record
 
@@ -147,6 +156,9 @@ class CellRules:
                         tasks.pop(fact.task_id, None)
                 case PlacementDecided():
                     self._placed(state, fact)
+                case PlanAdopted():
+                    later = {unit.job_id: unit.expected_ms or 0 for unit in fact.units}
+                    self.kept = {name: ms for name, ms in later.items() if ms > state.now_ms}
                 case NodeProbed() if not self.leases[fact.node_id]:
                     raise Broken(f"probe: {fact.node_id} keeps no leases")
                 case ProbeSent():
@@ -155,6 +167,10 @@ class CellRules:
                     silent_ms = state.now_ms - self.sent_ms[fact.node_id]
                     if silent_ms < state.settings.lease_ms:
                         raise Broken(f"probe: {fact.node_id} is given up after {silent_ms} ms")
+        if PASS in state.timers and (found := stalled(state)) is not None:
+            raise Broken(f"alarm: a pass is under way, and {found}")
+        if any(isinstance(fact, TaskExited) for fact in facts):
+            self.passed_ms = state.now_ms
         for node_id, node in state.nodes.items():
             if node.status is not NodeStatus.READY:
                 self.calm_since_ms.pop(node_id, None)
@@ -200,7 +216,9 @@ class CellRules:
                 raise Broken(f"probe: {order.task_id} has a lease that its node does not keep")
             for uuid in order.gpu_uuids:
                 if uuid not in self.present[order.node_id] or uuid in self.faulted[order.node_id]:
-                    raise Broken(f"gpus: {order.task_id} is ordered on {uuid}, which is not there or not sound")
+                    raise Broken(
+                        f"gpus: {order.task_id} is ordered on {uuid}, which is not there or not sound"
+                    )
                 holders = self.held.setdefault(uuid, {})
                 holders[order.task_id] = order.place.gpu_share_milli
                 alone = not fact.after and fact.group is None
@@ -209,8 +227,8 @@ class CellRules:
 
     # ------------------------------------------------------------------------ where no timer is due
 
-    def look(self, state: CellState) -> None:
-        """At a moment at which all due timers have fired. Raises `Broken`."""
+    def look(self, state: CellState, now_ms: int) -> None:
+        """At this time, at which all due timers have fired. Raises `Broken`."""
         if problems := check(state):
             raise Broken(f"check: {problems[0]}")
         found = stalled(state)
@@ -218,7 +236,7 @@ class CellRules:
             raise Broken(f"alarm: {found}")
         self._nobody_waits(state)
         self._reserved(state)
-        self._temporary(state)
+        self._temporary(state, now_ms)
 
     def _nobody_waits(self, state: CellState) -> None:
         """In a cell without running jobs whoever fits starts; who can never run is told, and nobody else."""
@@ -228,8 +246,10 @@ class CellRules:
                 raise Broken(f"waits: {job_id} is told that it never fits, and does")
             if f"{job_id}:unschedulable" not in state.timers:
                 raise Broken(f"waits: {job_id} can never run, and its wait has no end")
-        if state.holding or state.frozen or state.in_window or state.failed_choices.in_a_row:
+        if state.holding or state.frozen or state.in_window or not state.queue:
             return
+        if state.failed_choices.in_a_row and PASS in state.timers:
+            return  # the choice is tried again
         kept = {n for unit in state.planned.values() if unit.proposed is not None for n in unit.nodes}
         usable = [node for node in there if node.placeable and node.spec.node_id not in kept]
         for job_id in list(state.queue.values())[:20]:
@@ -238,14 +258,18 @@ class CellRules:
 
     def _reserved(self, state: CellState) -> None:
         """Nodes are kept for a job only where something is awaited: a task's end, or a stop's."""
-        if state.stopping or state.in_window or state.frozen or "cell:place_more" in state.timers:
+        if state.stopping or state.in_window or state.frozen or PASS in state.timers:
             return
         for unit in state.planned.values():
+            until_ms = self.kept.get(unit.job_id, self.passed_ms)
+            if unit.proposed is None and until_ms < self.passed_ms:
+                late_ms = self.passed_ms - until_ms
+                raise Broken(f"waits: {unit.nodes} were to be free for {unit.job_id} {late_ms} ms ago")
             nodes = [state.nodes.get(node_id) for node_id in unit.nodes]
             if unit.proposed is None and not any(node is not None and node.tasks for node in nodes):
                 raise Broken(f"waits: {unit.nodes} are kept for {unit.job_id}, and nothing is awaited there")
 
-    def _temporary(self, state: CellState) -> None:
+    def _temporary(self, state: CellState, now_ms: int) -> None:
         for (task_id, what), (who, at_ms, _) in list(self.adjusted.items()):
             job = state.jobs.get(task_id.split(".")[0])
             task = None if job is None else job.tasks.get(task_id)
@@ -253,15 +277,15 @@ class CellRules:
                 del self.adjusted[task_id, what]
                 continue
             node_id = task.place.node_id
-            calm_ms = max(at_ms, self.calm_since_ms.get(node_id, state.now_ms))
+            calm_ms = max(at_ms, self.calm_since_ms.get(node_id, now_ms))
             if who != "service" or job.status is not JobStatus.RUNNING or job.followed:
                 continue
-            if state.now_ms - calm_ms <= LATE_MS:
+            if now_ms - calm_ms <= LATE_MS:
                 continue
             node = state.nodes[node_id]
             lacks = max(task.placed_cores, task.throttled_from) - len(task.used_cores)
             if what == "bandwidth" or lacks < 0 or 0 < lacks <= node.free_core_mask.bit_count():
-                raise Broken(f"temporary: {task_id} is adjusted for {state.now_ms - at_ms} ms ({what})")
+                raise Broken(f"temporary: {task_id} is adjusted for {now_ms - at_ms} ms ({what})")
         for timer in state.timers.values():
             if timer.about.kind == "adjustment":
                 job = state.jobs.get(timer.about.id)

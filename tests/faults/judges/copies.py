@@ -100,7 +100,9 @@ def _consistent(folder: Path, manifest: Manifest) -> None:
                 continue
             cause = read(record.value).cause
             if cause.topic is not None and cause.offset >= ends[cause.topic]:
-                raise Broken(f"copy: the ledger answers {cause.topic} {cause.offset}, copied are {ends[cause.topic]}")
+                raise Broken(
+                    f"copy: the ledger answers {cause.topic} {cause.offset}, copied are {ends[cause.topic]}"
+                )
 
 
 def _same(site: Site, broker: MemoryBroker, manifest: Manifest) -> None:

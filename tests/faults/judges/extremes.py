@@ -9,7 +9,7 @@ from msgspec.structs import replace
 
 from infra.codegen.examples import EXAMPLES
 from penstock.ledger.snapshot import dump
-from penstock.model.external_events import TaskExited
+from penstock.model.external_events import TaskExited, Usage
 from penstock.model.settings import PlacerSettings
 from penstock.model.transitions import JobStatus
 from tests.faults.judges.cell_rules import Broken
@@ -17,7 +17,10 @@ from tests.support.driver import CellDriver, node_spec
 from tests.unit.test_readers_at_extremes import Readers, extreme, inputs, legal, submit, tell, train
 
 STEPS = 30
-ENDED = next(event for event in EXAMPLES.values() if isinstance(event, TaskExited))
+ENDED = replace(
+    next(event for event in EXAMPLES.values() if isinstance(event, TaskExited)),
+    usage=Usage(cpu_ms=5, host_memory_mib=5, gpu_memory_mib=5),
+)
 
 
 def _ends(cell: CellDriver, rng: np.random.Generator) -> None:

@@ -46,9 +46,16 @@ class Handovers:
             saved.mkdir(parents=True)
             (saved / "weights").write_bytes(self.rng.bytes(3_000))
         self.order = HandOverCheckpoint(
-            token=TOKEN, node_id="n1", job_id=JOB, attempt=ATTEMPT, to_node="n2", public_key=self.keys["n2"].public_key
+            token=TOKEN,
+            node_id="n1",
+            job_id=JOB,
+            attempt=ATTEMPT,
+            to_node="n2",
+            public_key=self.keys["n2"].public_key,
         )
-        self.server = CheckpointServer("n1", self.folders["n1"], lambda: {JOB: self.order}, lambda: self.keys["n1"])
+        self.server = CheckpointServer(
+            "n1", self.folders["n1"], lambda: {JOB: self.order}, lambda: self.keys["n1"]
+        )
         options = node_options(folder / "n2", node_id="n2")
         self.fetcher = CheckpointFetcher(options, self.folders["n2"], lambda: self.keys["n2"])
 
@@ -65,7 +72,11 @@ class Handovers:
         token = TOKEN if self.rng.random() < 0.7 else TOKEN - 1
         query = urlencode({"job": JOB, "token": token, "after": KNOWN})
         signed = query if self.rng.random() < 0.8 else urlencode({"job": JOB, "token": token, "after": OLDER})
-        proof = b"" if asker == "nobody" else f"{SCHEME} {self.keys[asker].sign(asks('n1', signed)).decode()}".encode()
+        proof = (
+            b""
+            if asker == "nobody"
+            else f"{SCHEME} {self.keys[asker].sign(asks('n1', signed)).decode()}".encode()
+        )
         scope: Any = {"query_string": query.encode(), "headers": [(b"authorization", proof)]}
         sent: list[Any] = []
 
@@ -79,7 +90,9 @@ class Handovers:
         except Refused:
             given = False
         if given is not right:
-            raise Broken(f"handover: {asker} asks with token {token}, and is{'' if given else ' not'} given it")
+            raise Broken(
+                f"handover: {asker} asks with token {token}, and is{'' if given else ' not'} given it"
+            )
 
     # --------------------------------------------------------------------------------- who answers
 
@@ -101,7 +114,9 @@ class Handovers:
             node_id="n1", address="127.0.0.1", port=1, public_key=self.keys["n1"].public_key, size_bytes=3_000
         )
         place = Place(source, query, "", time.monotonic(), threading.Event())  # clock: a transfer's limit
-        order = start_order(TOKEN, task_id=f"{JOB}.2.w0", job_id=JOB, attempt=ATTEMPT, node_id="n2", checkpoint=KNOWN)
+        order = start_order(
+            TOKEN, task_id=f"{JOB}.2.w0", job_id=JOB, attempt=ATTEMPT, node_id="n2", checkpoint=KNOWN
+        )
         right = not changed and not cut and (name, by) == (KNOWN, "n1")
         try:
             found = self.fetcher._stored(order, place, Stream(iter([data]), place, lambda: None))

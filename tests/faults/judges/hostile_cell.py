@@ -11,7 +11,13 @@ from msgspec.structs import replace
 from penstock.ledger.job_state import JobState
 from penstock.ledger.replica import Replica
 from penstock.ledger.snapshot import dump
-from penstock.model.adjustments import RENEWED_AFTER_MS, BandwidthDecided, CoresDecided, TaskAdjusted
+from penstock.model.adjustments import (
+    ADJUSTED_FOR_MS,
+    RENEWED_AFTER_MS,
+    BandwidthDecided,
+    CoresDecided,
+    TaskAdjusted,
+)
 from penstock.model.event import Event
 from penstock.model.external_events import (
     GpuFaulted,
@@ -34,16 +40,19 @@ from penstock.policies.guard import PROPOSER
 from penstock_services.placer.core.decide import Decider
 from penstock_services.placer.core.orders import notices_of, orders_of
 from penstock_services.placer.core.step import Step
+from tests.faults.judges.cell_rules import Broken, CellRules
 from tests.faults.laboratory.patching import posing
 from tests.faults.laboratory.policies import raising_policies
-from tests.faults.judges.cell_rules import Broken, CellRules
 from tests.support.driver import eta, node_spec
-from tests.support.random_cell import QUIET, RandomCell
+from tests.support.random_cell import DISTURBED, QUIET, RandomCell
 
 MOST_STEPS = 20_000
+HOSTILE_STEPS = 120
+"""So long all of it goes on; then what is taken out of use comes back, but for the dead."""
 PROPOSED, FORGED, PLANNED = 0.12, 0.08, 0.04
-"""Rates per step while jobs arrive."""
-BURST = 40
+"""Rates per step until then."""
+LONG_MS = 5 * ADJUSTED_FOR_MS
+BURST = 120
 """Proposals of a service that errs, about one task: more than it may make."""
 FAILS = 0.05
 """Rate at which a policy with a bug raises, and at which its answer is beyond all bounds."""
@@ -67,7 +76,9 @@ def settings_of(seed: int, profile: str) -> PlacerSettings:
 class HostileCell(RandomCell):
     """`rules` judge its records. `buggy`: its policy raises now and then."""
 
-    def __init__(self, seed: int, settings: PlacerSettings, jobs: int, *, buggy: bool, fresh_every: int = 0) -> None:
+    def __init__(
+        self, seed: int, settings: PlacerSettings, jobs: int, *, buggy: bool, fresh_every: int = 0
+    ) -> None:
         self.rules = CellRules()
         self.reader = Replica()
         self.offset = 0
@@ -159,8 +170,9 @@ class HostileCell(RandomCell):
         self.feed(replace(self._joining(spec), tasks=tuple(tasks)))
 
     def _undisturb(self) -> None:
-        self.silent -= self.dead
-        super()._undisturb()
+        if self.steps >= HOSTILE_STEPS:
+            self.silent -= self.dead
+            super()._undisturb()
 
     def _acts(self) -> Iterator[Event]:
         """Nodes refuse some starts, and all of some jobs; some jobs fail; the dead report nothing."""
@@ -168,6 +180,8 @@ class HostileCell(RandomCell):
             job_id, _, _ = event.task_id.rpartition(".")[0].partition(".")  # type: ignore[attr-defined]
             number = int(job_id[1:])
             if event.node_id in self.dead:  # type: ignore[attr-defined]
+                continue
+            if isinstance(event, TaskExited) and event.cause == "exited" and self._runs_on(job_id):
                 continue
             if isinstance(event, TaskStarted) and number % 13 == 5:
                 yield OrderRefused(
@@ -182,6 +196,12 @@ class HostileCell(RandomCell):
             else:
                 yield event
 
+    def _runs_on(self, job_id: str) -> bool:
+        """Every seventh job runs for long, and every one without GPUs."""
+        job = self.state.jobs[job_id]
+        runs = job.running_ms is not None and self.now_ms < job.running_ms + LONG_MS
+        return runs and (int(job_id[1:]) % 7 == 1 or not job.demand.worker.gpus)
+
     # ------------------------------------------------------------------------------------- each step
 
     def run(self) -> list[str]:
@@ -191,30 +211,47 @@ class HostileCell(RandomCell):
                 self.steps += 1
                 if self.steps > MOST_STEPS:
                     raise Broken("waits: it goes on for ever")
-                quiet = 0 if self.submitted < self.jobs or self.state.holding else quiet + 1
+                goes_on = self.submitted < self.jobs or self.state.holding or self.steps < HOSTILE_STEPS
+                quiet = 0 if goes_on else quiet + 1
         self.rules.end(self.state)
         if dump(self.reader.state) != dump(self.state):
             raise Broken("fold: a reader has another state than the placer")
         return []
 
     def _step(self) -> bool:
-        if self.submitted < self.jobs:
+        if self.steps < HOSTILE_STEPS:
             self._hostile()
         self._deliver()
-        found = super()._step() or bool(self.notices)
+        found = super()._step() or bool(self.notices) or self._wait_for_long_jobs()
         self._deliver()
-        due = self.state.next_timer()
-        if self.steps % 3 == 0 and (due is None or due[0] > self.now_ms):
-            self.rules.look(self.state)
-            if not (self.state.holding or self.state.queue or self.state.frozen or self.state.in_window):
-                self.rules.alarm(self.state, self.now_ms)
-        return found
+        if self.steps % 3 == 0:
+            self._look()
+        return found or self.steps <= HOSTILE_STEPS
+
+    def _look(self) -> None:
+        while (due := self.state.next_timer()) is not None and due[0] <= self.now_ms:
+            self._fire()
+            self._deliver()
+        self.rules.look(self.state, self.now_ms)
+        if not (self.state.holding or self.state.queue or self.state.frozen or self.state.in_window):
+            self.rules.alarm(self.state, self.now_ms)
+
+    def _wait_for_long_jobs(self) -> bool:
+        """Nothing happens before the next of them ends; False: none runs."""
+        ends = [job.running_ms + LONG_MS for job in self.state.holding.values() if job.running_ms is not None]
+        if not ends or min(ends) <= self.now_ms:
+            return False
+        self.now_ms = min(ends)
+        self._look()
+        return True
 
     def _hostile(self) -> None:
         """A service proposes, perhaps too much; somebody says what is not true, or not for that sender to say."""
+        if self.submitted == self.jobs and self.rng.random() < 2 * DISTURBED:
+            self._disturb()
         if self.rng.random() < PROPOSED:
             self._proposes(BURST if self.rng.random() < 0.1 else 1)
-        if self.rng.random() < PLANNED:
+        if self.rng.random() < (0.3 if self.state.in_window else PLANNED):
             self._plans()
         if self.rng.random() < FORGED:
             self._forges()
@@ -248,8 +285,11 @@ class HostileCell(RandomCell):
                 "cause": cause,
                 "reason": "it was measured",
             }
-            if self.rng.random() < 0.5:
-                cores = int(self.rng.integers(1, max(2, max(task.placed_cores, len(task.used_cores)) + 2)))
+            used, most = len(task.used_cores), max(task.placed_cores, task.throttled_from)
+            if cause == "released" and used < most:
+                self.feed(CoresProposed(**about, cores=int(self.rng.integers(used, most + 1))))
+            elif self.rng.random() < 0.5:
+                cores = int(self.rng.integers(1, max(used, most + 2 if times == 1 else 2)))
                 self.feed(CoresProposed(**about, cores=cores))
             else:
                 percent = int(self.rng.integers(10, 90))
@@ -296,11 +336,15 @@ class HostileCell(RandomCell):
                 return
             waiting.remove(job)
             nodes = [str(self.rng.choice(sorted(self.state.nodes))) for _ in range(job.demand.tasks)]
-            units.append(ProposedUnit(jobs=(ProposedJob(job_id=job.job_id, nodes=tuple(nodes)),), explanation="so"))
+            units.append(
+                ProposedUnit(jobs=(ProposedJob(job_id=job.job_id, nodes=tuple(nodes)),), explanation="so")
+            )
         self.count += 1
         until_ms = self.now_ms + 60_000 if self.rng.random() < 0.5 else None
         self.feed(
-            PlanProposed(proposal_id=f"p{self.count}", proposer="batcher", units=tuple(units), valid_until_ms=until_ms)
+            PlanProposed(
+                proposal_id=f"p{self.count}", proposer="batcher", units=tuple(units), valid_until_ms=until_ms
+            )
         )
 
     # ------------------------------------------------------------------------------------- lies
@@ -325,7 +369,9 @@ class HostileCell(RandomCell):
         for node_id, node in self.state.nodes.items():
             if self.incarnations[node_id] > 1 and node.status is NodeStatus.READY:
                 before = self.incarnations[node_id] - 1
-                return NodeLeft(node_id=node_id, boot_id=node.spec.boot_id, proof="shutdown", incarnation=before)
+                return NodeLeft(
+                    node_id=node_id, boot_id=node.spec.boot_id, proof="shutdown", incarnation=before
+                )
         return None
 
     def _time_left_of_before(self) -> Event | None:
@@ -351,12 +397,16 @@ class HostileCell(RandomCell):
         for node in self.state.nodes.values():
             if node.status is NodeStatus.READY:
                 spec = replace(node.spec, machine_id="another", boot_id="another")
-                return NodeJoined(node=spec, incarnation=self.incarnations[spec.node_id] + 1, leases=self.leased)
+                return NodeJoined(
+                    node=spec, incarnation=self.incarnations[spec.node_id] + 1, leases=self.leased
+                )
         return None
 
     def _same_gpu(self) -> Event | None:
-        node = next(iter(self.state.nodes.values()))
-        return NodeJoined(node=replace(node.spec, node_id="copy", machine_id="copy"), incarnation=1)
+        for node in self.state.nodes.values():
+            if node.status is not NodeStatus.GONE:
+                return NodeJoined(node=replace(node.spec, node_id="copy", machine_id="copy"), incarnation=1)
+        return None
 
     # ------------------------------------------------------------------------------------- bugs
 
@@ -375,7 +425,7 @@ class HostileCell(RandomCell):
                 yield TimerSet(timer_id="cell:ending", at_ms=MAX_MS + 1, about=about)
 
         def happens(rate: float) -> bool:
-            return self.submitted < self.jobs and bool(self.rng.random() < rate)
+            return self.steps < HOSTILE_STEPS and bool(self.rng.random() < rate)
 
         chance = SimpleNamespace(rates=SimpleNamespace(policy=FAILS), happens=happens)
         with raising_policies(chance), posing(Decider, "decide", decide):  # type: ignore[arg-type]

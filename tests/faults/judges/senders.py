@@ -77,7 +77,9 @@ class Senders:
             proof: Any = str(self.rng.choice(["shutdown", "fenced", "deleted"]))
             return NodeLeft(node_id=node, boot_id="b1", proof=proof, incarnation=1)
         if kind == 1:
-            return WorkProgressed(node_id=node, jobs=(JobProgress(job_id="a", attained_s=0.0, remaining_s=1e9),))
+            return WorkProgressed(
+                node_id=node, jobs=(JobProgress(job_id="a", attained_s=0.0, remaining_s=1e9),)
+            )
         if kind == 2:
             spec = self.cell.state.nodes[node].spec
             return NodeChanged(node=structs.replace(spec, cores=1), incarnation=1)

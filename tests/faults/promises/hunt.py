@@ -14,7 +14,6 @@ import pytest
 from tests.faults.laboratory.parallel import apart
 from tests.faults.mutate import OPTIONS
 from tests.faults.promises import (  # noqa: F401 - they enter theirs
-    group_mutants,
     speaking_mutants,
     state_mutants,
     task_mutants,

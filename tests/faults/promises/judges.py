@@ -10,11 +10,11 @@ from typing import Any
 
 from penstock.model.settings import PlacerSettings
 from penstock.policies.profiles import PROFILES
+from tests.faults.judges import copies, extremes, handovers, leases, members, repairs, senders
+from tests.faults.judges.hostile_cell import HostileCell, settings_of
 from tests.faults.laboratory.cell import Options
 from tests.faults.laboratory.parallel import MAX_RUN_CPU_S, bounded
 from tests.faults.laboratory.run import live
-from tests.faults.judges import copies, extremes, handovers, members, repairs, senders
-from tests.faults.judges.hostile_cell import HostileCell, settings_of
 from tests.support.random_cell import RandomCell
 from tests.support.virtual_time import Endless
 
@@ -63,6 +63,7 @@ JUDGES: Mapping[str, Callable[..., str]] = MappingProxyType(
         "copies": _playing(copies.play),
         "handovers": _playing(handovers.play),
         "members": _playing(members.play),
+        "leases": _playing(leases.play),
         "extremes": _playing(extremes.play),
     }
 )

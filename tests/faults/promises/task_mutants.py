@@ -18,6 +18,7 @@ breaks(
     9,
     "Every node refuses a job, and the job is tried until the end of time.",
     (Attempts._failed, "if cause in LOST and job.losses < MAX_LOSSES:", "if cause in LOST:"),
+    judge="hostile",
     tests=CORE,
 )
 breaks(
@@ -25,6 +26,7 @@ breaks(
     9,
     "A job is lost to its nodes for the hundredth time.",
     (evolve_jobs.job_requeued, "        job.losses += fact.reason in LOSSES\n", ""),
+    judge="hostile",
     tests=CORE,
 )
 breaks(
@@ -32,6 +34,7 @@ breaks(
     9,
     "A node was cut off beyond its lease; what had waited there begins all the same.",
     (Lease.give_up, "if not self.holds(task.order)]", "if False]"),
+    judge="leases",
     tests=LEASES,
 )
 breaks(
@@ -39,6 +42,8 @@ breaks(
     9,
     "The log is back after the lease: tasks that count as dead go on.",
     (Lease._renew, "        if self.lapsed():", "        if False:"),
+    judge="leases",
+    seed=73,
     tests=LEASES,
 )
 breaks(
@@ -47,20 +52,31 @@ breaks(
     "A query takes half a lease; the node believes to have been in contact all the time.",
     (Lease._renew, "self._contact_s = asked_s", "self._contact_s = boot_s()"),
     (Lease._renew, "self._host.renew(asked_s,", "self._host.renew(boot_s(),"),
+    judge="leases",
     tests=LEASES,
 )
 breaks(
     "the orders up to the query need not be read",
     9,
     "A probe lies in the log, and the node renews its lease without having answered.",
-    (Lease._renew, "while self._position < end or not self._joined.is_set():", "while not self._joined.is_set():"),
+    (
+        Lease._renew,
+        "while self._position < end or not self._joined.is_set():",
+        "while not self._joined.is_set():",
+    ),
+    judge="leases",
     tests=LEASES,
 )
 breaks(
     "a checkpoint's signature is not verified",
     9,
     "Whoever answers at a node's address gives a job another job's weights.",
-    (CheckpointFetcher._stored, "if not signed_by(place.source.public_key, received.signature, signed):", "if False:"),
+    (
+        CheckpointFetcher._stored,
+        "if not signed_by(place.source.public_key, received.signature, signed):",
+        "if False:",
+    ),
+    judge="handovers",
     tests=BETWEEN,
 )
 breaks(
@@ -72,6 +88,7 @@ breaks(
         'if not age(order.checkpoint or "") <= age(name) < (order.attempt,):',
         "if False:",
     ),
+    judge="handovers",
     tests=BETWEEN,
 )
 breaks(
@@ -79,6 +96,7 @@ breaks(
     9,
     "A byte changes on the way, and training goes on with it.",
     (checkpoint_bundle.unpack, "if expected != writing.found:", "if False:"),
+    judge="handovers",
     tests=BUNDLE,
 )
 breaks(
@@ -90,12 +108,18 @@ breaks(
         "if scheme != SCHEME.encode() or not signed_by(order.public_key, proof, asks(self._node_id, query)):",
         "if scheme != SCHEME.encode():",
     ),
+    judge="handovers",
     tests=BETWEEN,
 )
 breaks(
     "a checkpoint is given under any token",
     9,
     "A node asks with the order of an attempt that has ended.",
-    (CheckpointServer._asked, 'if order is None or fields.get("token") != str(order.token):', "if order is None:"),
+    (
+        CheckpointServer._asked,
+        'if order is None or fields.get("token") != str(order.token):',
+        "if order is None:",
+    ),
+    judge="handovers",
     tests=BETWEEN,
 )

@@ -1,6 +1,7 @@
 """Promise 3: everything temporary ends, however its service dies."""
 
 from penstock.ledger import evolve_adjustments, evolve_jobs
+from penstock.ledger import lease as ledger_lease
 from penstock.policies import guard, validate_adjustments
 from penstock_services.contention_guard.core.guard import ContentionGuard
 from penstock_services.placer.core import adjustments, lease
@@ -9,12 +10,15 @@ from tests.faults.promises.mutant import breaks
 TEMPORARY = ("tests/unit/test_temporary.py",)
 GUARD = ("tests/unit/test_contention.py",)
 LEASES = ("tests/unit/test_leases.py",)
+WAITS_END = ("tests/unit/test_waits_end.py",)
 
 breaks(
     "a throttle has no end",
     3,
     "The guard's machine burns down; a job runs at a tenth of its speed for 60 days.",
     (adjustments.decided, "if changed and _lasts(job):", "if False:"),
+    judge="hostile",
+    seed=1,
     tests=TEMPORARY,
 )
 breaks(
@@ -26,6 +30,8 @@ breaks(
         '    if _lasts(job):\n        yield timer(state, job.job_id, "adjustment", ADJUSTED_FOR_MS, job.attempt)\n',
         "",
     ),
+    judge="hostile",
+    seed=3,
     tests=TEMPORARY,
 )
 breaks(
@@ -40,6 +46,7 @@ breaks(
     3,
     "The cores come back after a throttle, the memory bandwidth does not.",
     (adjustments.expired, "        if _capped(task):\n", "        if False:\n"),
+    judge="hostile",
     tests=TEMPORARY,
 )
 breaks(
@@ -47,6 +54,8 @@ breaks(
     3,
     "The memory bandwidth comes back after a throttle, the cores do not.",
     (adjustments._own_cores, "return max(used, task.throttled_from)", "return used"),
+    judge="hostile",
+    seed=1,
     tests=TEMPORARY,
 )
 breaks(
@@ -58,6 +67,8 @@ breaks(
         "return used if task.cores_settled or not task.placed_cores else task.placed_cores",
         "return used",
     ),
+    judge="hostile",
+    seed=1,
     tests=TEMPORARY,
 )
 breaks(
@@ -65,27 +76,31 @@ breaks(
     3,
     "A loan ends beside a waiting job.",
     (adjustments.expired, "    if freed:\n        yield continuation(state)\n", ""),
-    tests=TEMPORARY,
+    tests=WAITS_END,
 )
 breaks(
     "throttles by cores are not counted",
     3,
     "A guard that errs slows a job down to one core.",
     (evolve_adjustments._count_cores, "        job.throttles += after < before\n", ""),
-    tests=GUARD,
+    tests=WAITS_END,
 )
 breaks(
     "throttles by bandwidth are not counted",
     3,
     "A guard that errs caps a job again and again.",
     (evolve_adjustments.bandwidth_decided, "].throttles += 1", "].throttles += 0"),
-    tests=GUARD,
+    judge="hostile",
+    seed=1,
+    tests=WAITS_END,
 )
 breaks(
     "a service's throttle counts as an operator's word",
     3,
     "What a guard has set stays for ever, as if a person had set it.",
     (guard.set_by_operator, 'adjustment.by not in ("", PROPOSER)', 'adjustment.by != ""'),
+    judge="hostile",
+    seed=1,
     tests=TEMPORARY,
 )
 breaks(
@@ -93,6 +108,7 @@ breaks(
     3,
     "A person caps a job, and fifteen minutes later the cap is gone.",
     (guard.set_by_operator, 'adjustment.by not in ("", PROPOSER)', "False"),
+    judge="hostile",
     tests=TEMPORARY,
 )
 breaks(
@@ -100,6 +116,8 @@ breaks(
     3,
     "After an hour of contention a job may be slowed no more.",
     (validate_adjustments._adjusted_enough, "if renews(found, proposal):", "if False:"),
+    judge="hostile",
+    seed=1,
     tests=TEMPORARY,
 )
 breaks(
@@ -113,20 +131,30 @@ breaks(
     "a silent node is never proven dead",
     3,
     "A machine burns down at night; its jobs wait for an operator.",
-    (lease.due, "if due_ms is not None and state.now_ms >= due_ms and", "if False and due_ms is not None and"),
+    (
+        lease.due,
+        "if due_ms is not None and state.now_ms >= due_ms and",
+        "if False and due_ms is not None and",
+    ),
+    judge="hostile",
     tests=LEASES,
 )
 breaks(
     "a silent node is proven dead at once",
     3,
     "A switch restarts, and tasks that live are placed a second time.",
-    (lease.due, "state.now_ms >= due_ms and", ""),
+    (ledger_lease.proven_ms, "return doubt.sent_ms + wait_ms(lease_ms)", "return doubt.sent_ms"),
+    judge="hostile",
     tests=LEASES,
 )
 breaks(
     "the end of a throttle outlives its attempt",
     3,
     "A job's next attempt is given back what was never taken from it.",
-    (evolve_jobs.job_requeued, "drop_timers(state, job.job_id, *ATTEMPT_TIMERS)", "drop_timers(state, job.job_id, *ATTEMPT_TIMERS[:-1])"),
-    tests=TEMPORARY,
+    (
+        evolve_jobs.job_requeued,
+        "drop_timers(state, job.job_id, *ATTEMPT_TIMERS)",
+        "drop_timers(state, job.job_id, *ATTEMPT_TIMERS[:-1])",
+    ),
+    tests=WAITS_END,
 )

@@ -13,6 +13,7 @@ from tests.faults.promises.mutant import breaks
 
 LIVENESS = ("tests/unit/test_liveness.py",)
 CORE = ("tests/unit/test_placer_core.py",)
+WAITS_END = ("tests/unit/test_waits_end.py",)
 
 breaks(
     "a reclaim reservation never ends",
@@ -25,7 +26,11 @@ breaks(
     "a backfill reservation never ends",
     2,
     "The job that nodes were reserved for has gone, and the nodes stay idle.",
-    (PassReservation.done, "if self._stage is not None and self._unit is None and _reserved(state):", "if False:"),
+    (
+        PassReservation.done,
+        "if self._stage is not None and self._unit is None and _reserved(state):",
+        "if False:",
+    ),
     tests=LIVENESS,
 )
 breaks(
@@ -33,7 +38,7 @@ breaks(
     2,
     "The job that was to end has not; the nodes are kept as if it would end any moment.",
     (Reservation.unit, "if unit.expected_ms is not None and unit.expected_ms > state.now_ms:", "if True:"),
-    tests=LIVENESS,
+    tests=("tests/unit/policies/test_penstock.py", "tests/unit/policies/test_reservations.py"),
 )
 breaks(
     "nodes out of use stay reserved",
@@ -58,7 +63,7 @@ breaks(
         "tasks + more > MAX_TASKS_PER_RECORD):\n                    yield continuation(state)\n",
         "tasks + more > MAX_TASKS_PER_RECORD):\n",
     ),
-    tests=CORE,
+    tests=WAITS_END,
 )
 breaks(
     "a plan with many stops is not continued",
@@ -69,7 +74,7 @@ breaks(
         "if len(plan.stops) > MAX_STOPPED:\n        yield continuation(state)\n",
         "if len(plan.stops) > MAX_STOPPED:\n",
     ),
-    tests=("tests/unit/policies",),
+    tests=WAITS_END,
 )
 breaks(
     "a plan with many starts is not continued",
@@ -80,14 +85,17 @@ breaks(
         "tasks > MAX_TASKS):\n            yield continuation(state)\n",
         "tasks > MAX_TASKS):\n",
     ),
-    tests=("tests/unit/policies",),
+    tests=WAITS_END,
 )
 breaks(
     "nobody behind the window is looked for",
     2,
     "64 jobs wait for one GPU model; a job for the other one waits behind them.",
     (Decider._place_waiting, "if bounded and not of_plan:", "if False:"),
+    judge="hostile",
     tests=LIVENESS,
+    profile="fifo",
+    jobs=150,
 )
 breaks(
     "starts behind the window are not continued",
@@ -112,6 +120,8 @@ breaks(
     2,
     "A placer passes a job over, and nobody is told.",
     (liveness.stalled, "if found is None:", "if found is not None or found is None:"),
+    judge="hostile",
+    seed=1,
     tests=LIVENESS,
 )
 breaks(
@@ -119,6 +129,8 @@ breaks(
     2,
     "An operator restarts a placer that was about to place the job.",
     (liveness.stalled, 'if timer_id("cell", "place_more") in state.timers:', "if False:"),
+    judge="hostile",
+    seed=3,
     tests=LIVENESS,
 )
 breaks(
@@ -130,7 +142,7 @@ breaks(
         "avoid = self._wanted(state, fitting) if state.holding else 0",
         "avoid = 0",
     ),
-    tests=LIVENESS,
+    tests=WAITS_END,
 )
 breaks(
     "a gang with servers that fits nowhere waits",
@@ -148,13 +160,20 @@ breaks(
     2,
     "A gang that fits the empty cell is told that it never will.",
     (capacity._capacity, "fits += each * (nodes", "fits += (nodes"),
+    judge="hostile",
     tests=CORE,
 )
 breaks(
     "a joining node does not call back those who never fitted",
     2,
     "A larger node is bought for a job, and the job is ended all the same.",
-    (Membership.joined, "        yield from self.thaw(state)\n        yield from self.reconsider(state)\n", "        yield from self.thaw(state)\n"),
+    (
+        Membership.joined,
+        "        yield from self.thaw(state)\n        yield from self.reconsider(state)\n",
+        "        yield from self.thaw(state)\n",
+    ),
+    judge="hostile",
+    seed=2,
     tests=CORE,
 )
 breaks(
@@ -162,6 +181,7 @@ breaks(
     2,
     "A job that fits no node stays, and no time ends its wait.",
     (Attempts.park, '        yield timer(state, job.job_id, "unschedulable", self._grace_ms)\n', ""),
+    judge="hostile",
     tests=CORE,
 )
 breaks(
@@ -169,7 +189,7 @@ breaks(
     2,
     "The head of the queue is cancelled; nobody is tried.",
     (Decider._cancel, "if matters:", "if False:"),
-    tests=CORE,
+    tests=WAITS_END,
 )
 breaks(
     "a target that is lost frees nothing",
@@ -183,13 +203,19 @@ breaks(
     2,
     "The batcher has died: all jobs wait for its plan.",
     (window._opened, '    yield timer(state, "cell", "batch_window", settings.batch_window_ms)\n', ""),
+    judge="hostile",
+    seed=2,
     tests=("tests/unit/test_batch_window.py",),
 )
 breaks(
     "after a plan was answered nobody is tried",
     2,
     "The batcher's plan was refused, and its jobs wait for the next event.",
-    (window.answered, '        yield BatchWindowClosed(reason="answered")\n        yield continuation(state)\n', '        yield BatchWindowClosed(reason="answered")\n'),
+    (
+        window.answered,
+        '        yield BatchWindowClosed(reason="answered")\n        yield continuation(state)\n',
+        '        yield BatchWindowClosed(reason="answered")\n',
+    ),
     tests=("tests/unit/test_batch_window.py",),
 )
 breaks(

@@ -20,6 +20,7 @@ breaks(
     1,
     "A policy of tomorrow computes a time beyond all bounds; every reader stops at its record.",
     (PlacerCore.step, "                prove_readable(decision)\n", ""),
+    judge="hostile",
     tests=EXTREMES,
 )
 breaks(
@@ -27,6 +28,7 @@ breaks(
     1,
     "A job trains for 2^53 steps; the timer of its end is lost, and with it the choice.",
     (types.within_ms, "max(0, round(ms)) if ms < MAX_MS else MAX_MS", "max(0, round(min(ms, 1e18)))"),
+    judge="extremes",
     tests=EXTREMES,
 )
 breaks(
@@ -41,6 +43,7 @@ breaks(
     1,
     "Small jobs pass a large one for days, beside a job that never ends.",
     (Reservation._first, "within_ms(end_s * 1_000)", "round(end_s * 1_000)"),
+    judge="extremes",
     tests=EXTREMES,
 )
 breaks(
@@ -55,7 +58,7 @@ breaks(
     1,
     "A node reports a process of 2^70 ms; the projector stops at its row.",
     (store._saturate, "if not -largest <= value <= largest:", "if value < -largest:"),
-    tests=READERS,
+    tests=("tests/unit/test_projector_hostile.py",),
 )
 breaks(
     "a record that cannot be decoded is folded in part",
@@ -66,6 +69,7 @@ breaks(
         "    facts = record.events(offset)\n    begin(state, record.seq, record.now_ms, record.term)\n",
         "    begin(state, record.seq, record.now_ms, record.term)\n    facts = record.events(offset)\n",
     ),
+    judge="repairs",
     tests=AMENDMENTS,
 )
 breaks(
@@ -73,6 +77,7 @@ breaks(
     1,
     "The first amendment was of no use; every reader restarts in a loop.",
     (Repairs.wait, "self._tried[found.offset] = record.offset + 1", "self._tried[found.offset] = 0"),
+    judge="repairs",
     tests=AMENDED,
 )
 breaks(
@@ -80,6 +85,8 @@ breaks(
     1,
     "Who may write the topic rewrites the ledger's history.",
     (AmendedLog.read, "if self._signer is not None:", "if False:"),
+    judge="repairs",
+    seed=1,
     tests=AMENDED,
 )
 breaks(
@@ -87,6 +94,7 @@ breaks(
     1,
     "An operator mistypes an offset, and a sound record is replaced.",
     (amendment.amend, "if digest(value) != amendment.sha256:", "if False:"),
+    judge="repairs",
     tests=AMENDMENTS,
 )
 breaks(
@@ -98,12 +106,18 @@ breaks(
         "for amendment in known.get((record.partition.index, record.offset), ()):",
         "for amendment in reversed(known.get((record.partition.index, record.offset), ())):",
     ),
+    judge="repairs",
     tests=AMENDED,
 )
 breaks(
     "what is too large becomes the bound itself, where the bound is not legal",
     1,
     "`penstock repair` proposes an amendment that does not help.",
-    (amendment._nearest, "bounds[name] + step if isinstance(given, int)", "bounds[name] if isinstance(given, int)"),
+    (
+        amendment._nearest,
+        "bounds[name] + step if isinstance(given, int)",
+        "bounds[name] if isinstance(given, int)",
+    ),
+    judge="repairs",
     tests=AMENDMENTS,
 )
