@@ -35,7 +35,6 @@ from penstock.model.ledger_events import (
     TaskLost,
 )
 from penstock.model.orders import StartTask
-from penstock.model.plans import PlanAdopted
 from penstock.model.transitions import JobStatus, NodeStatus
 from penstock.model.types import WHOLE_GPU, Estimate, JobSpec, ResourceVector
 from penstock.policies.liveness import stalled
@@ -132,10 +131,6 @@ class CellRules:
         """UUID → task → thousandths."""
         self.sent_ms: dict[str, int] = {}
         self.alarms = 0
-        self.passed_ms = 0
-        """When a task last ended: then all that waits is looked at."""
-        self.kept: dict[str, int] = {}
-        """Job → until when nodes are expected to be needed for it, as last decided."""
 
     # ------------------------------------------------------------------------------- every record
 
@@ -156,9 +151,6 @@ class CellRules:
                         tasks.pop(fact.task_id, None)
                 case PlacementDecided():
                     self._placed(state, fact)
-                case PlanAdopted():
-                    later = {unit.job_id: unit.expected_ms or 0 for unit in fact.units}
-                    self.kept = {name: ms for name, ms in later.items() if ms > state.now_ms}
                 case NodeProbed() if not self.leases[fact.node_id]:
                     raise Broken(f"probe: {fact.node_id} keeps no leases")
                 case ProbeSent():
@@ -169,8 +161,6 @@ class CellRules:
                         raise Broken(f"probe: {fact.node_id} is given up after {silent_ms} ms")
         if PASS in state.timers and (found := stalled(state)) is not None:
             raise Broken(f"alarm: a pass is under way, and {found}")
-        if any(isinstance(fact, TaskExited) for fact in facts):
-            self.passed_ms = state.now_ms
         for node_id, node in state.nodes.items():
             if node.status is not NodeStatus.READY:
                 self.calm_since_ms.pop(node_id, None)
@@ -261,10 +251,6 @@ class CellRules:
         if state.stopping or state.in_window or state.frozen or PASS in state.timers:
             return
         for unit in state.planned.values():
-            until_ms = self.kept.get(unit.job_id, self.passed_ms)
-            if unit.proposed is None and until_ms < self.passed_ms:
-                late_ms = self.passed_ms - until_ms
-                raise Broken(f"waits: {unit.nodes} were to be free for {unit.job_id} {late_ms} ms ago")
             nodes = [state.nodes.get(node_id) for node_id in unit.nodes]
             if unit.proposed is None and not any(node is not None and node.tasks for node in nodes):
                 raise Broken(f"waits: {unit.nodes} are kept for {unit.job_id}, and nothing is awaited there")

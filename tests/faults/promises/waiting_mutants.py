@@ -11,7 +11,14 @@ from penstock_services.placer.core.membership import Membership
 from penstock_services.placer.core.reclaiming import Reclaiming
 from tests.faults.promises.mutant import breaks
 
-LIVENESS = ("tests/unit/test_liveness.py",)
+BY_HAND = (
+    "a_job_that_got_its_nodes_starts_though_many_come_before_it",
+    "a_small_job_uses_the_node_that_is_reserved_for_it_while_a_large_one_waits",
+    "a_job_behind_the_window_starts_where_it_delays_nobody",
+    "a_stalled_cell_is_seen_and_its_cause_is_named",
+    "a_gang_whose_servers_fit_beside_no_worker_is_told_at_once",
+)
+LIVENESS = tuple(f"tests/unit/test_liveness.py::test_{name}" for name in BY_HAND)
 CORE = ("tests/unit/test_placer_core.py",)
 WAITS_END = ("tests/unit/test_waits_end.py",)
 
@@ -31,14 +38,14 @@ breaks(
         "if self._stage is not None and self._unit is None and _reserved(state):",
         "if False:",
     ),
-    tests=LIVENESS,
+    tests=("tests/unit/policies/test_reservations.py",),
 )
 breaks(
     "a reservation outlives the time for which it was made",
     2,
     "The job that was to end has not; the nodes are kept as if it would end any moment.",
     (Reservation.unit, "if unit.expected_ms is not None and unit.expected_ms > state.now_ms:", "if True:"),
-    tests=("tests/unit/policies/test_penstock.py", "tests/unit/policies/test_reservations.py"),
+    tests=("tests/unit/policies/test_reservations.py",),
 )
 breaks(
     "nodes out of use stay reserved",
@@ -73,17 +80,6 @@ breaks(
         plans.carry_out_plan,
         "if len(plan.stops) > MAX_STOPPED:\n        yield continuation(state)\n",
         "if len(plan.stops) > MAX_STOPPED:\n",
-    ),
-    tests=WAITS_END,
-)
-breaks(
-    "a plan with many starts is not continued",
-    2,
-    "A preempting profile starts 32 jobs on a new node, and forgets the rest.",
-    (
-        plans.carry_out_plan,
-        "tasks > MAX_TASKS):\n            yield continuation(state)\n",
-        "tasks > MAX_TASKS):\n",
     ),
     tests=WAITS_END,
 )
