@@ -12,7 +12,7 @@ from tests.faults.promises.mutant import MUTANTS
 PROMISED = 60
 CI_STEP = 4
 """The CI run puts in every fourth mutant, `make mutants` and the slow test all of them."""
-SEEDS = {"hostile": range(28, 36), "extremes": range(12, 13)}
+SEEDS = {"hostile": range(28, 33), "extremes": range(12, 13)}
 """Of a sound product in the CI run; of the others three. Those of "random" and "cell" have tests of their own."""
 JUDGED = sorted(JUDGES.keys() - {"random", "cell"})
 
@@ -50,7 +50,7 @@ def test_enough_mutants_are_known_to_be_noticed() -> None:
 
 def test_every_mutant_fits_the_product() -> None:
     """A line that was rewritten shows by its mutant's name, not as a mutant that survives."""
-    assert apart(misfits) == []
+    assert misfits() == []
 
 
 @pytest.mark.slow

@@ -9,9 +9,10 @@ from msgspec.structs import replace
 
 from infra.codegen.examples import EXAMPLES
 from penstock.ledger.snapshot import dump
-from penstock.model.external_events import TaskExited, Usage
+from penstock.model.external_events import TaskExited
 from penstock.model.settings import PlacerSettings
 from penstock.model.transitions import JobStatus
+from penstock.model.types import Usage
 from tests.faults.judges.cell_rules import Broken
 from tests.support.driver import CellDriver, node_spec
 from tests.unit.test_readers_at_extremes import Readers, extreme, inputs, legal, submit, tell, train

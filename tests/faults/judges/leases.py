@@ -48,7 +48,7 @@ class Node:
     async def end_offsets(self, places: Iterable[Partition]) -> dict[Partition, int]:
         asked_s = boot_s()
         end = self.end
-        await asyncio.sleep(float(self.rng.exponential(2.0)))
+        await asyncio.sleep(float(self.rng.exponential(2.0)))  # clock: virtual time passes
         if asked_s < self.down_until_s:
             raise LogError("the log is out of reach")
         self.asked_s, self.answered = asked_s, end
@@ -120,7 +120,7 @@ class Node:
                 self.down_until_s = boot_s() + float(self.rng.uniform(1, 80))
             elif kind == 4 and self.contact_s is not None and self.rng.random() < 0.5:
                 self.gives_up()
-            await asyncio.sleep(float(self.rng.exponential(4.0)))
+            await asyncio.sleep(float(self.rng.exponential(4.0)))  # clock: virtual time passes
 
 
 async def _play(seed: int) -> None:

@@ -4,6 +4,7 @@ Rule `turns`: members that are not stuck never hold their turns together; no wai
 a stage that runs beside a holder is counted.
 """
 
+import fcntl
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -71,7 +72,7 @@ class Members:
             if late_s > turns.LAST_LOOK_S + stops * (PATIENCE_S + turns.LAST_LOOK_S):
                 raise Broken(f"turns: member {second} enters {late_s:g} s after the turn was free")
         if stops:
-            self.stopped._lock(turns.fcntl.F_UNLCK, place, 1)
+            self.stopped._lock(fcntl.F_UNLCK, place, 1)
         for turn in (holder, waits):
             turn.leave()
 

@@ -93,7 +93,8 @@ class Senders:
         about: dict[str, Any] = {"node_id": node}
         if hasattr(event, "task_id"):
             about |= {"task_id": "a.1.w0", "token": self.job.token}
-        return structs.replace(event, **about)
+        found: Event = structs.replace(event, **about)
+        return found
 
     def _may(self, event: Event, signer: str) -> bool:
         """The promise: operators speak through the gateway, a node of itself and of tasks that it runs."""

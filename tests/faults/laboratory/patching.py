@@ -75,7 +75,13 @@ def _replace_in(owner: type, real: Function, broken: Function) -> int:
 def edited(real: Any, *changes: tuple[str, str]) -> None:
     """A function or a property with pieces of its source changed. Raises `LookupError` unless each piece
     occurs exactly once."""
-    function = inspect.unwrap(real.fget if isinstance(real, property) else real)
+    replace(real, changed_source(real, *changes))
+
+
+def changed_source(real: Any, *changes: tuple[str, str]) -> Any:
+    """As `edited`, and puts it nowhere."""
+    outer: Any = real.fget if isinstance(real, property) else real
+    function = inspect.unwrap(outer)
     source = inspect.getsource(function)
     for old, new in changes:
         if source.count(old) != 1:
@@ -84,7 +90,7 @@ def edited(real: Any, *changes: tuple[str, str]) -> None:
     found: dict[str, Any] = {}
     code = compile(dedent(source), f"<mutant of {function.__qualname__}>", "exec")
     exec(code, function.__globals__, found)
-    replace(real, found[function.__name__])
+    return found[function.__name__]
 
 
 def filtered(real: Function, keep: Callable[[Any], bool]) -> None:

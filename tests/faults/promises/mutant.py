@@ -1,8 +1,9 @@
 """A mutant against a promise: one line of the product changed, and who ought to notice."""
 
+from collections.abc import Iterator
 from typing import Any, NamedTuple
 
-from tests.faults.laboratory.patching import edited
+from tests.faults.laboratory.patching import changed_source, edited
 
 MUTANTS: dict[str, "Mutant"] = {}
 """By what each breaks, in words."""
@@ -25,8 +26,17 @@ class Mutant(NamedTuple):
 
     def put_in(self) -> None:
         """Changes this process for good. Raises `LookupError` where the product has no such line any more."""
+        for function, changes in self.by_function():
+            edited(function, *changes)
+
+    def check(self) -> None:
+        """Raises `LookupError` where the product has no such line any more; changes nothing."""
+        for function, changes in self.by_function():
+            changed_source(function, *changes)
+
+    def by_function(self) -> Iterator[tuple[Any, list[tuple[str, str]]]]:
         for function in dict.fromkeys(function for function, _, _ in self.edits):
-            edited(function, *((old, new) for edit, old, new in self.edits if edit is function))
+            yield function, [(old, new) for edit, old, new in self.edits if edit is function]
 
 
 def breaks(

@@ -234,7 +234,7 @@ async def ledger(request: Request) -> Response:
     log, archived, problem = gateway.log, None, ""
     try:
         end = (await log.end_offsets([place]))[place]
-        begin = (await (log.log if isinstance(log, ArchivedLog) else log).begin_offsets([place]))[place]
+        begin = (await (log.inner if isinstance(log, ArchivedLog) else log).begin_offsets([place]))[place]
         if isinstance(log, ArchivedLog):
             archived = {"folder": str(log.archive.folder), "begin": begin, "end": begin}
             index = (await log.indexes({place: begin})).get(place)

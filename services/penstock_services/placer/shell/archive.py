@@ -149,7 +149,7 @@ def _archived_fold(store: Archive, ledger: Partition) -> Replica:
 
 async def _copy(whole: ArchivedLog, writer: Writer, place: Partition, until: int) -> int:
     """Copies the missing records of an input up to there."""
-    begin = (await whole.log.begin_offsets([place]))[place]
+    begin = (await whole.inner.begin_offsets([place]))[place]
     start, copied = writer.end or begin, 0
     reader = whole.reader({place: start})
     try:
