@@ -89,7 +89,7 @@ deploy-check: venv ## Follow infra/deploy/README.md, block by block, on six mach
 chaos: venv ## The fault laboratory: SEEDS runs of the real services (SEEDS=500); failures print their replay
 	$(BIN)/python -m tests.faults.laboratory --seeds $(SEEDS)
 
-mutants: venv ## Break the product line by line against what it promises: who notices, random judges alone, and with tests (6 minutes of processor time)
+mutants: venv ## Break the product line by line against what it promises: who notices, random judges alone, and with tests (two minutes of processor time)
 	$(BIN)/python -m tests.faults.promises
 
 long: venv ## The tests that the CI run leaves out, but for those of faults, deploy-check and live (half an hour, longer with PENSTOCK_DATA)
