@@ -270,7 +270,9 @@ class CellRules:
                 continue
             node = state.nodes[node_id]
             lacks = max(task.placed_cores, task.throttled_from) - len(task.used_cores)
-            if what == "bandwidth" or lacks < 0 or 0 < lacks <= node.free_core_mask.bit_count():
+            tried_again = f"{job.job_id}:adjustment" in state.timers  # as far as cores are free then
+            fits = lacks < 0 or 0 < lacks <= node.free_core_mask.bit_count()
+            if what == "bandwidth" or (fits and not tried_again):
                 raise Broken(f"temporary: {task_id} is adjusted for {now_ms - at_ms} ms ({what})")
         for timer in state.timers.values():
             if timer.about.kind == "adjustment":
@@ -280,6 +282,8 @@ class CellRules:
 
     def alarm(self, state: CellState, now_ms: int) -> None:
         """A placer that sleeps, in an idle cell with room for a small job: the alarm rings."""
+        if PASS in state.timers:
+            return  # it is about to wake
         sleeping = load(dump(state))
         begin(sleeping, state.seq + 1, now_ms, state.term)
         spec = JobSpec(command=("train",), owner="nobody")
