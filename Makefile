@@ -16,7 +16,7 @@ PYTEST := $(BIN)/python -m pytest -n auto --dist loadscope --no-loadscope-reorde
 # A shell that forbids bytecode would have hundreds of processes compile the same modules again.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help venv lock demo test pytest-command lint compiled schemas docs sbom audit bench restore-drill papers faults wheels deploy-check upgrade-check chaos liveness long live pytorch up kafka jaeger roles clean
+.PHONY: help venv lock demo test pytest-command lint compiled schemas docs sbom audit bench restore-drill papers faults wheels deploy-check upgrade-check chaos liveness mutants long live pytorch up kafka jaeger roles clean
 
 pytest-command:
 	@echo $(PYTEST)
@@ -96,6 +96,9 @@ chaos: venv ## The fault laboratory: SEEDS runs of the real services (SEEDS=500)
 
 liveness: venv ## RUNS random cells (RUNS=500): nobody waits beside free resources, and every reader reads numbers at the ends of their ranges
 	$(BIN)/python -m tests.faults.random_cells --runs $(RUNS)
+
+mutants: venv ## Break the product line by line against what it promises: who notices, random judges alone, and with tests (two minutes of processor time)
+	$(BIN)/python -m tests.faults.promises
 
 long: venv ## The tests that the CI run leaves out, but for those of faults, deploy-check and live (half an hour, longer with PENSTOCK_DATA)
 	$(PYTEST) tests/papers tests/unit tests/simulation tests/integration tests/e2e -m slow --deadline 14400 \

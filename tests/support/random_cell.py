@@ -28,13 +28,14 @@ from penstock.model.external_events import (
     WorkProgressed,
 )
 from penstock.model.ledger_events import TermStarted, TimerFired
+from penstock.model.nodes import NodeSpec
 from penstock.model.settings import MAX_OVERTAKES, Coda, PlacerSettings, Stage
 from penstock.model.topics import INPUT_TOPICS
 from penstock.model.transitions import TaskStatus
 from penstock.model.types import MAX_MS, Estimate, JobSpec, ResourceRequest, ResourceVector, ShapeOption
 from penstock.policies.liveness import Undelaying, stalled
 from penstock_services.placer.core.recorder import Recorder
-from penstock_services.placer.core.step import PlacerCore
+from penstock_services.placer.core.step import PlacerCore, Step
 from tests.support.driver import node_spec
 from tests.support.extremes import about, at_its_ends
 from tests.support.readers import Readers
@@ -76,7 +77,7 @@ class RandomCell(Recorder):
         snapshot; 0: none is. `extremes`: rate of inputs with numbers at the ends of their ranges, and of
         inputs of any kind; every reader reads what is written then."""
         self.readers = Readers() if extremes else None
-        super().__init__(None if self.readers is None else self.readers.take)
+        super().__init__(self.written)
         self.fresh_every, self.arrives, self.extremes = fresh_every, arrives, extremes
         self.compared, self.steps = 0, 0
         self.seed = seed
@@ -94,9 +95,18 @@ class RandomCell(Recorder):
         for number in range(int(self.rng.integers(1, 5))):
             gpus, cores = int(self.rng.choice([1, 2, 4, 8])), int(self.rng.choice([8, 16, 32]))
             model = str(self.rng.choice(["V100", "A100"]))
-            self.feed(NodeJoined(node=node_spec(f"n{number}", gpus, cores=cores, model=model)))
+            self.feed(self._joining(node_spec(f"n{number}", gpus, cores=cores, model=model)))
 
-    def feed(self, event: Event) -> None:
+    def written(self, value: bytes) -> None:
+        """One record, as it is in the log."""
+        if self.readers is not None:
+            self.readers.take(value)
+
+    def _joining(self, spec: NodeSpec) -> NodeJoined:
+        """The first one of a node."""
+        return NodeJoined(node=spec)
+
+    def feed(self, event: Event) -> Step:
         own = isinstance(event, TermStarted | TimerFired)
         if not own and self.ends.random() < self.extremes:
             event = at_its_ends(event, self.ends)
@@ -111,6 +121,7 @@ class RandomCell(Recorder):
             assert list(other.facts) == list(step.facts), f"a fresh decider, record {self.head.seq}"
             assert list(other.explanation) == list(step.explanation), f"record {self.head.seq}"
             assert twin.head == self.head
+        return step
 
     def run(self) -> list[str]:
         """Jobs that still wait when nothing can happen any more, and were not told that they can never

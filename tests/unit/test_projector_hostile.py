@@ -6,7 +6,7 @@ import pytest
 from penstock.ledger.replica import Replica
 from penstock.model.external_events import TaskStarted
 from penstock_services.projector.core.projection import Projection
-from penstock_services.projector.shell.store import _json
+from penstock_services.projector.shell.store import LARGEST, _json, _saturate
 from tests.support.driver import CellDriver, node_spec
 
 BIGINT = 1 << 63
@@ -26,3 +26,15 @@ def test_an_absurd_pid_reaches_no_table(pid: int) -> None:
         projection.take(value, offset)
     [task] = orjson.loads(_json(projection.drain()["tasks"]))
     assert task["pid"] == (pid if pid == 4_711 else None)
+
+
+def test_a_number_that_its_column_cannot_hold_becomes_the_nearest() -> None:
+    """A node reports that a process has used 2^70 ms, and slots beyond all machines."""
+    bounds = {"cpu_ms": LARGEST["bigint"], "pid": LARGEST["integer"], "gpus": LARGEST["smallint[]"]}
+    row = {"cpu_ms": 1 << 70, "pid": -(1 << 40), "gpus": [3, 1 << 20], "other": 1 << 70}
+    rows = [row, {"cpu_ms": None, "pid": 7, "gpus": [1]}]
+    _saturate(rows, bounds)
+    assert rows == [
+        {"cpu_ms": (1 << 63) - 1, "pid": -((1 << 31) - 1), "gpus": [3, (1 << 15) - 1], "other": 1 << 70},
+        {"cpu_ms": None, "pid": 7, "gpus": [1]},
+    ]

@@ -71,21 +71,29 @@ class Hunt(NamedTuple):
 
 def guarded(options: Options) -> Outcome:
     """One run, in the main thread of its process; ended when it takes far more turns or processor time than any sound one."""
-    before = signal.signal(signal.SIGVTALRM, _too_long)
-    signal.setitimer(signal.ITIMER_VIRTUAL, MAX_RUN_CPU_S, 1.0)
     try:
-        return live(options)
+        with bounded():
+            return live(options)
     except Endless as error:
         return Outcome(
             options.seed, options.profile or "", "liveness", str(error), 0, 0, 0, 0, 0.0, "", {}, ()
         )
+
+
+@contextmanager
+def bounded(cpu_s: float = MAX_RUN_CPU_S) -> Iterator[None]:
+    """In the main thread: raises `Endless` when the block takes more processor time."""
+    before = signal.signal(signal.SIGVTALRM, _too_long)
+    signal.setitimer(signal.ITIMER_VIRTUAL, cpu_s, 1.0)
+    try:
+        yield
     finally:
         signal.setitimer(signal.ITIMER_VIRTUAL, 0.0)
         signal.signal(signal.SIGVTALRM, before)
 
 
 def _too_long(_number: int, _frame: FrameType | None) -> NoReturn:
-    raise Endless(f"no end within {MAX_RUN_CPU_S:g} s of processor time")
+    raise Endless("no end within its processor time")
 
 
 def run_all(options: Sequence[Options], workers: int) -> Iterator[Outcome]:

@@ -5,9 +5,11 @@ A mutant is a function that replaces others: `replace(real, broken)` puts `broke
 function is gone raises `AttributeError` or `LookupError`, and is an error, not a survivor.
 """
 
+import inspect
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from textwrap import dedent
 from types import MappingProxyType
 from typing import Any
 
@@ -68,6 +70,27 @@ def _replace_in(owner: type, real: Function, broken: Function) -> int:
             setattr(owner, name, broken)
             places += 1
     return places
+
+
+def edited(real: Any, *changes: tuple[str, str]) -> None:
+    """A function or a property with pieces of its source changed. Raises `LookupError` unless each piece
+    occurs exactly once."""
+    replace(real, changed_source(real, *changes))
+
+
+def changed_source(real: Any, *changes: tuple[str, str]) -> Any:
+    """As `edited`, and puts it nowhere."""
+    outer: Any = real.fget if isinstance(real, property) else real
+    function = inspect.unwrap(outer)
+    source = inspect.getsource(function)
+    for old, new in changes:
+        if source.count(old) != 1:
+            raise LookupError(f"{function.__qualname__} has {old!r} {source.count(old)} times")
+        source = source.replace(old, new)
+    found: dict[str, Any] = {}
+    code = compile(dedent(source), f"<mutant of {function.__qualname__}>", "exec")
+    exec(code, function.__globals__, found)
+    return found[function.__name__]
 
 
 def filtered(real: Function, keep: Callable[[Any], bool]) -> None:

@@ -249,7 +249,9 @@ class Decider:
         held_up = head is not None and self._holds_up(head)
         reservation = PassReservation(self.profile)
         of_plan = waits_for_plan(state, self.profile.regroup)
-        bounded = order is not None and self.profile.backfill is None
+        bounded = (
+            order is not None and self.profile.backfill is None
+        )  # it may offer first jobs of tenants alone
         for job_id in islice(waiting, reach):
             job = state.jobs[job_id]
             if of_plan and job.estimate is not None and has_whole_gpus(job.estimate.worker):
@@ -289,9 +291,7 @@ class Decider:
             if job.status is JobStatus.LAUNCHING or head is job:
                 head = state.head_of_queue()
                 held_up = head is not None and self._holds_up(head)
-        if (
-            bounded or not state.holding
-        ) and not of_plan:  # or an order that may offer each tenant's first job alone
+        if not of_plan and (bounded or not state.holding):
             yield from self._behind.start(state, tried, self.failed_jobs, reservation.chooser())
         yield from reservation.done(state)
         yield from reclaiming.done(state)

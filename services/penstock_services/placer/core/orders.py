@@ -293,11 +293,12 @@ def _starts(state: CellState, job: JobState, tasks: Iterable[TaskState], gang: G
 
 
 def _held(job: JobState) -> dict[str, Sequence[int]]:
-    """Node → slots of all whole GPUs of the attempt there, ascending. Empty for a job of one task."""
+    """Node → slots of all whole GPUs of the attempt there, ascending; not those of tasks that have ended, whose slots may belong to
+    other GPUs by now, or to none. Empty for a job of one task."""
     found: dict[str, list[int]] = {}
     if len(job.tasks) > 1:
         for task in job.tasks.values():
-            if task.place.gpu_share_milli == WHOLE_GPU:
+            if task.place.gpu_share_milli == WHOLE_GPU and task.status is not TaskStatus.EXITED:
                 found.setdefault(task.place.node_id, []).extend(task.place.gpus)
     return {node_id: sorted(slots) for node_id, slots in found.items()}
 
