@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 
 from penstock.ledger.snapshot import dump, load
-from penstock.model.external_events import SPEED_STEP, StepsMeasured
-from penstock.model.groups import GroupDissolved, KindsApart, Shortfall, Turns
+from penstock.model.external_events import StepsMeasured
+from penstock.model.groups import SPEED_STEP, GroupDissolved, KindsApart, Shortfall, Turns
 from penstock.model.ledger_events import JobPreempted, ProposalAnswered, StopDecided, TimerFired
 from penstock.model.proposals import PlanProposed, ProposedJob, ProposedUnit
 from penstock.model.settings import PlacerSettings

@@ -5,7 +5,8 @@ import os
 
 import pytest
 
-from penstock.model.external_events import SPEED_STEP, StepsMeasured
+from penstock.model.external_events import StepsMeasured
+from penstock.model.groups import SPEED_STEP
 from penstock.sdk import progress, stages
 from penstock.sdk.progress import Meter
 from penstock.sdk.stages import Recorder

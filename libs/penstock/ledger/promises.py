@@ -7,7 +7,7 @@ machine is slow. What a plan promises contains more than waits (`interleave.LOSS
 
 from penstock.ledger.job_state import JobState
 from penstock.ledger.state import CellState
-from penstock.model.external_events import SPEED_STEP
+from penstock.model.groups import SPEED_STEP
 
 
 def promised(state: CellState, job: JobState) -> float:

@@ -7,9 +7,10 @@ from hashlib import sha256
 
 from penstock.clock import wall_ms
 from penstock.log.port import Message, Partition, Record
+from penstock.model.differences import StateDiffers
 from penstock.model.envelope import Envelope, to_wire
 from penstock.model.errors import Reason
-from penstock.model.external_events import DeadLettered, StateDiffers
+from penstock.model.external_events import DeadLettered
 from penstock.model.outline import outline, outline_of_header
 from penstock.model.topics import Topic
 

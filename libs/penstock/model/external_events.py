@@ -4,12 +4,12 @@ from typing import Annotated, ClassVar, Literal
 
 from msgspec import Meta, field
 
+from penstock.model.differences import StateDiffers
 from penstock.model.event import Event, event
 from penstock.model.nodes import Fault, GpuFault, NodeSpec
 from penstock.model.outline import MAX_OUTLINE_CHARS
 from penstock.model.topics import MAX_EVENT_BYTES, Topic
 from penstock.model.types import (
-    MAX_DIGEST,
     MAX_GPUS_PER_NODE,
     GpuIndex,
     Identifier,
@@ -333,12 +333,6 @@ class CheckpointFetched(CountedTaskEvent, frozen=True, kw_only=True):
     """Why it was not fetched, with the remedy; the task starts nevertheless."""
 
 
-SPEED_STEP = 1.25
-"""A node reports the part of its steps in which a member of a group does not wait where that has changed by this
-factor since the last report: what was reported is at most so far from the truth. Windows of 2 s, in which a member
-has some ten iterations, differ by less."""
-
-
 @event
 class StepsMeasured(CountedTaskEvent, frozen=True, kw_only=True):
     """Progress of a training job. Reported at growing intervals, so that the number of events grows with the
@@ -463,15 +457,6 @@ class TelemetrySampled(Event, frozen=True, kw_only=True):
     """Part of the time in which some thread of the task, or of the node, waited for a core (pressure stall information, `cpu.pressure`, some)."""
     memory_bandwidth_percent: Annotated[float, Meta(ge=0)] | None = None
     """Memory traffic of the task, or of the node, in percent of the node's memory bandwidth (resctrl, MBM)."""
-
-
-class StateDiffers(Value, frozen=True, kw_only=True):
-    """The state behind a record of the ledger, as a reader has folded it, is not the placer's."""
-
-    seq: Annotated[int, Meta(ge=1)]
-    """The record's."""
-    own: Annotated[str, Meta(max_length=MAX_DIGEST)]
-    """The reader's digest (`penstock.ledger.digest`)."""
 
 
 @event

@@ -12,7 +12,7 @@ from penstock.ledger.record import RawRecord
 from penstock.ledger.state import CellState
 from penstock.log.dead_letters import dead_letter
 from penstock.log.port import Log, Record
-from penstock.model.external_events import StateDiffers
+from penstock.model.differences import StateDiffers
 
 logger = logging.getLogger(__name__)
 

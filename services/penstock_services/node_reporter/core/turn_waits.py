@@ -4,7 +4,8 @@ changed by `SPEED_STEP` since the last published one, at a rate sustainable for 
 A report that is left out is soon replaced: the SDK repeats it (`penstock.sdk.progress`) while the job waits.
 """
 
-from penstock.model.external_events import SPEED_STEP, StepsMeasured
+from penstock.model.external_events import StepsMeasured
+from penstock.model.groups import SPEED_STEP
 from penstock_services.node_reporter.core.rates import TokenBucket
 
 BURST = 10

@@ -103,9 +103,8 @@ class Decider:
 
         `failed`: job → error of those on which the policy is known to fail in this very step.
         """
-        self.explanations = []
+        self.explanations, self.errors, self.failed_jobs = [], [], {}
         self._known_failures = failed
-        self.errors, self.failed_jobs = [], {}
         self._rng.seed(event_id)
         choose = CHOICES.get(type(event))
         return iter(()) if choose is None else choose(self, state, event)
@@ -245,13 +244,10 @@ class Decider:
         passed = placed = tasks = parked = 0
         order, reach = self.profile.order, self.settings.backfill_window + MAX_PLACEMENTS_PER_RECORD
         waiting = iter(state.queue.values()[:reach]) if order is None else order.order(state)
-        head = state.head_of_queue()
-        held_up = head is not None and self._holds_up(head)
+        held_up = (head := state.head_of_queue()) is not None and self._holds_up(head)
         reservation = PassReservation(self.profile)
         of_plan = waits_for_plan(state, self.profile.regroup)
-        bounded = (
-            order is not None and self.profile.backfill is None
-        )  # it may offer first jobs of tenants alone
+        bounded = order is not None and self.profile.backfill is None  # tenants' first jobs may come alone
         for job_id in islice(waiting, reach):
             job = state.jobs[job_id]
             if of_plan and job.estimate is not None and has_whole_gpus(job.estimate.worker):
@@ -289,8 +285,7 @@ class Decider:
                 if not placed and self._others_wait(state, head, reservation, reclaiming):
                     break
             if job.status is JobStatus.LAUNCHING or head is job:
-                head = state.head_of_queue()
-                held_up = head is not None and self._holds_up(head)
+                held_up = (head := state.head_of_queue()) is not None and self._holds_up(head)
         if not of_plan and (bounded or not state.holding):
             yield from self._behind.start(state, tried, self.failed_jobs, reservation.chooser())
         yield from reservation.done(state)
