@@ -7,8 +7,32 @@ from tests.faults.laboratory.patching import MUTANTS, replace
 
 UNNOTICED = 0.05  # of the mutants, at most, among runs with all kinds of faults
 PROMISED = 150
-CI_STEP = 9  # the CI run hunts every ninth, two hundred take minutes
-PARTS = 4
+PARTS = 2
+IN_CI = (
+    "a cancelled job keeps its target",
+    "a frozen cell gives up nodes",
+    "a job that is held moves",
+    "a next member comes after a job that runs on",
+    "a node compares no tokens of adjustments",
+    "a node ends a task long after its lease",
+    "a placement forgets the group that it belongs to",
+    "a plan is valid for ever",
+    "a proposal may take what is not free",
+    "a record need not be the next one",
+    "a record that was refused counts as written",
+    "a run time-out stops nobody",
+    "a service may slow trainings",
+    "adjustments are repeated after starts",
+    "an older boot's departure counts",
+    "each member of a group is booked with all of its place",
+    "for a plan a job is stopped that it does not name",
+    "no answer reports to a node that its joining is stale",
+    "nobody is killed when the grace is over",
+    "stops are not repeated by a new term",
+    "the estimator forgets what it had not estimated",
+)
+"""Those that the CI run hunts: every ninth of the list as it was when they were chosen, by name, so that a new one
+moves none. Each is noticed at its first seed; all of the list take half an hour."""
 
 
 @pytest.mark.parametrize("part", range(PARTS), ids=[f"part-{n}-of-{PARTS}" for n in range(1, PARTS + 1)])
@@ -20,7 +44,7 @@ def test_nearly_every_bug_is_noticed(part: int, scale: int) -> None:
     """
     assert len(MUTANTS) >= PROMISED
     directed = scale == 1
-    names = list(MUTANTS)[:: CI_STEP if directed else 1][part::PARTS]
+    names = (IN_CI if directed else tuple(MUTANTS))[part::PARTS]
     survivors = []
     for name in names:
         found = apart(lambda name=name: hunt(name, MUTANT_SEEDS, directed=directed))

@@ -464,6 +464,7 @@ class LedgerRecord(Event, frozen=True, kw_only=True):
 
     TYPE = "penstock.ledger.record"
     TOPIC = Topic.LEDGER
+    OMITTED = ("digest",)
 
     seq: Annotated[int, Meta(ge=1)]
     parent: Annotated[str, Meta(pattern=r"^[0-9a-f]{32}\Z")]
