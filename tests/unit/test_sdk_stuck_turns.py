@@ -11,7 +11,7 @@ import pytest
 
 from penstock.sdk import turns
 from penstock.sdk.turns import Turn
-from tests.unit.played_changes import Played
+from tests.unit.played_changes import Played, numbered
 from tests.unit.test_sdk_turns import ENDLESS, MEMBER, Group, folder, group
 
 __all__ = ["folder", "group"]  # fixtures
@@ -59,7 +59,7 @@ def children(group: Group) -> Iterator[Callable[[], list[int]]]:
 def turn(folder: Path, played: Played | None = None) -> Turn:
     """Of a further member: locks belong to the open file, not to the process."""
     played = played or Played()
-    return Turn(str(folder / "gpu"), played, clock=played.clock)
+    return numbered(Turn(str(folder / "gpu"), played, clock=played.clock))
 
 
 def exclusive(held: list[tuple[float, float, str]]) -> bool:

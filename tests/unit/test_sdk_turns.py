@@ -20,7 +20,7 @@ from penstock.sdk import turns
 from penstock.sdk.stages import STAGES, WAITING, Recorder
 from penstock.sdk.turns import Changes, Turn, Turns, turns_of_group
 from tests.support.waiting import wait_until
-from tests.unit.played_changes import Played, in_line
+from tests.unit.played_changes import Played, in_line, numbered
 
 MEMBER = """
 import os, sys, time
@@ -126,7 +126,7 @@ def turn(
 ) -> Turn:
     """Of a further member: locks belong to the open file, not to the process. Its time is that of `changes`, where that is played."""
     clock = {"clock": changes.clock} if isinstance(changes, Played) else {}
-    return Turn(str(folder / "group" / name), changes or Changes(), leaving, **clock)
+    return numbered(Turn(str(folder / "group" / name), changes or Changes(), leaving, **clock))
 
 
 def in_background(work: Callable[[], object]) -> threading.Thread:

@@ -13,7 +13,7 @@ import numpy as np
 from penstock.sdk import turns
 from penstock.sdk.turns import MAX_HOLDERS, MAX_WAIT_S, PATIENCE_S, Turn
 from tests.faults.judges.cell_rules import Broken
-from tests.unit.played_changes import Played
+from tests.unit.played_changes import Played, numbered
 
 STEPS = 25
 LONGEST = 0.45
@@ -28,8 +28,9 @@ class Members:
     def __init__(self, seed: int, folder: Path) -> None:
         self.rng = np.random.default_rng(seed)
         self.played = Played()
-        self.turns = [Turn(str(folder / "gpu"), self.played, clock=self.played.clock) for _ in range(4)]
-        self.stopped = Turn(str(folder / "gpu"), self.played, clock=self.played.clock)
+        self.stopped, *self.turns = (
+            numbered(Turn(str(folder / "gpu"), self.played, clock=self.played.clock)) for _ in range(5)
+        )
         self.stuck: int | None = None
         self.slow: set[int] = set()
         """Those that were stuck: others wait less for them."""
