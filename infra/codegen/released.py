@@ -1,9 +1,9 @@
 """What the readers of the latest release know, and whether they can go on beside the present writers.
 
-`schemas/released.json` holds, for each event and field, the closed list of values and the largest bound that the
-release reads. `python -m infra.codegen.released` writes the file when a version is released; nothing else does.
-An old reader refuses a value that is not in there. So what is new needs a row that says what such a reader does
-(decision 127):
+`schemas/released.json` holds, for each event and field, the closed list of values and the largest bound that
+the release reads. `python -m infra.codegen.released` writes the file when a version is released; nothing else
+does. An old reader refuses a value that is not in there. So what is new needs a row that says what such a
+reader does (decision 127):
 
 | where | what is needed |
 |---|---|
@@ -30,7 +30,8 @@ BELIEVED = (Topic.ORDERS, Topic.AMENDMENTS, Topic.LEDGER)
 """Readers of these topics take an event as it is, or not at all."""
 
 Facets = dict[str, dict[str, Any]]
-"""Path of a field → `values` (a list), `most` (a number) and `otherwise` (read in place of unknown values)."""
+"""Path of a field → `values` (a list), `most` (a number) and `otherwise` (read in place of unknown
+values)."""
 Additions = Mapping[type[Event], Sequence[Addition]]
 
 
@@ -82,8 +83,8 @@ def release(schemas: Mapping[type[Event], Mapping[str, Any]]) -> bytes:
 def problems(
     file: Path, schemas: Mapping[type[Event], Mapping[str, Any]], additions: Additions = ADDITIONS
 ) -> list[str]:
-    """What readers of the release cannot read, each with the event, the field and the remedy; nothing where nothing
-    was released."""
+    """What readers of the release cannot read, each with the event, the field and the remedy; nothing where
+    nothing was released."""
     if not file.is_file():
         return []
     body = json.loads(file.read_bytes())

@@ -104,8 +104,8 @@ def obtain_jars() -> Path:
 
 
 def class_archive(java: str, jars: Path) -> Path:
-    """The JVM's archive of the broker's classes (class data sharing), made once by running a broker: it halves
-    the start's time. Beside it lies that broker's `CHECKPOINT`.
+    """The JVM's archive of the broker's classes (class data sharing), made once by running a broker: it
+    halves the start's time. Beside it lies that broker's `CHECKPOINT`.
 
     A JVM whose archive is missing or does not fit loads its classes from the jars. Raises `LaunchError`.
     """

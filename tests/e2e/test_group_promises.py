@@ -1,4 +1,5 @@
-"""A member that holds its turn for seconds ends its group in a live cell, and the other one has the GPU alone."""
+"""A member that holds its turn for seconds ends its group in a live cell, and the other one has the GPU
+alone."""
 
 import shutil
 import sys
@@ -43,8 +44,8 @@ def submit(gateway: Gateway, name: str, held_s: float) -> str:
 
 
 def test_a_member_that_holds_its_turns_for_long_ends_its_group(one_gpu: Gateway) -> None:
-    """`slow` computes for 4 s and `quick` for 20 ms, on one GPU. Turn by turn `quick` has a half per cent of its
-    speed; each was promised a half."""
+    """`slow` computes for 4 s and `quick` for 20 ms, on one GPU. Turn by turn `quick` has a half per cent of
+    its speed; each was promised a half."""
     slow = submit(one_gpu, "slow", 4.0)
     one_gpu.until(slow, "running")
     quick = submit(one_gpu, "quick", 0.02)

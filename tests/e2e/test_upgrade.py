@@ -104,7 +104,8 @@ class Cell:
 
 
 class Load:
-    """Short jobs from several users, in threads, until it is closed. A user who gets no answer asks again with the same key."""
+    """Short jobs from several users, in threads, until it is closed. A user who gets no answer asks again
+    with the same key."""
 
     def __init__(self, gateway: Gateway) -> None:
         self.acknowledged: list[str] = []
@@ -178,7 +179,8 @@ def goes_on(cell: Cell, load: Load) -> None:
 
 
 def pauses_ms(dsn: str, cell: Cell) -> list[tuple[int, str]]:
-    """Between two placements, by the records' own times: (duration, process that was being replaced), longest first."""
+    """Between two placements, by the records' own times: (duration, process that was being replaced), longest
+    first."""
 
     async def times() -> list[int]:
         log = await open_log(dsn, "test").start()
@@ -202,7 +204,8 @@ def pauses_ms(dsn: str, cell: Cell) -> list[tuple[int, str]]:
 
 
 def releases(folder: Path) -> tuple[Release, Release, bool]:
-    """Former, latter, and whether there is a way back. `PENSTOCK_FORMER`: a commit; else the latter is derived."""
+    """Former, latter, and whether there is a way back. `PENSTOCK_FORMER`: a commit; else the latter is
+    derived."""
     commit = os.environ.get("PENSTOCK_FORMER", "")
     if not commit:
         return working_tree(), next_version(folder), True
@@ -213,8 +216,8 @@ def releases(folder: Path) -> tuple[Release, Release, bool]:
 
 
 def test_each_process_is_replaced_by_the_next_version_and_back(postgres_dsn: str, tmp_path: Path) -> None:
-    """A team upgrades on a working day, one service after the other, and sets all of it back in the afternoon. Users submit all the time, and
-    one training runs through."""
+    """A team upgrades on a working day, one service after the other, and sets all of it back in the
+    afternoon. Users submit all the time, and one training runs through."""
     former, latter, back = releases(tmp_path)
     with database(postgres_dsn, "upgrade") as dsn, running(dsn, former) as cell:
         cell.gateway.until_nodes(len(NODES))

@@ -1,9 +1,11 @@
-"""`python -m tests.faults.random_cells --runs N`: random cells with queues beyond every window, over all cores.
+"""`python -m tests.faults.random_cells --runs N`: random cells with queues beyond every window, over all
+cores.
 
 Nobody may wait beside free resources, at any time or in the end. In every fourth run numbers lie at the ends
 of their legal ranges instead, and every reader has to read what the placer writes about them.
 
-Exit codes: 0 every run was sound, 1 one was not (with the command that replays it), 2 bad options, 130 Ctrl-C.
+Exit codes: 0 every run was sound, 1 one was not (with the command that replays it), 2 bad options, 130
+Ctrl-C.
 """
 
 import argparse
@@ -90,7 +92,8 @@ def _drawn(seed: int) -> tuple[str, np.random.Generator]:
 
 
 def _with_windows(window: int) -> Mapping[str, Mapping[str, object]]:
-    """Profiles that try 4,096 jobs of a queue try so few, too: what lies behind their windows is judged alike."""
+    """Profiles that try 4,096 jobs of a queue try so few, too: what lies behind their windows is judged
+    alike."""
     return MappingProxyType(
         {
             name: MappingProxyType(

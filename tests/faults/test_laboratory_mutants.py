@@ -31,8 +31,8 @@ IN_CI = (
     "stops are not repeated by a new term",
     "the estimator forgets what it had not estimated",
 )
-"""Those that the CI run hunts: every ninth of the list as it was when they were chosen, by name, so that a new one
-moves none. Each is noticed at its first seed; all of the list take half an hour."""
+"""Those that the CI run hunts: every ninth of the list as it was when they were chosen, by name, so that a
+new one moves none. Each is noticed at its first seed; all of the list take half an hour."""
 
 
 @pytest.mark.parametrize("part", range(PARTS), ids=[f"part-{n}-of-{PARTS}" for n in range(1, PARTS + 1)])

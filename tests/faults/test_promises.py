@@ -1,5 +1,5 @@
-"""The promises of a cell are judged by random judges that know nothing else: a sound product passes them, and a
-product with one line changed does not."""
+"""The promises of a cell are judged by random judges that know nothing else: a sound product passes them, and
+a product with one line changed does not."""
 
 import pytest
 
@@ -13,7 +13,8 @@ PROMISED = 60
 CI_STEP = 4
 """The CI run puts in every fourth mutant, `make mutants` and the slow test all of them."""
 SEEDS = {"hostile": range(28, 33), "extremes": range(12, 13)}
-"""Of a sound product in the CI run; of the others three. Those of "random" and "cell" have tests of their own."""
+"""Of a sound product in the CI run; of the others three. Those of "random" and "cell" have tests of their
+own."""
 JUDGED = sorted(JUDGES.keys() - {"random", "cell"})
 
 

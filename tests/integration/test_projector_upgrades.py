@@ -41,7 +41,8 @@ async def test_migrations_are_applied_once_and_never_changed(dsn: str) -> None:
 
 
 async def test_tables_of_a_newer_version_serve_the_former_one_where_that_is_safe(dsn: str) -> None:
-    """A release is set back: it had added a column, and that is no reason to stay down. The next one renames what this one reads."""
+    """A release is set back: it had added a column, and that is no reason to stay down. The next one renames
+    what this one reads."""
     files = load_migrations("penstock_services.projector.migrations")
     number = len(files) + 1
     more = Migration(
@@ -64,7 +65,8 @@ async def test_tables_of_a_newer_version_serve_the_former_one_where_that_is_safe
 async def test_the_projector_writes_beside_columns_of_a_newer_version(
     dsn: str, cell: Settings, log: EmbeddedLog
 ) -> None:
-    """A release is set back. It had added columns that may not be empty to every table; what they hold is not this version's to say."""
+    """A release is set back. It had added columns that may not be empty to every table; what they hold is not
+    this version's to say."""
     placer = with_jobs()
     async with projecting(cell, log):
         pass

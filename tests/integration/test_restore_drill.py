@@ -165,6 +165,12 @@ class Site:
     def until_started(self, name: str) -> None:
         wait_until(lambda: self.starts_of(name), f"the start of {name}")
 
+    def until_ended(self, name: str, job_id: str) -> dict[str, Any]:
+        """The job, once it has started and has come to its end."""
+        self.until_started(name)
+        self.may_end(name)
+        return self.gateway.until_ended(job_id)
+
     def runs(self, name: str) -> bool:
         """Whether a process of this job lives."""
         return bool(processes_with(f"\0{name}\0{self.marks}\0".encode()))
@@ -236,9 +242,7 @@ def test_both_volumes_are_lost_and_the_cell_goes_on_from_its_copy(site: Site) ->
     assert (code, verified["head"]) == (0, taken["head"]), err
 
     site.start("placer")
-    site.until_started("unread")
-    site.may_end("unread")
-    site.gateway.until_ended(unread)
+    site.until_ended("unread", unread)
     tuesday = site.submit("tuesday")
     site.until_started("tuesday")
     [(lost, order)] = [
@@ -273,10 +277,8 @@ def test_both_volumes_are_lost_and_the_cell_goes_on_from_its_copy(site: Site) ->
     site.may_end("new")
     site.gateway.until_ended(new)
     last = site.submit("last")
-    site.until_started("last")
-    site.may_end("last")
     site.may_end("runs")
-    assert site.gateway.until_ended(last)["outcome"] == "succeeded"
+    assert site.until_ended("last", last)["outcome"] == "succeeded"
     assert site.gateway.until_ended(runs)["outcome"] == "succeeded"
     assert site.starts_of("tuesday") == 1, "an order of the lost history was obeyed"
     assert not list(site.marks.glob("*.met-another")), "two tasks had one GPU"

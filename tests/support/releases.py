@@ -1,7 +1,7 @@
 """Code of two versions beside each other: that of a commit, and a next version derived from the working tree.
 
-No second release exists, so the next one is made here: the same code with each kind of addition that decision 127
-allows, all of them in use. A place that is not there any more fails.
+No second release exists, so the next one is made here: the same code with each kind of addition that decision
+127 allows, all of them in use. A place that is not there any more fails.
 """
 
 import shutil

@@ -13,8 +13,8 @@ _numbers = count(1)
 
 
 def numbered(turn: Turn) -> Turn:
-    """The same, with the next number in place of a drawn one: members that stand in line within one moment stand
-    there in the order in which the test made them."""
+    """The same, with the next number in place of a drawn one: members that stand in line within one moment
+    stand there in the order in which the test made them."""
     turn._number = next(_numbers) % turns.NUMBERS
     return turn
 

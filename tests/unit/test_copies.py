@@ -14,8 +14,8 @@ JOBS = Partition(Topic.JOBS, 0)
 
 
 def test_records_between_which_others_are_missing_get_their_offsets_again(tmp_path: Path) -> None:
-    """Kafka has markers of transactions between records, and a log may have expired in part: the ledger names what is
-    left by its offset."""
+    """Kafka has markers of transactions between records, and a log may have expired in part: the ledger names
+    what is left by its offset."""
     offsets, end = (2, 3, 5, 9), 12
     archive = Archive(tmp_path)
     writer = Writer(archive, JOBS)

@@ -1,4 +1,5 @@
-"""The gateway's alarm about decisions: a fresh decider decides a record otherwise, and later decides as the placer did."""
+"""The gateway's alarm about decisions: a fresh decider decides a record otherwise, and later decides as the
+placer did."""
 
 import asyncio
 from typing import Any

@@ -17,8 +17,8 @@ ONE_GPU = (1, 1, 0, 0)
 
 
 def test_jobs_of_two_tenants_are_not_grouped() -> None:
-    """A stranger's training on one's own GPU could slow it down, and see what it leaves in memory. The batcher
-    does not ask for that, the placer would refuse it, and `why` names the setting."""
+    """A stranger's training on one's own GPU could slow it down, and see what it leaves in memory. The
+    batcher does not ask for that, the placer would refuse it, and `why` names the setting."""
     cell = Cell()
     cell.enter("ours", COMPUTER, runs=True)
     cell.enter("theirs", READER, owner="speech", companions="any")
@@ -75,7 +75,8 @@ def times(chance: Random) -> StageTimes:
 @pytest.mark.parametrize("seed", range(4))
 @pytest.mark.parametrize("profile", ["penstock", "interleave"])
 def test_no_plan_groups_what_is_apart(profile: str, seed: int) -> None:
-    """Sixty jobs of five kinds, three tenants and some that allow any, four GPUs: whatever the search does."""
+    """Sixty jobs of five kinds, three tenants and some that allow any, four GPUs: whatever the search
+    does."""
     chance = Random(f"{profile} {seed}")
     kinds = [times(chance) for _ in range(5 if seed % 2 else 60)]
     pairs = [(chance.randrange(5), chance.randrange(5)) for _ in range(6)]

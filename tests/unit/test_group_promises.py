@@ -1,5 +1,5 @@
-"""Stories of groups that keep less than their plan promised: they are dissolved after a minute, and jobs of these
-kinds are not grouped again for a day."""
+"""Stories of groups that keep less than their plan promised: they are dissolved after a minute, and jobs of
+these kinds are not grouped again for a day."""
 
 from typing import Any
 
@@ -116,8 +116,8 @@ def pair(**spec: Any) -> Cell:
 
 
 def test_a_group_below_its_promise_for_a_minute_is_dissolved() -> None:
-    """`quick` has 1 % of its speed. After a minute the job that makes it wait is stopped and queues again, with
-    the reason in the ledger; `quick` goes on alone."""
+    """`quick` has 1 % of its speed. After a minute the job that makes it wait is stopped and queues again,
+    with the reason in the ledger; `quick` goes on alone."""
     cell = pair()
     assert [fact.TYPE for fact in cell.reports("quick", 0.01).facts[1:]] == ["penstock.timer.set"]
     cell.reports("slow", 0.99)
@@ -177,8 +177,8 @@ def test_a_minute_begins_anew_with_each_recovery() -> None:
 def test_a_speed_counts_as_short_beyond_the_step_of_reports(
     speed: float, turns: bool, dissolved: bool
 ) -> None:
-    """A node reports changes by a quarter, so less may be the promise itself. Where a proposer predicted nothing
-    each member is promised its part of the time."""
+    """A node reports changes by a quarter, so less may be the promise itself. Where a proposer predicted
+    nothing each member is promised its part of the time."""
     cell = Cell()
     cell.enter("slow", COMPUTER, runs=True)
     cell.enter("quick")
@@ -289,7 +289,8 @@ def test_a_job_that_does_not_save_is_not_stopped_after_an_hour() -> None:
 
 
 def test_a_placer_that_takes_over_in_the_minute_dissolves_the_group_in_time() -> None:
-    """The timer and the speeds are the ledger's: neither a placer, nor a batcher, nor a node has to live on."""
+    """The timer and the speeds are the ledger's: neither a placer, nor a batcher, nor a node has to live
+    on."""
     cell = pair()
     cell.reports("quick", 0.01)
     state = load(dump(cell.state))
@@ -301,8 +302,8 @@ def test_a_placer_that_takes_over_in_the_minute_dissolves_the_group_in_time() ->
 
 
 def test_the_pair_is_not_grouped_again_for_a_day() -> None:
-    """Its batcher leaves the jobs apart, and so do jobs of the same kinds that are submitted again; the placer
-    refuses other proposers' groups of them. After a day it is tried again."""
+    """Its batcher leaves the jobs apart, and so do jobs of the same kinds that are submitted again; the
+    placer refuses other proposers' groups of them. After a day it is tried again."""
     cell = Cell()
     cell.enter("slow", COMPUTER, runs=True)
     cell.enter("quick", preemptible=False)

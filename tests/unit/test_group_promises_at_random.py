@@ -1,5 +1,5 @@
-"""Random cells of groups whose members report random waits: an independent judge of what a minute below the promise
-leads to."""
+"""Random cells of groups whose members report random waits: an independent judge of what a minute below the
+promise leads to."""
 
 from random import Random
 

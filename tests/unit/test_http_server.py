@@ -70,7 +70,8 @@ class Open(NamedTuple):
         return await self.reader.readuntil(text)
 
     async def closed(self) -> bytes:
-        """Everything up to the end of the connection, which the server closes; who still sends meets a reset."""
+        """Everything up to the end of the connection, which the server closes; who still sends meets a
+        reset."""
         found = bytearray()
         with contextlib.suppress(ConnectionResetError):
             while block := await self.reader.read(65_536):

@@ -89,7 +89,8 @@ REPORTS: dict[str, Callable[[Node], list[CountedTaskEvent | GpuFaulted]]] = {
 
 @pytest.mark.parametrize("kind", REPORTS)
 def test_a_report_that_comes_again_changes_nothing(kind: str) -> None:
-    """Somebody with the right to the nodes' topic writes a node's signed reports of the last hour there again."""
+    """Somebody with the right to the nodes' topic writes a node's signed reports of the last hour there
+    again."""
     node = Node(said=100)
     reports = REPORTS[kind](node)
     for number, report in enumerate(reports, start=101):
@@ -102,7 +103,8 @@ def test_a_report_that_comes_again_changes_nothing(kind: str) -> None:
 
 
 def test_a_batch_whose_fate_was_unknown_is_sent_again_without_harm() -> None:
-    """The log takes two of three reports and the connection breaks: the reporter sends all three again, then goes on."""
+    """The log takes two of three reports and the connection breaks: the reporter sends all three again, then
+    goes on."""
     node, other = Node(said=7), Node(said=7)
     reports = [phase(node, "train"), saved(node, 10), phase(node, "save"), phase(node, "train")]
     sent = [(reports[n], 8 + n) for n in (0, 1, 0, 1, 2, 3)]

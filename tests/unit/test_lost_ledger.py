@@ -1,4 +1,5 @@
-"""A ledger that has lost records: noticed by whoever has read more, and no node of before it is proven dead by it."""
+"""A ledger that has lost records: noticed by whoever has read more, and no node of before it is proven dead
+by it."""
 
 import asyncio
 
@@ -28,7 +29,8 @@ def cell() -> CellDriver:
 
 @pytest.mark.parametrize("left", [1, 2])
 def test_a_placer_that_has_read_more_than_there_is_does_not_go_on(left: int) -> None:
-    """The volume is restored from last night: the ledger ends early, or with another record at that offset."""
+    """The volume is restored from last night: the ledger ends early, or with another record at that
+    offset."""
     history = cell()
     broker = MemoryBroker()
     broker.create({str(Topic.LEDGER): 1})
@@ -47,8 +49,8 @@ def test_a_placer_that_has_read_more_than_there_is_does_not_go_on(left: int) -> 
 
 
 def test_a_node_that_has_not_joined_since_is_not_proven_dead() -> None:
-    """A restored ledger knows nothing of what the node was ordered in the records that are lost: its longest lease is
-    unknown until it joins anew."""
+    """A restored ledger knows nothing of what the node was ordered in the records that are lost: its longest
+    lease is unknown until it joins anew."""
     history = cell()
     state = history.state
     assert lease_of(state.nodes["n1"], state) == state.settings.lease_ms

@@ -1,5 +1,5 @@
-"""Services of this version beside some of the next one: they leave out what they may, and name the version where
-they may not."""
+"""Services of this version beside some of the next one: they leave out what they may, and name the version
+where they may not."""
 
 import json
 from collections.abc import Callable, Iterator
@@ -98,7 +98,8 @@ def with_facts(body: dict[str, Any]) -> None:
 
 
 def with_value(body: dict[str, Any]) -> None:
-    """A fact with a value that only the next version knows: an exit counts, as one with the most careful cause; an answer is left out."""
+    """A fact with a value that only the next version knows: an exit counts, as one with the most careful
+    cause; an answer is left out."""
     for fact in body["facts"]:
         if fact["type"] == wire_type(TaskExited) and fact["data"]["exit_code"] == 3:
             fact |= {"needs": ANY, "data": fact["data"] | {"exhausted": "patience"}}
@@ -107,7 +108,8 @@ def with_value(body: dict[str, Any]) -> None:
 
 
 def test_every_reader_goes_on_beside_a_newer_placer() -> None:
-    """The placer is upgraded first. Whatever it adds that others may ignore, all of them go on, and their state is what it was."""
+    """The placer is upgraded first. Whatever it adds that others may ignore, all of them go on, and their
+    state is what it was."""
     cell, readers = a_day(), Readers()
     for value in of_next_version(cell.values, with_fields, with_facts, with_value):
         readers.take(value)
@@ -116,7 +118,8 @@ def test_every_reader_goes_on_beside_a_newer_placer() -> None:
 
 @pytest.mark.parametrize("n", [1, 6, -1])
 def test_every_reader_stops_where_it_needs_a_newer_version_and_names_it(n: int) -> None:
-    """The next version gives a known fact another meaning. Nobody guesses: each service says which version it needs, and stays up."""
+    """The next version gives a known fact another meaning. Nobody guesses: each service says which version it
+    needs, and stays up."""
     cell, readers = a_day(), Readers()
     last = n % len(cell.values)
 
@@ -160,7 +163,8 @@ def test_a_fact_without_a_mark_is_never_left_out() -> None:
 
 
 def test_a_writer_marks_what_is_new_and_nothing_else(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A developer gives `StopDecided` one more reason that folds must know, and tasks a field that others may ignore."""
+    """A developer gives `StopDecided` one more reason that folds must know, and tasks a field that others may
+    ignore."""
     rows: dict[type[Event], tuple[Addition, ...]] = {
         StopDecided: (
             Addition(NEXT, "reason", frozenset({"drained"})),
@@ -220,7 +224,8 @@ TOLERANT = sorted(name for name, model in REGISTRY.items() if model.TYPE in TOLE
 
 @pytest.mark.parametrize("name", TOLERANT)
 def test_a_report_with_an_unknown_value_counts_with_the_most_careful_one(name: str) -> None:
-    """A newer node-reporter has one more cause of an exit, a larger machine, a longer text: its placer of last week must still free the GPUs."""
+    """A newer node-reporter has one more cause of an exit, a larger machine, a longer text: its placer of
+    last week must still free the GPUs."""
     example = WELL_ISOLATED if name == wire_type(NodeJoined) else EXAMPLES[name]
     data = spoilt(as_written(example), TOLERATED[example.TYPE])
     fact = RawFact(name, msgspec.Raw(json.dumps(data).encode()), ANY)
@@ -294,7 +299,8 @@ def test_what_identifies_or_proves_is_taken_as_it_is_or_not_at_all(field: str, v
 
 @pytest.mark.parametrize("topic", INPUT_TOPICS)
 def test_an_unknown_type_on_an_input_costs_that_event_alone(topic: Topic) -> None:
-    """A newer gateway, reporter, estimator or proposer says something of a new kind; its placer answers it, and goes on."""
+    """A newer gateway, reporter, estimator or proposer says something of a new kind; its placer answers it,
+    and goes on."""
     cell = CellDriver()
     cell.join(node_spec("n1", 1))
     for kind, error in (
@@ -321,7 +327,8 @@ def test_a_machine_larger_than_this_version_knows_joins_with_what_it_knows() -> 
 
 
 def test_placer_and_reporter_of_two_versions_say_so_at_the_joining() -> None:
-    """An operator wonders why a new measurement is nowhere: the reporter's log says that the placer is older."""
+    """An operator wonders why a new measurement is nowhere: the reporter's log says that the placer is
+    older."""
     for version, said in ((NEXT, True), (__version__, False), ("", False)):
         state = NodeState("n1", "b1", ())
         state.incarnation = 3

@@ -161,7 +161,8 @@ def test_which_node_may_have_which_checkpoint_outlives_a_restart(tmp_path: Path)
 
 
 def test_the_journal_of_a_later_version_is_read_with_the_nearest_values(tmp_path: Path) -> None:
-    """A node-reporter is set back. The other one had written causes and faults into the journal that this one does not know."""
+    """A node-reporter is set back. The other one had written causes and faults into the journal that this one
+    does not know."""
     path = tmp_path / "journal"
     exited = TaskExited(
         node_id="n1", task_id="t", token=1, cause="exited", exit_code=0, started_ms=1, exited_ms=2

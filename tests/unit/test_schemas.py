@@ -302,7 +302,8 @@ def test_a_new_version_needs_an_upcaster(published: Path) -> None:
 def test_what_readers_of_the_release_refuse_is_refused(
     model: type[Event], field: str, what: str, remedy: str
 ) -> None:
-    """A field gets one more value under the same version: the services of last week would stop at its first record."""
+    """A field gets one more value under the same version: the services of last week would stop at its first
+    record."""
     schemas = {model: event_schema(model)}
     [problem] = problems(ROOT / "schemas" / RELEASED, schemas, {})
     assert problem.startswith(f"{wire_type(model)} field {field}: {what}; readers of 0.1.0 refuse that: ")
@@ -316,7 +317,8 @@ def test_what_readers_of_the_release_refuse_is_refused(
     ("version", "text"), [("0.0.9", "released without it"), ("9.9.9", "and this is 0.1.0")]
 )
 def test_a_mark_names_the_next_version(version: str, text: str) -> None:
-    """A developer adds a value of today and names the version of last month, or one that nobody will write."""
+    """A developer adds a value of today and names the version of last month, or one that nobody will
+    write."""
     row = Addition(version, "cause", frozenset({"evicted"}))
     [problem] = problems(ROOT / "schemas" / RELEASED, {Exited: event_schema(Exited)}, {Exited: [row]})
     assert text in problem

@@ -15,8 +15,9 @@ def without(spec: NodeSpec, *uuids: str) -> NodeSpec:
 
 
 def test_orders_do_not_name_the_gpu_of_a_member_that_has_ended() -> None:
-    """The second worker is done before the first has started, and its GPU is taken out. The order to start the first,
-    which its node gets again when it joins, raised `IndexError`, at each start of a placer anew."""
+    """The second worker is done before the first has started, and its GPU is taken out. The order to start
+    the first, which its node gets again when it joins, raised `IndexError`, at each start of a placer
+    anew."""
     cell = CellDriver()
     node = node_spec("n1", 2)
     cell.join(node)
@@ -34,8 +35,8 @@ def test_orders_do_not_name_the_gpu_of_a_member_that_has_ended() -> None:
 
 
 def test_a_gpu_keeps_its_slot_while_a_task_holds_it() -> None:
-    """The first GPU is taken out from under nobody; the task on the second keeps slot 1, and its GPU's name. The
-    next job gets neither the slot that is empty nor the one that is held."""
+    """The first GPU is taken out from under nobody; the task on the second keeps slot 1, and its GPU's name.
+    The next job gets neither the slot that is empty nor the one that is held."""
     cell = CellDriver()
     node = node_spec("n1", 3)
     cell.join(node)

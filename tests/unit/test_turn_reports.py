@@ -1,5 +1,5 @@
-"""What a member of a group waits for its turns, from its script to its node's reports: soon where it changes, and
-seldom where it does not."""
+"""What a member of a group waits for its turns, from its script to its node's reports: soon where it changes,
+and seldom where it does not."""
 
 import os
 
@@ -110,7 +110,8 @@ def test_reports_of_waits_go_on_when_there_have_been_many_of_progress(member: Me
 
 
 def test_a_long_wait_for_a_turn_is_told_to_the_meter_of_progress(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It looks at the clock at the next iteration: by the number of iterations it would have in ten minutes."""
+    """It looks at the clock at the next iteration: by the number of iterations it would have in ten
+    minutes."""
     monkeypatch.setenv("PENSTOCK_PHASE_FILE", os.devnull)
     now_s, told, waits_s = [100.0], list[float](), [0.0]
 

@@ -17,7 +17,8 @@ from tests.support.guarded_cell import GuardedCell, node
 
 
 def test_who_waited_behind_a_cancelled_head_starts_at_once() -> None:
-    """The head of the queue may not be overtaken any more, and its user loses patience. Nothing else happens."""
+    """The head of the queue may not be overtaken any more, and its user loses patience. Nothing else
+    happens."""
     cell = CellDriver(PlacerSettings(profile="fifo", max_overtakes=0))
     cell.join(node_spec("n1", 4))
     cell.submit("runs", need=estimate(3))
@@ -29,7 +30,8 @@ def test_who_waited_behind_a_cancelled_head_starts_at_once() -> None:
 
 
 def test_cores_that_come_back_from_a_loan_go_to_who_waits_for_them() -> None:
-    """A guard lends a training two cores for a probe and dies; the loan ends beside a job that needs the two."""
+    """A guard lends a training two cores for a probe and dies; the loan ends beside a job that needs the
+    two."""
     cell = GuardedCell(Contention())
     cell.join(node(cores=6))
     task_id = cell.runs("a", cores=4)
@@ -68,7 +70,8 @@ def throttle(cell: GuardedCell, number: int, *, cores: int | None = None, percen
 
 
 def test_the_end_of_a_throttle_is_no_affair_of_the_next_attempt() -> None:
-    """The node restarts without the slowed task: its job queues again, and no timer of the attempt is left."""
+    """The node restarts without the slowed task: its job queues again, and no timer of the attempt is
+    left."""
     cell = hog(16)
     assert throttle(cell, 1, percent=50)
     assert "hog:adjustment" in cell.state.timers
@@ -87,8 +90,8 @@ def test_a_guard_that_errs_slows_a_job_so_often_and_no_more(by: str) -> None:
 
 
 def test_who_could_delay_another_job_is_no_stall() -> None:
-    """One of two free GPUs would do for the small job, and the large one waits for both: the small one waits for its
-    turn, and no alarm rings."""
+    """One of two free GPUs would do for the small job, and the large one waits for both: the small one waits
+    for its turn, and no alarm rings."""
     cell = CellDriver(PlacerSettings(profile="fifo", max_overtakes=0))
     cell.join(node_spec("n1", 2))
     cell.submit("runs", need=estimate(1))
@@ -102,7 +105,8 @@ def test_who_could_delay_another_job_is_no_stall() -> None:
 
 @pytest.mark.parametrize("profile", ["fifo", "srtf"])
 def test_what_a_full_record_leaves_starts_in_the_next_one(profile: str) -> None:
-    """A node with 64 cores joins, and 40 jobs wait for one core each: 32 starts fill a record. Nothing else happens."""
+    """A node with 64 cores joins, and 40 jobs wait for one core each: 32 starts fill a record. Nothing else
+    happens."""
     cell = CellDriver(PlacerSettings(profile=profile))
     cell.join(node_spec("small", 1, cores=1))
     cell.submit("first", need=estimate(0, cores=1))

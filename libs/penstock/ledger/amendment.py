@@ -1,5 +1,5 @@
-"""Amending a record that cannot be decoded, or not be folded: what every reader takes in its place, and what an operator is
-offered.
+"""Amending a record that cannot be decoded, or not be folded: what every reader takes in its place, and what
+an operator is offered.
 
 The record stays in the log, and its bytes still give its id: the chain is the same with and without an
 amendment.

@@ -1,7 +1,8 @@
-"""Kinds of jobs that share no GPUs in turns for a time, since a group of such jobs was dissolved (`GroupDissolved`).
+"""Kinds of jobs that share no GPUs in turns for a time, since a group of such jobs was dissolved
+(`GroupDissolved`).
 
-A kind is what recurs: the tenant, the network (else the job's name), the batch size of a worker and the GPUs of
-all workers, as of stage profiles (`penstock.ledger.stages`), by which groups are planned.
+A kind is what recurs: the tenant, the network (else the job's name), the batch size of a worker and the GPUs
+of all workers, as of stage profiles (`penstock.ledger.stages`), by which groups are planned.
 """
 
 from collections.abc import MutableMapping

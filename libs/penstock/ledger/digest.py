@@ -23,7 +23,7 @@ DIGEST_EVERY = 2_000
 timers): 1.2 µs per record, of some 85 that deciding one takes."""
 WINDOW = 64
 """Entries of one mapping; so that a digest takes milliseconds."""
-DIGITS = 32
+DIGITS = 32  # hex, as of a record's id
 
 
 def digest(state: CellState) -> str:
@@ -61,8 +61,7 @@ def round_of(state: CellState) -> int:
 
 
 def restated(state: CellState, stated: str) -> str:
-    """What a record states about this state; `stated` itself where that is of another version's format, or
-    nothing."""
+    """What a record states about this state; `stated` itself where that is of another version's format."""
     return digest(state) if stated.startswith(format_id()) else stated
 
 

@@ -178,9 +178,11 @@ class JobState:
     slowed_ms: float = 0.0
     """Run time lost to sharing until then, compared with running alone."""
     measured: float | None = None
-    """Part of its time in which it does not wait for turns, 0 – 1, as last reported. None: it has its GPUs alone, or has reported no waits."""
+    """Part of its time in which it does not wait for turns, 0 – 1, as last reported. None: it has its GPUs
+    alone, or has reported no waits."""
     short_ms: int | None = None
-    """Ledger time since which it is slower than its group's plan promised (`penstock.ledger.promises`). None: it is not."""
+    """Ledger time since which it is slower than its group's plan promised (`penstock.ledger.promises`). None:
+    it is not."""
     after: tuple[str, ...] = ()
     """Jobs that were being stopped or about to end at its placement; its attempt starts after they end (`penstock.ledger.succession`)."""
     prelaunch: bool = False

@@ -1,8 +1,10 @@
-"""What a group's plan promised its members, and what they report: the part of their time in which they wait for turns.
+"""What a group's plan promised its members, and what they report: the part of their time in which they wait
+for turns.
 
-Ideal: the speed relative to running alone. Departure: that speed alone is known only for jobs that have run so; the
-part of an iteration without waits is an upper bound of it, needs no other run, and changes less where the whole
-machine is slow. What a plan promises contains more than waits (`interleave.LOSS`), so a group that works is above it.
+Ideal: the speed relative to running alone. Departure: that speed alone is known only for jobs that have run
+so; the part of an iteration without waits is an upper bound of it, needs no other run, and changes less where
+the whole machine is slow. What a plan promises contains more than waits (`interleave.LOSS`), so a group that
+works is above it.
 """
 
 from penstock.ledger.job_state import JobState

@@ -146,7 +146,8 @@ class CellState:
     groups: dict[str, dict[str, JobState]] = field(default_factory=dict)
     """Group id → its members by job id, each with a living attempt."""
     apart: dict[str, Apart] = field(default_factory=dict)
-    """Kinds of jobs that share no GPUs in turns for a time, by the key of `penstock.ledger.apart`, the latest at the end, bounded."""
+    """Kinds of jobs that share no GPUs in turns for a time, by the key of `penstock.ledger.apart`, the latest
+    at the end, bounded."""
     planned: dict[str, PlanUnit] = field(default_factory=dict)
     """Job id → unit, of waiting jobs for which nodes are reserved; in the order of the plan."""
     proposals: "OrderedDict[str, Answered]" = field(default_factory=OrderedDict)

@@ -1,10 +1,10 @@
-"""Additions to the facts of ledger records since the first version with this table: what a reader that does not
-know them may do.
+"""Additions to the facts of ledger records since the first version with this table: what a reader that does
+not know them may do.
 
-A writer marks such a fact with `needs`, the lowest version that may fold the record. A reader of that version or
-a later one takes the nearest values where the fact's type has any (`penstock.model.nearest`), and else leaves out a
-fact that it does not know; an earlier one stops, and says which version is needed. Facts without a mark have the
-form that every version with this table knows. Decision 127.
+A writer marks such a fact with `needs`, the lowest version that may fold the record. A reader of that version
+or a later one takes the nearest values where the fact's type has any (`penstock.model.nearest`), and else
+leaves out a fact that it does not know; an earlier one stops, and says which version is needed. Facts without
+a mark have the form that every version with this table knows. Decision 127.
 """
 
 import re
@@ -23,8 +23,8 @@ ANY = "0.1.0"
 class Addition(NamedTuple):
     """One addition to a type of event.
 
-    `needs`: as in the record. `field`: a path such as `tasks.role`; empty: the type is new. `values`: values that
-    are new; empty: all but None, False, 0 and what is empty. `above`: numbers beyond it are new.
+    `needs`: as in the record. `field`: a path such as `tasks.role`; empty: the type is new. `values`: values
+    that are new; empty: all but None, False, 0 and what is empty. `above`: numbers beyond it are new.
     """
 
     needs: str

@@ -33,7 +33,8 @@ class Event(Value, frozen=True, gc=False):
 
 
 class UnknownFact(Event, frozen=True):
-    """Stands for a fact of a later version that this one may leave out: no fold knows it, and no reader writes it."""
+    """Stands for a fact of a later version that this one may leave out: no fold knows it, and no reader
+    writes it."""
 
     TYPE = "penstock.unknown"
 

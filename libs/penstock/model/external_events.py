@@ -24,7 +24,8 @@ from penstock.model.types import (
 Token = Annotated[int, Meta(ge=0, le=1 << 53)]
 Attempt = Annotated[int, Meta(ge=1, le=1_000_000)]
 Said = Annotated[int, Meta(ge=0, le=1 << 53)]
-"""Number of a node's report: increases with each, across restarts and boots. 0: the reporter does not count."""
+"""Number of a node's report: increases with each, across restarts and boots. 0: the reporter does not
+count."""
 PublicKey = Annotated[str, Meta(pattern=r"^[A-Za-z0-9_-]{86}\Z")]
 Operator = Annotated[str, Meta(min_length=1, max_length=255)]
 """User who acted: the tenant and name of the token, as `ops/on-call`; without tokens the user who runs the gateway, as `ada@workstation-7`."""
@@ -175,7 +176,7 @@ class TaskEvent(NodeEvent, frozen=True, kw_only=True):
 
 
 class CountedTaskEvent(TaskEvent, frozen=True, kw_only=True):
-    """Base of those that would act again if they came again: one whose number is not above the node's latest is refused."""
+    """Base of those on which a copy would act again: refused where `said` is not above the node's latest."""
 
     OMITTED: ClassVar[tuple[str, ...]] = ("said",)
 
@@ -335,8 +336,8 @@ class CheckpointFetched(CountedTaskEvent, frozen=True, kw_only=True):
 
 @event
 class StepsMeasured(CountedTaskEvent, frozen=True, kw_only=True):
-    """Progress of a training job. Reported at growing intervals, so that the number of events grows with the
-    logarithm of the job's length; and where a member of a group waits for another part of its time (`SPEED_STEP`)."""
+    """Progress of a training job: at growing intervals, so that the number of events grows with the logarithm
+    of the job's length, and where a member of a group waits for another part of its time (`SPEED_STEP`)."""
 
     TYPE = "penstock.steps.measured"
     OMITTED = ("said", "waited_ms", "missed_turns")

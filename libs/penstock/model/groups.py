@@ -9,9 +9,9 @@ from penstock.model.types import Identifier, Milliseconds, ShortText, Value
 
 MAX_GROUP_MEMBERS = 4  # Muri §4: four resources, so a fifth member would find each of them in use
 SPEED_STEP = 1.25
-"""A node reports the part of its steps in which a member does not wait where that has changed by this factor since
-the last report: what was reported is at most so far from the truth. Windows of 2 s, in which a member has some ten
-iterations, differ by less."""
+"""A node reports the part of its steps in which a member does not wait where that has changed by this factor
+since the last report: what was reported is at most so far from the truth. Windows of 2 s, in which a member
+has some ten iterations, differ by less."""
 
 
 class Turns(Value, frozen=True, kw_only=True):

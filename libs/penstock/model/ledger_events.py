@@ -452,7 +452,8 @@ class FactEntry(Value, frozen=True, kw_only=True):
     type: Identifier
     data: dict[str, Any]
     needs: ShortText = ""
-    """Lowest version of Penstock that may fold the record; one that does not know the fact leaves it out. Empty: each knows it."""
+    """Lowest version of Penstock that may fold the record; one that does not know the fact leaves it out.
+    Empty: each knows it."""
 
     def __post_init__(self) -> None:
         json.dumps(self.data, allow_nan=False)  # raises ValueError: `Any` permits NaN, JSON has none

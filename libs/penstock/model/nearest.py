@@ -1,8 +1,8 @@
 """The nearest legal values in place of those outside of their bounds, for what must not be lost as a whole.
 
-Used by amendments of ledger records, which an operator reads first; by the placer for what nodes and estimator
-report, and by all readers for marked facts (`penstock.model.additions`): a later version may know values and ranges
-that this one does not.
+Used by amendments of ledger records, which an operator reads first; by the placer for what nodes and
+estimator report, and by all readers for marked facts (`penstock.model.additions`): a later version may know
+values and ranges that this one does not.
 """
 
 import json
@@ -77,9 +77,10 @@ TOLERATED: Mapping[str, Mapping[str, str | None]] = MappingProxyType(
         "penstock.job.requeued": {"reason": "preempted"},
     }
 )
-"""Type of a report or decision → its fields of which a value that only a later version knows costs that value alone: it becomes
-the one given here, a number or text the nearest legal one. Those here promise least: an unknown cause is no success,
-an unknown proof of a task's end none. A field that identifies something, counts or proves is never here."""
+"""Type of a report or decision → its fields of which a value that only a later version knows costs that value
+alone: it becomes the one given here, a number or text the nearest legal one. Those here promise least: an
+unknown cause is no success, an unknown proof of a task's end none. A field that identifies something, counts
+or proves is never here."""
 
 
 class Change(NamedTuple):
@@ -97,8 +98,8 @@ class Change(NamedTuple):
 def bounded(
     n: int, kind: str, data: bytes, fields: Mapping[str, str | None] | None = None
 ) -> tuple[list[Change], str | None]:
-    """The changes of the `n`th fact and its new JSON; None: no bound helps. `fields`: as in `TOLERATED`; None: numbers
-    and texts of all fields."""
+    """The changes of the `n`th fact and its new JSON; None: no bound helps. `fields`: as in `TOLERATED`;
+    None: numbers and texts of all fields."""
     model = REGISTRY.get(kind)
     if model is None:  # an older version: its bounds are not known any more
         return [], None

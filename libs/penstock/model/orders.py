@@ -64,7 +64,8 @@ class AnswerJoin(Order, frozen=True, kw_only=True):
     public_key: PublicKey | None = None
     """The key that signed the refused joining, where it is not the node's."""
     version: ShortText = ""
-    """Version of Penstock that the placer is of: what it does not know of a newer node's reports it ignores. Empty: not reported."""
+    """Version of Penstock that the placer is of: what it does not know of a newer node's reports it ignores.
+    Empty: not reported."""
 
 
 @event

@@ -1,8 +1,9 @@
-"""Which jobs may take turns on the same GPUs: jobs of one tenant, or of tenants that both allow it; and no kinds of
-jobs whose group was dissolved a short time ago. Asked by the validation of plans, by questions for plans, and by `why`.
+"""Which jobs may take turns on the same GPUs: jobs of one tenant, or of tenants that both allow it; and no
+kinds of jobs whose group was dissolved a short time ago. Asked by the validation of plans, by questions for
+plans, and by `why`.
 
-Ideal: any two jobs that may share are planned together. Departure: plans group the jobs of a *circle*: those that
-allow any companion, or the others of one tenant.
+Ideal: any two jobs that may share are planned together. Departure: plans group the jobs of a *circle*: those
+that allow any companion, or the others of one tenant.
 """
 
 from collections.abc import Iterable, Sequence
@@ -26,7 +27,8 @@ def circle_of(job: JobState) -> str:
 
 
 def bound(profile: Profile) -> bool:
-    """Whether the rules hold under this profile: an algorithm of a source knows neither tenants nor measured speeds."""
+    """Whether the rules hold under this profile: an algorithm of a source knows neither tenants nor measured
+    speeds."""
     return profile.regroup is None or not profile.regroup.exact
 
 
@@ -78,8 +80,8 @@ def clash(marks: Sequence[int]) -> bool:
 
 
 def apart_from_all(state: CellState, job: JobState, profile: Profile) -> str:
-    """Why a waiting job shares the GPUs of no running one, where the rules above are the reason, and not its shape
-    or its stages; empty: they are not. For `why`; O(`MAX_LOOKED_AT`)."""
+    """Why a waiting job shares the GPUs of no running one, where the rules above are the reason, and not its
+    shape or its stages; empty: they are not. For `why`; O(`MAX_LOOKED_AT`)."""
     if (
         profile.regroup is None
         or not bound(profile)

@@ -1,9 +1,9 @@
 """Which members leave a group that keeps its promise to others no longer.
 
-The member with most of its speed beyond its promise holds the turns for which the others wait. It and those who are
-slower than promised are separated: that member is stopped, or they are where that costs less by more than the
-minute for which they have waited. A job that does not save is stopped only within an hour of its start, so it
-repeats at most an hour of work.
+The member with most of its speed beyond its promise holds the turns for which the others wait. It and those
+who are slower than promised are separated: that member is stopped, or they are where that costs less by more
+than the minute for which they have waited. A job that does not save is stopped only within an hour of its
+start, so it repeats at most an hour of work.
 """
 
 from collections.abc import Sequence
@@ -19,10 +19,11 @@ from penstock.policies.plan_stops import stays
 from penstock.policies.service import stop_cost_s
 
 PATIENCE_MS = 60_000
-"""A member that is slower than promised for so long ends its group: some ten of the SDK's reports, and longer than
-any bounded wait for turns (`turns.MAX_HOLDERS` times `turns.MAX_WAIT_S`)."""
+"""A member that is slower than promised for so long ends its group: some ten of the SDK's reports, and longer
+than any bounded wait for turns (`turns.MAX_HOLDERS` times `turns.MAX_WAIT_S`)."""
 APART_MS = 86_400_000
-"""Jobs of these kinds are grouped again after a day: then a pair that never works loses a minute and a restart a day."""
+"""Jobs of these kinds are grouped again after a day: then a pair that never works loses a minute and a
+restart a day."""
 LOSES_S = 3_600.0  # as of jobs from which cores are reclaimed (`profiles.LOSES_MS`)
 
 
@@ -40,8 +41,8 @@ class Dissolution(NamedTuple):
 
 
 def dissolution(state: CellState, group_id: str) -> Dissolution | None:
-    """None: no member is slower than promised, or those who would have to leave may not be stopped. Not for a group
-    of which a member is being stopped."""
+    """None: no member is slower than promised, or those who would have to leave may not be stopped. Not for a
+    group of which a member is being stopped."""
     members = sorted(state.groups[group_id].values(), key=lambda job: job.order)
     short = [job for job in members if job.short_ms is not None]
     able = [job for job in members if job not in short] or members

@@ -147,8 +147,8 @@ class Genie:
         return None
 
     def _ratio(self, option: ShapeOption) -> float:
-        """r_ij, in iterations per millisecond: all placements of a job have the same samples. Finite, whatever
-        an estimate claims."""
+        """r_ij, in iterations per millisecond: all placements of a job have the same samples. Finite,
+        whatever an estimate claims."""
         price = cost(option.nodes, option.gpus_per_node, *self._limits, self._settings.theta)
         return 1.0 / max(option.step_ms * price, LEAST_STEP_MS)
 

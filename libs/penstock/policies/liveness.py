@@ -47,13 +47,12 @@ class Undelaying:
         """
         index, jobs, fitting = state.index, state.jobs, dict[Row, JobState]()
         self._without.update(state)
-        self._with_gpus.update(state)
-        gpus = self._with_gpus.waiting.values()
+        rows, gpus = self._without.waiting.items(), self._with_gpus.waiting.items()
         free_gpus = bool(index.gpus.having(1) or index.shared)
+        if free_gpus:
+            self._with_gpus.update(state)
         wanted = _Wanted(state)
-        for row, entries in chain(
-            self._without.waiting.items(), self._with_gpus.waiting.items() if free_gpus else ()
-        ):
+        for row, entries in chain(rows, gpus) if free_gpus else rows:
             head = jobs[entries[0][2]]
             if head.estimate is not None and index.candidates(head.estimate.worker, head.spec.gpu_models):
                 job = next((jobs[name] for _, _, name, _ in entries if name not in without), None)
@@ -62,8 +61,12 @@ class Undelaying:
                     continue
             if wanted.everywhere_with(head):
                 return None
-        if not fitting or (not free_gpus and any(wanted.everywhere_with(jobs[row[0][2]]) for row in gpus)):
+        if not fitting:
             return None
+        if not free_gpus:
+            self._with_gpus.update(state)
+            if any(wanted.everywhere_with(jobs[entries[0][2]]) for _, entries in gpus):
+                return None
         for job in sorted(fitting.values(), key=lambda found: found.order):
             fit = Trial(state).fit(job.demand, wanted.nodes)
             if fit is not None:

@@ -124,7 +124,8 @@ class Regroup(Protocol):
     """A stage of a profile, see the module's docstring. The placer makes a plan's stops only for units that can then start."""
 
     exact: bool
-    """Whether it is a source's algorithm as printed, which knows neither tenants nor measured speeds: jobs of all tenants share GPUs, and no group is dissolved."""
+    """Whether it is a source's algorithm as printed, which knows neither tenants nor measured speeds: jobs of
+    all tenants share GPUs, and no group is dissolved."""
     fills: bool
     """Whether other jobs may start in the profile's order where a plan leaves room: a plan counts only GPUs, and may leave out a job that fits."""
     beside: bool

@@ -1,11 +1,12 @@
-"""Schema migrations of Postgres: numbered SQL files, applied in order, once, in one transaction under an advisory lock.
+"""Schema migrations of Postgres: numbered SQL files, applied in order, once, in one transaction under an
+advisory lock.
 
 A service has its files as package data (`migrations/NNNN_name.sql`) and owns one schema. Applied files are
 recorded with their sha256: a file that changed after it was applied is an error.
 
 An earlier version goes on beside files that it does not know, so that an upgrade has a way back: a file adds
-columns with defaults, tables and indexes. One that does more begins with `-- needs: VERSION`, the lowest version
-that may use the schema then. Decision 127.
+columns with defaults, tables and indexes. One that does more begins with `-- needs: VERSION`, the lowest
+version that may use the schema then. Decision 127.
 """
 
 import logging
@@ -68,8 +69,8 @@ def load_migrations(package: str) -> list[Migration]:
 async def migrate(connection: asyncpg.Connection, schema: str, migrations: list[Migration]) -> list[str]:
     """Brings `schema` up to date; returns the names applied now. Several programs may do so at once.
 
-    Raises `ConfigurationError` when an applied file was changed, or is unknown here and needs a newer version;
-    `StoreError` when a file fails: then the schema is unchanged.
+    Raises `ConfigurationError` when an applied file was changed, or is unknown here and needs a newer
+    version; `StoreError` when a file fails: then the schema is unchanged.
     """
     if not SCHEMA_NAME.fullmatch(schema):
         raise StoreError(f"{schema!r} is no schema name; use small letters, digits and _")

@@ -1,13 +1,16 @@
 """Progress reports of a training script: `progress(done, total, loss)`, once per iteration.
 
-Most calls cost a comparison. A line is written at the first one, then whenever the number of iterations since the first has
-grown by a tenth, half a second apart at least, at iteration `total`, and when the script ends. Ideal: every iteration is
-reported; departure: a job of 10 million of them writes 170 lines, each with the mean since the line before.
+Most calls cost a comparison. A line is written at the first one, then whenever the number of iterations since
+the first has grown by a tenth, half a second apart at least, at iteration `total`, and when the script ends.
+Ideal: every iteration is reported; departure: a job of 10 million of them writes 170 lines, each with the
+mean since the line before.
 
-Two reports go by time and not by iterations. The loss, to detect whether it still falls: about every `LOSS_S` seconds a line has the loss alone. The
-step time, to detect whether other jobs slow the training down: the mean of about every `WINDOW_S` seconds is compared with the last one written, and
-written if it differs, or if the script has another number of cores since, from which the number of cores that it needs is found. It excludes waits for
-turns and time spent on a checkpoint. In a group a window whose waits for turns are another part of it than before is a line of progress of its own.
+Two reports go by time and not by iterations. The loss, to detect whether it still falls: about every `LOSS_S`
+seconds a line has the loss alone. The step time, to detect whether other jobs slow the training down: the
+mean of about every `WINDOW_S` seconds is compared with the last one written, and written if it differs, or if
+the script has another number of cores since, from which the number of cores that it needs is found. It
+excludes waits for turns and time spent on a checkpoint. In a group a window whose waits for turns are another
+part of it than before is a line of progress of its own.
 """
 
 import atexit
@@ -172,8 +175,8 @@ class Meter:
             self._step_ms, self._step_ms_at = step_ms, now
 
     def _report_waits(self, done: int, now: float, waited: float) -> None:
-        """Writes the window as a line of progress, where another part of it is `waited` than of the last one; an
-        unchanged part is repeated while the job waits, since a line or its event may be lost."""
+        """Writes the window as a line of progress, where another part of it is `waited` than of the last one;
+        an unchanged part is repeated while the job waits, since a line or its event may be lost."""
         speed = 1.0 - waited
         same = abs(speed - self._speed) < SPEED_CHANGED * self._speed
         if same and (not waited or now - self._speed_at < SPEED_REPEAT_S):

@@ -2,9 +2,9 @@
 
 Rules: `waits` (nobody waits in an idle cell that has room, and who is told that it can never run cannot),
 `losses` (an attempt is lost so often and no more), `temporary` (what a service takes ends, what a person says
-stays), `counted` (services slow a job so often and no more), `gpus` (an order names GPUs that are there, sound
-and nobody else's), `probe` (no node is proven dead before its lease is over, none that keeps no leases),
-`alarm` (a stall is reported, and nothing else is).
+stays), `counted` (services slow a job so often and no more), `gpus` (an order names GPUs that are there,
+sound and nobody else's), `probe` (no node is proven dead before its lease is over, none that keeps no
+leases), `alarm` (a stall is reported, and nothing else is).
 """
 
 from itertools import product

@@ -1,7 +1,8 @@
-"""Copies of a cell that goes on, and restorations of them, on logs in memory: random retention, damage, epochs.
+"""Copies of a cell that goes on, and restorations of them, on logs in memory: random retention, damage,
+epochs.
 
-Rule `copy`: every record has its offset again, the copied ledger answers no input that the copy lacks, a damaged
-copy is refused, and no epoch begins twice.
+Rule `copy`: every record has its offset again, the copied ledger answers no input that the copy lacks, a
+damaged copy is refused, and no epoch begins twice.
 """
 
 import asyncio

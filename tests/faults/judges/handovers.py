@@ -1,4 +1,5 @@
-"""Checkpoints between two nodes, with real folders and keys: random askers, answers of impostors, changed bytes.
+"""Checkpoints between two nodes, with real folders and keys: random askers, answers of impostors, changed
+bytes.
 
 Rule `handover`: whom the ledger names gets a checkpoint, and nobody else; what a node takes is what the named
 node has signed, whole, and no older than the ledger knows.

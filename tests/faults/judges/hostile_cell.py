@@ -1,4 +1,5 @@
-"""A random cell in which services err and die, nodes refuse, vanish and come back changed, and senders lie."""
+"""A random cell in which services err and die, nodes refuse, vanish and come back changed, and senders
+lie."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -246,7 +247,8 @@ class HostileCell(RandomCell):
         return True
 
     def _hostile(self) -> None:
-        """A service proposes, perhaps too much; somebody says what is not true, or not for that sender to say."""
+        """A service proposes, perhaps too much; somebody says what is not true, or not for that sender to
+        say."""
         if self.submitted == self.jobs and self.rng.random() < 2 * DISTURBED:
             self._disturb()
         if self.rng.random() < PROPOSED:

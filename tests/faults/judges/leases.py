@@ -1,7 +1,8 @@
 """A node's lease beside a log that is slow, out of reach, or full of probes that the node has not read yet.
 
-Rule `lease`: contact is the time at which the log was asked, and counts once all orders up to there were read; a
-lease that is over is not renewed; no task begins after its lease; and what waits too long is given up.
+Rule `lease`: contact is the time at which the log was asked, and counts once all orders up to there were
+read; a lease that is over is not renewed; no task begins after its lease; and what waits too long is given
+up.
 """
 
 import asyncio

@@ -1,4 +1,5 @@
-"""Random members of a group that take turns at one resource, some of which are stuck, stopped in line, or gone.
+"""Random members of a group that take turns at one resource, some of which are stuck, stopped in line, or
+gone.
 
 Rule `turns`: members that were never stuck, and whose turns are short, never hold them together; no wait is
 longer than its bound; and a stage that runs beside a holder is counted.

@@ -1,8 +1,8 @@
 """A ledger with a record that no reader can decode, and random amendments of it: helpful, useless, of another
 record, unsigned.
 
-Rule `repair`: what readers take is the first signed amendment that helps, whenever they are opened; until then
-each stands before the record as it was; each amendment is tried once.
+Rule `repair`: what readers take is the first signed amendment that helps, whenever they are opened; until
+then each stands before the record as it was; each amendment is tried once.
 """
 
 import asyncio

@@ -1,4 +1,5 @@
-"""Random senders: whoever can write a topic says anything about anything, and signs with whatever key they have.
+"""Random senders: whoever can write a topic says anything about anything, and signs with whatever key they
+have.
 
 Rule `speaks`: an event counts only if it is from who may say so. The table is the judge's own.
 """

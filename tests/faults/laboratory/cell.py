@@ -135,18 +135,7 @@ class Laboratory:
             self.jobs = lasting(self.jobs)
         if extremes := "extremes" in faults and options.seed % EXTREMES_EVERY == 0:
             self.jobs = at_extremes(options.seed, self.jobs)
-        self.environment = {
-            "PENSTOCK_PROFILE": self.profile,
-            "PENSTOCK_SEED": str(options.seed),
-            "PENSTOCK_QUEUE_LIMITS_GPU_S": "[20.0, 60.0]",
-            "PENSTOCK_LAUNCH_TIMEOUT_MS": "30000",
-            "PENSTOCK_UNSCHEDULABLE_GRACE_MS": str(int(rng.integers(10_000, 120_000))),
-            "PENSTOCK_LEASE_MS": str(int(rng.integers(*LEASES_MS))),
-            "PENSTOCK_BATCH_WINDOW_MS": str(profiles.WINDOWS_MS[options.seed % len(profiles.WINDOWS_MS)]),
-            "PENSTOCK_BATCH_ARRIVALS": "2",
-            "PENSTOCK_BACKFILL_WINDOW": str(int(rng.choice([1, 8, 64]))),
-            "PENSTOCK_MAX_OVERTAKES": str(int(rng.choice([1, 4, 256]))),
-        }
+        self.environment = self._environment(rng, options.seed)
         guarded = self.profile in profiles.GUARDED
         if moves := self.profile in profiles.MIGRATING:
             self.environment["PENSTOCK_CONVERGENCE"] = profiles.CONVERGENCE
@@ -187,6 +176,20 @@ class Laboratory:
         self._start()
         self.nemesis = Nemesis(self, faults, every_s=float(rng.uniform(4, 20)))
         self.ending = Ending(self, options.lost, options.seed) if options.lost else None
+
+    def _environment(self, rng: np.random.Generator, seed: int) -> dict[str, str]:
+        return {
+            "PENSTOCK_PROFILE": self.profile,
+            "PENSTOCK_SEED": str(seed),
+            "PENSTOCK_QUEUE_LIMITS_GPU_S": "[20.0, 60.0]",
+            "PENSTOCK_LAUNCH_TIMEOUT_MS": "30000",
+            "PENSTOCK_UNSCHEDULABLE_GRACE_MS": str(int(rng.integers(10_000, 120_000))),
+            "PENSTOCK_LEASE_MS": str(int(rng.integers(*LEASES_MS))),
+            "PENSTOCK_BATCH_WINDOW_MS": str(profiles.WINDOWS_MS[seed % len(profiles.WINDOWS_MS)]),
+            "PENSTOCK_BATCH_ARRIVALS": "2",
+            "PENSTOCK_BACKFILL_WINDOW": str(int(rng.choice([1, 8, 64]))),
+            "PENSTOCK_MAX_OVERTAKES": str(int(rng.choice([1, 4, 256]))),
+        }
 
     # ------------------------------------------------------------------------------------- services
 

@@ -39,8 +39,8 @@ ADJUSTED_S = ADJUSTED_FOR_MS / 1_000
 TIMERS_S = 30.0
 """Of calm, from a timer's time to what follows from it, orders and answers with it."""
 UNDERWAY_S = 300.0
-"""A launch, a stop, a move or a silent node, with time-outs, leases and probes one after another: no sound run
-of 270 took as long."""
+"""A launch, a stop, a move or a silent node, with time-outs, leases and probes one after another: no sound
+run of 270 took as long."""
 FOUND_S = 5.0
 """For a job that could start."""
 LOOKED_S = ADJUSTED_S + 4 * TIMERS_S

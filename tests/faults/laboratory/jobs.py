@@ -140,8 +140,8 @@ def jobs_of(
 
 
 def at_extremes(seed: int, jobs: list[SimulatedJob]) -> list[SimulatedJob]:
-    """Every other one claims something at an end of its range: nothing that changes where it fits, how long it
-    runs or how it ends."""
+    """Every other one claims something at an end of its range: nothing that changes where it fits, how long
+    it runs or how it ends."""
     rng = np.random.default_rng([seed, 4])
     return [
         job._replace(

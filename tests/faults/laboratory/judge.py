@@ -64,7 +64,8 @@ class Judge:
         self.rules.injected = PolicyBug.__name__
         self.book, self.placed, self.ended = self.rules.book, self.rules.placed, self.rules.ended
         self.readers: Readers | None = None
-        """The fold of every service that reads the ledger, in runs with numbers at the ends of their ranges."""
+        """The fold of every service that reads the ledger, in runs with numbers at the ends of their
+        ranges."""
         self.replica = Replica()
         """The product's fold of the same records, for the rules that ask it, and for who chooses faults."""
         self.machines: dict[str, Machine] = {}

@@ -1,4 +1,5 @@
-"""`python -m tests.faults.promises [PART]`: hunts the mutants whose name has this part, and prints who noticed each.
+"""`python -m tests.faults.promises [PART]`: hunts the mutants whose name has this part, and prints who
+noticed each.
 
 Exit codes: 0 the shares are reached, 1 they are not.
 """

@@ -1,4 +1,5 @@
-"""Hunt for mutants: the random judges of the laboratory first, then the tests that belong to the changed module.
+"""Hunt for mutants: the random judges of the laboratory first, then the tests that belong to the changed
+module.
 
 Each mutant is put into a process of its own, forked from this one, which is as large as the product.
 """
@@ -58,7 +59,8 @@ class _FirstFailure:
 
 
 def by_laboratory(name: str, further: int = FURTHER_SEEDS) -> Hunt:
-    """In this process, which is spoilt afterwards: the mutant's judge at its known seed, then at further ones."""
+    """In this process, which is spoilt afterwards: the mutant's judge at its known seed, then at further
+    ones."""
     mutant, began_s = MUTANTS[name], time.process_time()
     mutant.put_in()
     for seed in (mutant.seed, *range(further)) if mutant.judge else ():
@@ -69,7 +71,8 @@ def by_laboratory(name: str, further: int = FURTHER_SEEDS) -> Hunt:
 
 
 def by_tests(name: str) -> Hunt:
-    """In this process: the tests of the changed module, until one fails. Raises `LookupError` where they do not run."""
+    """In this process: the tests of the changed module, until one fails. Raises `LookupError` where they do
+    not run."""
     mutant, began_s, first = MUTANTS[name], time.process_time(), _FirstFailure()
     mutant.put_in()
     with open(os.devnull, "w") as nowhere, contextlib.redirect_stdout(nowhere):

@@ -1,4 +1,5 @@
-"""Nodes that are kept for a job that was passed often: so long as it waits, and by the end that is expected now."""
+"""Nodes that are kept for a job that was passed often: so long as it waits, and by the end that is expected
+now."""
 
 from penstock.model.external_events import JobHoldRequested
 from penstock.model.settings import PlacerSettings

@@ -25,15 +25,6 @@ from penstock_services.estimator.core.stages.registry import Owned
 MIGRATIONS = "penstock_services.estimator.migrations"
 _decode = msgspec.msgpack.Decoder(FinishedRun).decode
 
-
-def _known(body: bytes) -> FinishedRun | None:
-    """None: a later version wrote it, with a value that this one does not know. Nothing is learned from that run here."""
-    try:
-        return _decode(body)
-    except msgspec.ValidationError:
-        return None
-
-
 CONNECT_TIMEOUT_S = 5.0
 COMMAND_TIMEOUT_S = 60.0
 MAX_RUNS = 200_000  # older ones are of other code; about 60 MB
@@ -290,6 +281,15 @@ class RunStore:
         """Idempotent."""
         if not self._connection.is_closed():
             await self._connection.close(timeout=CONNECT_TIMEOUT_S)
+
+
+def _known(body: bytes) -> FinishedRun | None:
+    """None: a later version wrote the run, with a value that this one does not know; nothing is learned from
+    it here."""
+    try:
+        return _decode(body)
+    except msgspec.ValidationError:
+        return None
 
 
 def _key(kind: Kind) -> tuple[str, str, int, str]:

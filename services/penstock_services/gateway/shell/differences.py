@@ -18,7 +18,7 @@ logger = logging.getLogger(__name__)
 
 LETTERS = Partition(Topic.DEAD_LETTERS, 0)
 LOOKED_BACK = 1_000  # letters that are read again at the start
-FIRST_PAUSE_S, LONGEST_PAUSE_S = 1.0, 60.0
+FIRST_PAUSE_S, LONGEST_PAUSE_S = 1.0, 60.0  # while the log is away; nobody waits for these letters
 
 
 @dataclass(slots=True)

@@ -5,7 +5,7 @@ Nothing is written before the amended record, and what follows it, were folded o
 """
 
 import asyncio
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import msgspec
@@ -139,11 +139,10 @@ async def _proposal(gateway: Gateway, offset: int) -> tuple[Proposal, Record]:
             "already_amended",
             f"the record at offset {offset} is amended already; services go on by themselves",
         )
+    stands, known = gateway.follower.undecodable, dict[int, str]()
+    if isinstance(stands, UnfoldableRecord) and stands.offset == offset:
+        known[stands.n] = stands.cause
     try:
-        stands = gateway.follower.undecodable
-        known: dict[int, str] = {}
-        if isinstance(stands, UnfoldableRecord) and stands.offset == offset:
-            known[stands.n] = stands.cause
         found = propose(record.value, offset, known)
     except NotAmendable as error:
         raise Problem(409, "not_amendable", str(error)) from error
@@ -158,16 +157,12 @@ async def _proposal(gateway: Gateway, offset: int) -> tuple[Proposal, Record]:
             "not_standing",
             f"{where}; at offset {offset} lies a void record, or one that was not reached yet",
         )
-    try:
-        return await asyncio.to_thread(_foldable, gateway.follower.replica, record, found, known), record
-    except NotAmendable as error:
-        raise Problem(409, "not_amendable", str(error)) from error
+    return await asyncio.to_thread(_foldable, gateway.follower.replica, record, found, known), record
 
 
-def _foldable(stands: Replica, record: Record, found: Proposal, known: Mapping[int, str]) -> Proposal:
-    """The proposal without further facts that cannot be folded then. In a thread, on a copy. Raises
-    `NotAmendable`."""
-    without = dict(known)
+def _foldable(stands: Replica, record: Record, found: Proposal, without: dict[int, str]) -> Proposal:
+    """The proposal without further facts that cannot be folded then, which `without` gets. In a thread, on a
+    copy."""
     while True:
         value = amend(record.value, _amendment(record.offset, found))
         if value is None:

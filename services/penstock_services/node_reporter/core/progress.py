@@ -191,7 +191,8 @@ class ProgressParser:
         return Report(f"{phase.decode()}/{now_ms}", checked(TaskPhaseChanged, fields))
 
     def _on_steps(self, steps: StepsMeasured) -> Report | None:
-        """The first, then at growing intervals from it, and those whose waits differ; the last one is held back until the end."""
+        """The first, then at growing intervals from it, and those whose waits differ; the last one is held
+        back until the end."""
         done = steps.done
         if done <= max(self._done, self._held.done if self._held is not None else 0):
             return None

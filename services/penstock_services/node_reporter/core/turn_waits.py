@@ -1,5 +1,5 @@
-"""Filter of a group member's waits for turns: reports are published where the part of its time without waits has
-changed by `SPEED_STEP` since the last published one, at a rate sustainable for months.
+"""Filter of a group member's waits for turns: reports are published where the part of its time without waits
+has changed by `SPEED_STEP` since the last published one, at a rate sustainable for months.
 
 A report that is left out is soon replaced: the SDK repeats it (`penstock.sdk.progress`) while the job waits.
 """
@@ -8,7 +8,7 @@ from penstock.model.external_events import StepsMeasured
 from penstock.model.groups import SPEED_STEP
 from penstock_services.node_reporter.core.rates import TokenBucket
 
-BURST = 10
+BURST = 10  # at once: joining a group, its first turns and a slow member are a handful of changes
 PER_S = 1 / 30  # sustained: twice in the minute after which a group is judged (`dissolution.PATIENCE_MS`)
 LEAST = 0.001  # of its time; less is no slower
 MS_PER_S = 1_000

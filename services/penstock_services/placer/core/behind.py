@@ -38,8 +38,10 @@ class Behind:
             return
         placed, again = False, set[str]()
         for _ in range(MAX_PLACEMENTS_PER_RECORD):
-            passed = tried | state.planned.keys() if state.holding else again
-            found = self._undelaying.first(state, passed.union(failed))
+            passed = tried if state.holding else again
+            if state.holding and state.planned:
+                passed = passed | state.planned.keys()
+            found = self._undelaying.first(state, passed.union(failed) if failed else passed)
             if found is None:
                 return
             job, _ = found

@@ -293,8 +293,8 @@ def _starts(state: CellState, job: JobState, tasks: Iterable[TaskState], gang: G
 
 
 def _held(job: JobState) -> dict[str, Sequence[int]]:
-    """Node → slots of all whole GPUs of the attempt there, ascending; not those of tasks that have ended, whose slots may belong to
-    other GPUs by now, or to none. Empty for a job of one task."""
+    """Node → slots of all whole GPUs of the attempt there, ascending; not those of tasks that have ended,
+    whose slots may belong to other GPUs by now, or to none. Empty for a job of one task."""
     found: dict[str, list[int]] = {}
     if len(job.tasks) > 1:
         for task in job.tasks.values():

@@ -1,7 +1,8 @@
-"""The promise of a group's plan: a member that is slower for a minute ends the group (`penstock.policies.dissolution`).
+"""The promise of a group's plan: a member that is slower for a minute ends the group
+(`penstock.policies.dissolution`).
 
-The placer does so by itself, from nodes' reports and a timer of its own, so that no group rests on a batcher that
-lives. A node that is silent reports nothing: the last report counts.
+The placer does so by itself, from nodes' reports and a timer of its own, so that no group rests on a batcher
+that lives. A node that is silent reports nothing: the last report counts.
 """
 
 from collections.abc import Iterator
@@ -45,21 +46,20 @@ def due(state: CellState, profile: Profile, job: JobState) -> Iterator[Event]:
         return
     left_ms = job.short_ms + PATIENCE_MS - state.now_ms
     members = state.groups[job.group].values()
+    if left_ms <= 0 and (state.frozen or any(member.status is JobStatus.STOPPING for member in members)):
+        left_ms = PATIENCE_MS
     if left_ms > 0:
         yield timer(state, job.job_id, TURNS, left_ms, job.attempt)
-        return
-    if state.frozen or any(member.status is JobStatus.STOPPING for member in members):
-        yield timer(state, job.job_id, TURNS, PATIENCE_MS, job.attempt)
         return
     found = dissolution(state, job.group)
     if found is None:  # none of them may be stopped; the next report asks again
         return
-    reason = _reason(found)
+    reason, leaving = _reason(found), [member.job_id for member in found.leaves]
     yield GroupDissolved(
         group_id=job.group,
         job_ids=tuple(member.job_id for member in found.members),
         short=tuple(found.short),
-        leaves=tuple(member.job_id for member in found.leaves),
+        leaves=tuple(leaving),
         apart=tuple(found.apart),
         until_ms=within_ms(state.now_ms + APART_MS),
         reason=reason,
@@ -70,9 +70,8 @@ def due(state: CellState, profile: Profile, job: JobState) -> Iterator[Event]:
         )
         yield from stop(state, member, "preempted")
     for short in found.short:  # whether those who go on have what they were promised then
-        if short.job_id not in {member.job_id for member in found.leaves}:
-            member = state.jobs[short.job_id]
-            yield timer(state, member.job_id, TURNS, PATIENCE_MS, member.attempt)
+        if short.job_id not in leaving:
+            yield timer(state, short.job_id, TURNS, PATIENCE_MS, state.jobs[short.job_id].attempt)
 
 
 def _reason(found: Dissolution) -> str:

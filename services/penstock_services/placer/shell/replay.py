@@ -237,7 +237,8 @@ class Replayer:
             assert isinstance(fact, TermStarted), "only a term begins without input or timer"
             self._decider = Decider(fact.code_version, fact.fold_version)
             draft = answer_term(self._core, moment, fact, accepted)
-        draft = replace(draft, digest=restated(self._core.state, raw.digest))
+        if raw.digest:
+            draft = replace(draft, digest=restated(self._core.state, raw.digest))
         return write(Head(raw.seq - 1, raw.parent, raw.term), draft)[1]
 
     async def _input(self, seq: int, topic: str, offset: int) -> Input:
