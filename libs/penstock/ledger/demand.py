@@ -1,5 +1,8 @@
 """Resource demand of a gang, as a value: equal demands compare equal."""
 
+from collections.abc import Callable
+from operator import attrgetter
+
 import msgspec
 
 from penstock.model.types import ResourceVector
@@ -7,6 +10,11 @@ from penstock.model.types import ResourceVector
 NOTHING = ResourceVector()
 DemandKey = tuple[object, ...]
 """Equal for interchangeable demands."""
+
+vector_key: Callable[[ResourceVector], tuple[float, ...]] = attrgetter(
+    "gpus", "cores", "host_memory_mib", "gpu_memory_mib", "bandwidth_mbps", "gpu_share_milli"
+)
+"""The vector as a plain tuple. Not a function in Python: a pass over the waiting jobs asks for that of each."""
 
 
 class Demand(msgspec.Struct, frozen=True):
@@ -36,15 +44,3 @@ class Demand(msgspec.Struct, frozen=True):
             *(vector_key(self.parameter_server) if self.parameter_servers else ()),
             *self.gpu_models,
         )
-
-
-def vector_key(vector: ResourceVector) -> tuple[float, ...]:
-    """The vector as a plain tuple."""
-    return (
-        vector.gpus,
-        vector.cores,
-        vector.host_memory_mib,
-        vector.gpu_memory_mib,
-        vector.bandwidth_mbps,
-        vector.gpu_share_milli,
-    )

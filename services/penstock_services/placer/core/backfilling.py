@@ -15,16 +15,18 @@ class PassReservation:
     """Reservation of one pass over the waiting jobs, for the first that does not fit. `profile.backfill` None: no reservation."""
 
     def __init__(self, profile: Profile) -> None:
-        self._profile, self._stage = profile, profile.backfill
+        self._stage = profile.backfill
+        self._reclaims, self._waits = (
+            profile.reclaim is not None,
+            profile.shape is not None and profile.shape.waits,
+        )
         self._unit: PlanUnit | None = None
 
     def alike(self, state: CellState, job: JobState) -> tuple[object, ...]:
         """Key of jobs with the same result: if one does not fit, no other with the same key does. Those that wait for a number of workers of their own, or for which nodes are reserved, are like no other."""
-        shape, planned = (
-            self._profile.shape,
-            self._profile.reclaim is not None and job.job_id in state.planned,
-        )
-        if planned or (shape is not None and shape.waits and job.spec.min_workers is not None):
+        if (self._reclaims and job.job_id in state.planned) or (
+            self._waits and job.spec.min_workers is not None
+        ):
             return (job.order,)
         if self._unit is None or self._stage is None:
             return job.demand.key

@@ -298,7 +298,7 @@ class Decider:
         self, state: CellState, head: JobState | None, reservation: PassReservation, reclaiming: Reclaiming
     ) -> bool:
         """Whether no other job of the pass has a result: none can start, nodes are reserved, nothing can be reclaimed, no choice is known to fail, and the head of the queue is not to be parked."""
-        if self._known_failures or not (reclaiming.idle(state) and reservation.settled(state)):
+        if not (reservation.settled(state) and reclaiming.idle(state)) or self._known_failures:
             return False
         return head is None or never_fits(state, head.demand) is None
 
