@@ -11,13 +11,13 @@ from penstock.ledger.evolve import begin, evolve
 from penstock.ledger.state import CellState
 from penstock.model.estimates import JobEstimated
 from penstock.model.external_events import JobSubmitted, NodeCordoned, NodeJoined
-from penstock.model.ledger_events import TermStarted
+from penstock.model.ledger_events import PlacementDecided, TermStarted
 from penstock.model.nodes import NodeSpec
-from penstock.model.plans import PlanAdopted, PlanUnit
+from penstock.model.plans import BatchWindowOpened, PlanAdopted, PlanUnit
 from penstock.model.settings import PlacerSettings
-from penstock.model.types import JobSpec, ResourceVector
+from penstock.model.types import JobSpec, ResourceVector, TaskPlacement
 from penstock.policies.capacity import never_fits
-from penstock.policies.liveness import stalled
+from penstock.policies.liveness import Undelaying, stalled
 from penstock.policies.profiles import PROFILES
 from penstock.policies.two_roles import arranged
 from penstock_services.placer.core.common import continuation
@@ -149,6 +149,45 @@ def test_a_stalled_cell_is_seen_and_its_cause_is_named() -> None:
     assert found.cause == "its nodes are reserved for other, for which nothing is awaited"
     evolve(state, continuation(state))
     assert stalled(state) is None, "a pass is under way"
+
+
+def waiting(profile: str, *jobs: str) -> CellState:
+    """Jobs wait beside two free nodes, and only n1 is theirs; facts are folded and nobody decides."""
+    state = CellState()
+    begin(state, 1, 1_000, 1)
+    evolve(state, TermStarted(term=1, placer_id="p1", settings=PlacerSettings(profile=profile)))
+    evolve(state, NodeJoined(node=node_spec("n1", 2)))
+    evolve(state, NodeJoined(node=node_spec("n2", 1, model="A100")))
+    for number, job_id in enumerate(jobs):
+        begin(state, 2 + number, 1_000, 2 + number)
+        evolve(state, JobSubmitted(job_id=job_id, spec=job_spec(models=("V100",))))
+        evolve(state, JobEstimated(job_id=job_id, estimate=estimate(1, memory_mib=512 + number)))
+    return state
+
+
+def test_a_window_whose_time_is_over_still_closes() -> None:
+    """A task's report comes between the end of the window and its timer: the plan for the waiting jobs is
+    about to be made."""
+    state = waiting("best-fit", "waits")
+    assert stalled(state) is not None
+    evolve(state, BatchWindowOpened(until_ms=2_000))
+    begin(state, 3, 3_000, 3)
+    assert not state.in_window
+    assert stalled(state) is None
+
+
+def test_a_job_that_the_policy_refuses_waits_for_its_nodes() -> None:
+    """Whoever takes these nodes would delay it: CODA keeps cores of the only node on which both fit."""
+    state = waiting("fifo", "refused", "next", "runs")
+    place = TaskPlacement(task_id="runs.1.w0", role="worker", rank=0, node_id="n2", gpus=(0,), cores=(0,))
+    evolve(state, PlacementDecided(job_id="runs", attempt=1, tasks=(place,)))
+    search = Undelaying()
+    found = search.first(state)
+    assert found is not None
+    assert found[0].job_id == "refused"
+    assert stalled(state) is not None
+    assert search.first(state, takes=lambda job: job.job_id == "next") is None
+    assert beyond_windows(2_001_303).what == ""  # a run of `coda` in which this was reported as a stall
 
 
 def gang(worker_cores: int, server_cores: int) -> CellDriver:

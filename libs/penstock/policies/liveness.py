@@ -6,7 +6,8 @@ it even behind the end of its backfill window (`Undelaying`), and where it waits
 under way that would start it, the cell is *stalled* (`stalled`), which the gateway reports.
 """
 
-from collections.abc import Collection
+from collections.abc import Callable, Collection
+from functools import partial
 from itertools import chain
 
 import msgspec
@@ -37,10 +38,11 @@ class Undelaying:
         self._without: JobRows[Row] = JobRows(lambda _, job: _row(job, gpus=False))
 
     def first(
-        self, state: CellState, without: Collection[str] = ()
+        self, state: CellState, without: Collection[str] = (), takes: Callable[[JobState], bool] | None = None
     ) -> tuple[JobState, tuple[str, ...]] | None:
         """The first such job that is not in `without`, and nodes on which it fits; None: there is none.
 
+        `takes`: whether the policy places a job that fits; None: every job. A refused job waits on for its nodes.
         Of jobs with the same owner and demand the one with the highest priority, then the earliest. O(changes
         + different demands), but for those with GPUs only where GPUs are free; in a cell with running jobs
         mostly less: the first demands that fit nowhere want all nodes.
@@ -56,7 +58,7 @@ class Undelaying:
             head = jobs[entries[0][2]]
             if head.estimate is not None and index.candidates(head.estimate.worker, head.spec.gpu_models):
                 job = next((jobs[name] for _, _, name, _ in entries if name not in without), None)
-                if job is not None and fits_now(state, job.demand):
+                if job is not None and fits_now(state, job.demand) and (takes is None or takes(job)):
                     fitting[row] = job
                     continue
             if wanted.everywhere_with(head):
@@ -117,7 +119,7 @@ def stalled(state: CellState, undelaying: Undelaying | None = None) -> Stall | N
 
     None: no job stalls, or something is under way that may start it: a stop, a move, a window, a pass.
     """
-    if state.frozen or not state.queue or state.stopping or state.moving or state.in_window:
+    if state.frozen or not state.queue or state.stopping or state.moving or state.window_until_ms:
         return None
     if timer_id("cell", "place_more") in state.timers:
         return None
@@ -127,16 +129,15 @@ def stalled(state: CellState, undelaying: Undelaying | None = None) -> Stall | N
         return None
     if state.holding and (profile.regroup is not None or strict(settings, profile)):
         return None  # a plan decides who runs, or it waits for its turn
-    found = (undelaying or Undelaying()).first(state)
+    takes = partial(_placeable, state, profile) if state.holding else None
+    found = (undelaying or Undelaying()).first(state, takes=takes)
     if found is None:
         return None
     job, nodes = found
-    if state.holding and not _placeable(state, job, profile):
-        return None
     return Stall(job.job_id, nodes, _cause(state, nodes))
 
 
-def _placeable(state: CellState, job: JobState, profile: Profile) -> bool:
+def _placeable(state: CellState, profile: Profile, job: JobState) -> bool:
     """Whether the profile's own place stage would place it."""
     rng = LazyRng(state.settings.seed, f"stalled:{job.job_id}")
     return profile.place.place(state, as_it_waits(state, job, profile.shape), rng) is not None
