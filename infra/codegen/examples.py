@@ -164,6 +164,13 @@ _NODES: tuple[Event, ...] = (
         at_ms=START_MS + 20 * MINUTE_MS,
         path="checkpoints/epoch-1.npz",
     ),
+    external_events.SaveRefused(
+        node_id=NODE,
+        task_id=WORKER,
+        token=TOKEN,
+        at_ms=START_MS + 20 * MINUTE_MS,
+        reason="no process of it has called penstock.sdk.checkpoint yet",
+    ),
     external_events.CheckpointFetched(
         node_id=NODE,
         task_id=WORKER,

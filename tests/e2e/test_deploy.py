@@ -337,7 +337,7 @@ def test_the_page_is_followed_word_by_word(cluster: dict[str, Machine]) -> None:
     identities = {cluster[name].run("sed 's/:[^:]*@.*//' /etc/penstock/log-url").strip() for name in NODES}
     assert identities == {f"kafka://node-{name}" for name in NODES}
     meet_over_machines(desk)
-    script = "trap 'exit 9' TERM; until test -e /tmp/go; do sleep 0.5; done"
+    script = "trap 'exit 9' TERM; until test -e /var/tmp/go; do sleep 0.5; done"
     submitted = penstock(desk, "submit", "--detach", "-o", "json", "--", "sh", "-c", script)
     long = json.loads(submitted)["job_id"]
     before = until_status(desk, long, "running")
@@ -357,7 +357,7 @@ def test_the_page_is_followed_word_by_word(cluster: dict[str, Machine]) -> None:
     doctor_is_content(cluster)
     assert (what_a_thief_gets(cluster["control"]), look_into_postgres(cluster["store"])) == ("", "")
     [host] = places(until_status(desk, long, "running"))
-    cluster[host].run("touch /tmp/go")
+    cluster[host].run("touch /var/tmp/go")
     after = until_status(desk, long, "succeeded")
     assert (after["attempt"], places(after)) == (before["attempt"], [host])
     assert {task["pid"] for task in after["tasks"]} == {task["pid"] for task in before["tasks"]}

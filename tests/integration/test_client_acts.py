@@ -9,7 +9,7 @@ from penstock.client import AsyncClient, Checkpoint, Client, Conflict, TaskCores
 from penstock.model.adjustments import TaskAdjusted
 from penstock.model.envelope import Envelope
 from penstock.model.event import Event
-from penstock.model.external_events import TaskCheckpointed
+from penstock.model.external_events import SaveRefused, TaskCheckpointed
 from penstock.model.topics import Topic
 from penstock.model.types import JobSpec
 from tests.integration import test_client
@@ -45,7 +45,7 @@ async def train(cell: Cell) -> None:
 
 
 async def test_a_notebook_asks_for_a_checkpoint_and_gets_it(cell: Cell) -> None:
-    """Before an upgrade; the job is named. While it is not running yet the answer is an error, and nothing was asked."""
+    """Before an upgrade; the job is named. While it is not running yet the answer is an error, and nothing was asked; and so where no process of it saves."""
     await train(cell)
     async with AsyncClient(cell.url) as client:
         with pytest.raises(Conflict, match="nothing was asked") as early:
@@ -74,6 +74,16 @@ async def test_a_notebook_asks_for_a_checkpoint_and_gets_it(cell: Cell) -> None:
             shared=False,
             usual_save_ms=250.0,
         )
+        asking = asyncio.create_task(client.checkpoint("nightly"))
+        cell.placer.feed(await asked(cell, Topic.JOBS, 2))
+        refused = SaveRefused(
+            node_id="n0", task_id="train.1.w0", token=job.token, at_ms=6, reason="no process saves"
+        )
+        cell.placer.feed(refused)
+        await cell.tell()
+        with pytest.raises(Conflict, match="no process saves") as nobody:
+            await asking
+        assert nobody.value.kind == "not_saved"
 
 
 async def test_a_script_of_an_operator_gives_a_running_job_other_cores(cell: Cell) -> None:

@@ -15,6 +15,7 @@ from msgspec import structs
 from penstock.model import external_events
 from penstock.model.orders import Companion, StartTask
 from penstock_services.node_reporter.options import IsolationChoice, Options
+from penstock_services.node_reporter.shell.savers import SAVERS
 from penstock_services.node_reporter.shell.task_folders import PHASES, WORK
 from tests.support import node_fixtures
 from tests.support.memory_log import MemoryBroker, MemoryLog
@@ -149,7 +150,7 @@ async def test_members_take_turns_by_locks_in_the_folder_of_their_group(
         assert re.search(r"b\+b-a\+", turns), "they meet"
         assert re.fullmatch(r"(s\+s-){100} .*", output(options, stranger).strip())
         if isolation is IsolationChoice.AUTO:
-            assert output(options, stranger).strip().endswith(f"['group', '{PHASES}', '{WORK}']")
+            assert output(options, stranger).strip().endswith(f"['group', '{PHASES}', '{SAVERS}', '{WORK}']")
         await cell.order(stop_order(4, a.task_id))
         await cell.until(external_events.TaskExited, task_id=a.task_id)
         assert folders(options) == both, "b is still in it"

@@ -98,7 +98,7 @@ async def test_a_repeated_start_keeps_what_the_first_attempt_made(
     again.prepare()
     again.create(folder, work=True)
     assert os.stat(folder / "phases").st_ino == made
-    assert sorted(os.listdir(folder)) == ["phases", "work"]
+    assert sorted(os.listdir(folder)) == ["phases", "savers", "work"]
     assert sorted(os.listdir(tmp_path)) == ["spare", "tasks"]
 
 

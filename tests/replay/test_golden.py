@@ -128,7 +128,7 @@ def expected_state() -> Any:
         job |= {"reclaims": 0, "borrows": False, "counted_gpus": counted.get(job["job_id"], 0)}
         for task in job["tasks"].values():
             task |= {"lease_ms": 0, "exhausted": "", "cores_adjusted": None, "bandwidth_adjusted": None}
-            task |= {"gpu_limit_mib": 0}
+            task |= {"gpu_limit_mib": 0, "note": ""}
             task |= {"memory_bandwidth_percent": None, "checkpoint_asked": None, "saving": False}
             task |= {"began_ms": task["started_ms"] and BEGAN_MS, "ready_ms": None, "launch_ms": None}
             task |= {"placed_cores": len(task["place"]["cores"])}
@@ -141,6 +141,7 @@ def expected_state() -> Any:
         job |= {"sharing": {"jobs": [], "since_ms": 0, "ever": False}}
         job |= {"memory_retries": 0, "short_of": {}, "estimated_attempt": 0, "held": None, "commanded_seq": 0}
         job |= {"converged_ms": None, "rebalanced": False, "migrations": 0, "runs": []}
+        job |= {"unsaved": None}
         job |= {"core_changes": 0, "throttles": 0, "measured": None, "short_ms": None}
         job |= {
             "eta": None,

@@ -155,7 +155,13 @@ class CellDriver(Recorder):
             )
 
     def exit(
-        self, task_id: str, code: int | None = 0, *, cause: Any = "exited", signal: int | None = None
+        self,
+        task_id: str,
+        code: int | None = 0,
+        *,
+        cause: Any = "exited",
+        signal: int | None = None,
+        detail: str = "",
     ) -> Step:
         """One task ends."""
         job = self.job(task_id.rsplit(".", 2)[0])
@@ -169,6 +175,7 @@ class CellDriver(Recorder):
                 signal=signal,
                 started_ms=self.now_ms,
                 exited_ms=self.now_ms,
+                detail=detail,
             )
         )
 

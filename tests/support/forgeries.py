@@ -26,6 +26,7 @@ from penstock.model.external_events import (
     NodeUncordoned,
     OrderRefused,
     ProbeSent,
+    SaveRefused,
     TaskCheckpointed,
     TaskExited,
     TaskPhaseChanged,
@@ -72,6 +73,9 @@ FORGERIES: dict[str, Callable[[int], Event]] = {
     "start": lambda token: TaskStarted(node_id="n1", task_id=WORKER, token=token, pid=1, started_ms=1),
     "fetched": lambda token: CheckpointFetched(
         node_id="n1", task_id=WORKER, token=token, at_ms=1, from_node="n2"
+    ),
+    "no saver": lambda token: SaveRefused(
+        node_id="n1", task_id=WORKER, token=token, at_ms=1, reason="so they say"
     ),
     "checkpoint": lambda token: TaskCheckpointed(node_id="n1", task_id=WORKER, token=token, at_ms=1),
     "phase": lambda token: TaskPhaseChanged(node_id="n1", task_id=WORKER, token=token, phase="save", at_ms=1),

@@ -13,6 +13,7 @@ from penstock.model.external_events import (
     JobCheckpointRequested,
     NodeJoined,
     NodeLeft,
+    SaveRefused,
     TaskCheckpointed,
 )
 from penstock.model.nodes import LogServer
@@ -197,6 +198,12 @@ def test_a_job_that_does_not_save_in_our_folder_has_none(cell: CellDriver) -> No
         assert starts(cell)[f"{kind}.1.w0"] is None
 
 
+def refused(cell: CellDriver, task_id: str) -> SaveRefused:
+    job = cell.job(task_id.partition(".")[0])
+    node_id = job.tasks[task_id].place.node_id
+    return SaveRefused(node_id=node_id, task_id=task_id, token=job.token, at_ms=5, reason="nobody")
+
+
 def asks(job_id: str = "a", **more: Any) -> JobCheckpointRequested:
     return JobCheckpointRequested(job_id=job_id, reason="before the upgrade", by="ops/ada", **more)
 
@@ -219,6 +226,28 @@ def test_a_job_is_asked_to_save_until_it_has(cell: CellDriver) -> None:
     assert load(dump(cell.state)).jobs["a"].tasks["a.1.w0"].checkpoint_asked is not None
     cell.feed(saved(cell, "a.1.w0", 9))
     assert saves(cell) == []
+
+
+@pytest.mark.parametrize(("kind", "counts"), [("sdk", False), ("signal", True)])
+def test_a_job_whose_node_finds_no_saver_counts_as_one_without_checkpoints(
+    cell: CellDriver, kind: str, counts: bool
+) -> None:
+    """Its script never calls `checkpoint()`. The request is not repeated; a checkpoint, or the next attempt, proves the opposite. What saves by
+    itself may do so on SIGTERM alone."""
+    cell.submit("b", job_spec(checkpoint=kind, attempts=3))
+    cell.start("b")
+    cell.feed(asks("b"))
+    job = cell.job("b")
+    assert job.saves
+    step = cell.feed(refused(cell, "b.1.w0"))
+    assert step.outcome == "committed"
+    assert (job.saves, saves(cell)) == (counts, [])
+    assert load(dump(cell.state)).jobs["b"].saves == counts
+    cell.feed(saved(cell, "b.1.w0", 9))
+    assert job.saves
+    cell.feed(refused(cell, "b.1.w0"))
+    again(cell, "b")
+    assert cell.job("b").saves
 
 
 def test_who_may_not_or_cannot_save_is_not_asked(cell: CellDriver) -> None:

@@ -15,7 +15,10 @@ from penstock.client.streams import StreamEvent
 from tests.support.waiting import left_s
 
 STARTED, INTERRUPT = "penstock.task.started", "Ctrl-C"
-DATA = {"task_id": "j.1.w0", "node_id": "n0", "pid": 7, "outcome": "succeeded"}
+DATA = {
+    "node_id": "n0", "pid": 7, "phase": "train", "outcome": "succeeded", "cause": "exited", "exit_code": 0,
+    "started_ms": 0, "exited_ms": 0,
+}  # fmt: skip
 
 
 class Step(NamedTuple):
@@ -24,9 +27,11 @@ class Step(NamedTuple):
     output: str | None = None
     event: str | None = None
     attempt: int | None = None
+    early: bool = False
+    """The next step does not wait until it is dealt with."""
 
 
-STARTS = Step(event=STARTED)
+STARTS, PHASE = Step(event=STARTED), Step(event="penstock.task.phase_changed")
 
 
 class InTurn(Client):
@@ -41,12 +46,15 @@ class InTurn(Client):
             if (step.event is not None) != events:
                 continue
             self._wait(number)
-            try:
-                yield step
-            finally:
-                with self._turn:
-                    self._done = number + 1
-                    self._turn.notify_all()
+            if step.early:
+                self._has_done(number)
+            yield step
+            self._has_done(number)
+
+    def _has_done(self, number: int) -> None:
+        with self._turn:
+            self._done = max(self._done, number + 1)
+            self._turn.notify_all()
 
     def _wait(self, number: int) -> None:
         with self._turn:
@@ -56,7 +64,8 @@ class InTurn(Client):
         for step in self._sent(events=True):
             if step.event == INTERRUPT:
                 raise KeyboardInterrupt
-            yield StreamEvent("1", str(step.event), {"type": step.event, "at_ms": 0, "data": DATA})
+            data = DATA | {"task_id": f"j.{step.attempt or 1}.w0"}
+            yield StreamEvent("1", str(step.event), {"type": step.event, "at_ms": 0, "data": data})
 
     @contextmanager
     def lines(self, *_: Any, **__: Any) -> Iterator[Iterator[str]]:
@@ -82,7 +91,7 @@ def printed_by(capsys: pytest.CaptureFixture[str], *steps: Step) -> str:
     client = InTurn(Step(attempt=1), *steps, Step(event=follow.ENDED))
     follow.to_end(client, "j", follow.Shows.OUTPUT)
     lines = capsys.readouterr().out.removeprefix("j\n").splitlines(keepends=True)
-    words = {"started": "<started>\n", "succeeded": "<succeeded>\n"}
+    words = {"started": "<started>\n", "phase": "<phase>\n", "succeeded": "<succeeded>\n"}
     return "".join(next((words[word] for word in words if f" s  {word}" in line), line) for line in lines)
 
 
@@ -90,28 +99,39 @@ def printed_by(capsys: pytest.CaptureFixture[str], *steps: Step) -> str:
     ("pieces", "shown"),
     [
         # `print` of an unbuffered Python writes a line's text and its end apart.
-        (("hello\n",), "hello\n<started>\n"),
-        (("hello", STARTS, "\n"), "<started>\nhello\n"),
-        (("hel", STARTS, "lo\nyou\n"), "<started>\nhello\nyou\n"),
-        (("one\ntw", STARTS, "o", STARTS, "\n"), "one\n<started>\n<started>\ntwo\n"),
+        (("hello\n",), "hello\n<phase>\n"),
+        (("hello", PHASE, "\n"), "<phase>\nhello\n"),
+        (("hel", PHASE, "lo\nyou\n"), "<phase>\nhello\nyou\n"),
+        (("one\ntw", PHASE, "o", PHASE, "\n"), "one\n<phase>\n<phase>\ntwo\n"),
         # A progress bar: each state ends with a carriage return, or begins with one.
-        (("10 %\r20 %\r", STARTS, "done\n"), "10 %\r\n<started>\n20 %\rdone\n"),
-        (("\r10 %", "\r20 %", STARTS, "\r30 %\n"), "\r10 %\r\n<started>\n20 %\r30 %\n"),
-        (("hello\r", STARTS, "\n"), "<started>\nhello\r\n"),
+        (("10 %\r20 %\r", PHASE, "done\n"), "10 %\r\n<phase>\n20 %\rdone\n"),
+        (("\r10 %", "\r20 %", PHASE, "\r30 %\n"), "\r10 %\r\n<phase>\n20 %\r30 %\n"),
+        (("hello\r", PHASE, "\n"), "<phase>\nhello\r\n"),
         # What has no end is shown in the end, or when it is too much.
-        (("x" * MAX_LINE_CHARS, "y", STARTS, "z\n"), "x" * MAX_LINE_CHARS + "y\n<started>\nz\n"),
-        (("hello\nyou", STARTS), "hello\n<started>\nyou\n"),
-        (("hello", STARTS, Step(attempt=2), "again\n"), "<started>\nhello\nagain\n"),
+        (("x" * MAX_LINE_CHARS, "y", PHASE, "z\n"), "x" * MAX_LINE_CHARS + "y\n<phase>\nz\n"),
+        (("hello\nyou", PHASE), "hello\n<phase>\nyou\n"),
+        (
+            ("hello", PHASE, Step(attempt=2), Step(event=STARTED, attempt=2), "again\n"),
+            "<phase>\nhello\n<started>\nagain\n",
+        ),
     ],
 )
 def test_a_line_of_output_is_whole_whenever_a_phase_comes(
     capsys: pytest.CaptureFixture[str], pieces: tuple[str | Step, ...], shown: str
 ) -> None:
     """A fast task had printed the text of its line before its start was reported, and the line's end came after: an empty line."""
-    steps = [piece if isinstance(piece, Step) else Step(output=piece) for piece in pieces]
-    if STARTS not in steps:
-        steps.append(STARTS)
-    assert printed_by(capsys, *steps) == shown + "<succeeded>\n"
+    steps = [STARTS, *(piece if isinstance(piece, Step) else Step(output=piece) for piece in pieces)]
+    if PHASE not in steps:
+        steps.append(PHASE)
+    assert printed_by(capsys, *steps) == "<started>\n" + shown + "<succeeded>\n"
+
+
+@pytest.mark.parametrize("begins", [STARTS, Step(event="penstock.task.exited")])
+def test_what_a_task_prints_comes_after_its_start(capsys: pytest.CaptureFixture[str], begins: Step) -> None:
+    """A fast task had printed before its node had reported its start: its first line was read as another job's."""
+    shown = printed_by(capsys, Step(output="hello\n", early=True), begins)
+    assert shown.endswith("hello\n<succeeded>\n")
+    assert (begins is STARTS) == (shown == "<started>\nhello\n<succeeded>\n")
 
 
 def test_what_has_been_printed_of_a_line_is_shown_when_following_is_interrupted(
@@ -119,5 +139,5 @@ def test_what_has_been_printed_of_a_line_is_shown_when_following_is_interrupted(
 ) -> None:
     """Ctrl-C while a task prints dot after dot: the last words before its end explain what it does."""
     with pytest.raises(KeyboardInterrupt):
-        printed_by(capsys, Step(output="epoch 1 ..."), Step(event=INTERRUPT))
-    assert capsys.readouterr().out == "j\nepoch 1 ...\n"
+        printed_by(capsys, STARTS, Step(output="epoch 1 ..."), Step(event=INTERRUPT))
+    assert capsys.readouterr().out.endswith("\nepoch 1 ...\n")

@@ -16,6 +16,8 @@ STRONG = {
     "cores": "cpuset",
     "devices": "cgroup",
     "user": "jobs",
+    "tmp": "task",
+    "processes": "limited",
 }
 WEAK = {"exits": "none", "files": False, "reason": "unshare: Operation not permitted"}
 
@@ -26,11 +28,12 @@ def node(name: str, found: dict[str, Any] | None, *, shares: bool = True) -> dic
 
 def test_a_line_names_everything_that_is_enforced() -> None:
     assert isolation(node("a", STRONG)) == (
-        "exits by PID namespace, files hidden, memory per task, cores by cpuset, devices by cgroup, jobs as jobs"
+        "exits by PID namespace, files hidden, memory per task, cores by cpuset, devices by cgroup, "
+        "own /tmp, jobs as jobs"
     )
     assert isolation(node("a", WEAK)) == (
         "exits not proven: whole GPUs only, files open, memory per process, cores by affinity, "
-        "GPUs by CUDA_VISIBLE_DEVICES alone"
+        "GPUs by CUDA_VISIBLE_DEVICES alone, /tmp shared, processes unlimited"
     )
     assert isolation(node("a", None)) == "not reported"
     capped = {cap: isolation(node("a", STRONG | {"bandwidth": cap})) for cap in get_args(BandwidthCap)}

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from penstock.model.event import Event
-from penstock.model.external_events import OrderRefused, TaskExited, TaskStarted
+from penstock.model.external_events import OrderRefused, SaveRefused, TaskExited, TaskStarted
 from penstock.model.nodes import Gpu, NodeSpec
 from penstock.model.orders import (
     CheckpointTask,
@@ -20,14 +20,31 @@ from penstock.model.orders import (
     pack_peers,
 )
 from penstock.model.types import TaskPlacement
-from penstock_services.node_reporter.core.actions import Discard, Emit, KillAt, Note, Signal, Spawn
+from penstock_services.node_reporter.core.actions import (
+    AskToSave,
+    Discard,
+    Emit,
+    KillAt,
+    LookForSaver,
+    Note,
+    Signal,
+    Spawn,
+)
 from penstock_services.node_reporter.core.environment import (
     base_environment,
     gang_of,
     peers_json,
     task_environment,
 )
-from penstock_services.node_reporter.core.inputs import Drain, Gone, GraceOver, OrderRead, Outcome, Spawned
+from penstock_services.node_reporter.core.inputs import (
+    Drain,
+    Gone,
+    GraceOver,
+    OrderRead,
+    Outcome,
+    Spawned,
+    Unsaved,
+)
 from penstock_services.node_reporter.core.machine import step
 from penstock_services.node_reporter.core.state import (
     MAX_ENDED_REMEMBERED,
@@ -76,7 +93,7 @@ class World:
         self.done: list[Any] = []
 
     def feed(self, given: Any, now_ms: int = 1_000) -> list[Any]:
-        if not isinstance(given, Spawned | Gone | GraceOver | Drain):
+        if not isinstance(given, Spawned | Gone | GraceOver | Drain | Unsaved):
             given = OrderRead(given, now_ms)
         self.done = step(self.state, given)
         self.spawned += [(d.order.task_id, d.order.token) for d in self.done if isinstance(d, Spawn)]
@@ -306,7 +323,57 @@ def test_a_checkpoint_reaches_running_tasks_only(world: World) -> None:
     save = CheckpointTask(token=4, node_id="n1", task_id="t1")
     assert [type(d) for d in world.feed(save)] == [Note]
     world.run(start(1))
-    assert world.feed(save) == [Signal("t1", 1, signal.SIGUSR1)]
+    assert world.feed(save) == [AskToSave("t1", 1, 4)]
+
+
+@pytest.mark.parametrize(
+    ("checkpoint", "remedy"), [("", "call checkpoint(save, restore)"), (None, "SIGUSR1")]
+)
+def test_a_request_that_no_process_takes_is_answered_with_the_reason(
+    world: World, checkpoint: str | None, remedy: str
+) -> None:
+    """`run.sh` starts a training that never calls `checkpoint()`: "asked to save" was all that was said, and nothing was saved."""
+    world.run(start(1, checkpoint=checkpoint))
+    world.feed(Unsaved("t1", 1, 4, 90))
+    (refused,) = world.reported()
+    assert isinstance(refused, SaveRefused)
+    assert remedy in refused.reason
+    assert (refused.task_id, refused.token, refused.at_ms) == ("t1", 1, 90)
+    world.feed(Gone("t1", 1, Outcome(91, exit_code=0)))
+    assert world.feed(Unsaved("t1", 1, 4, 92)) == []
+
+
+@pytest.mark.parametrize(("checkpoint", "looks"), [("", True), (None, False)])
+def test_before_a_job_that_saves_is_stopped_its_saver_is_looked_for(
+    world: World, checkpoint: str | None, looks: bool
+) -> None:
+    """A stop loses the work of a training that has not registered: the cell learns so, and not its next user."""
+    world.run(start(1, checkpoint=checkpoint))
+    found = world.feed(stop(2, "t1"))
+    assert any(isinstance(each, LookForSaver) for each in found) == looks
+    assert isinstance(found[-2], Signal)
+
+
+@pytest.mark.parametrize(
+    ("left", "stopped", "detail"),
+    [
+        (0, False, ""),
+        (1, False, "1 process left running was ended"),
+        (2, False, "2 processes left running were ended"),
+        (2, True, "2 processes did not end within the grace and were killed"),
+    ],
+)
+def test_what_a_program_has_left_running_is_counted(
+    world: World, left: int, stopped: bool, detail: str
+) -> None:
+    """`nohup train.py &` as the last line of a script: the job succeeds at once, and its training is ended."""
+    world.run(start(1))
+    if stopped:
+        world.feed(stop(2, "t1"))
+    world.feed(Gone("t1", 1, Outcome(9, exit_code=0, left=left)))
+    (exited,) = world.reported()
+    assert isinstance(exited, TaskExited)
+    assert exited.detail == detail
 
 
 ALONE = (Peer(rank=0, role="worker", node_id="n1", address="a"),)

@@ -9,9 +9,11 @@ from pathlib import Path
 import pytest
 
 from penstock_services.node_reporter.shell import shim as shim_module
+from penstock_services.node_reporter.shell.confinement import Confinement
 from penstock_services.node_reporter.shell.lease_watch import LeaseWatch, boot_s
 from penstock_services.node_reporter.shell.output import Output
 from penstock_services.node_reporter.shell.shim import Shim
+from penstock_services.node_reporter.shell.task_groups import TaskGroups
 from penstock_services.node_reporter.shell.whole_files import write_whole
 
 
@@ -40,13 +42,9 @@ def test_a_run_lasts_as_long_as_it_did_whatever_the_clock_shows(
 ) -> None:
     """The machine's clock goes on by ten years while a task runs; the estimator learns from how long runs took."""
     shim = Shim.__new__(Shim)
-    shim._folder, shim._request, shim._groups, shim._lapsed = (
-        str(tmp_path),
-        {"task_id": "t", "token": 1},
-        {},
-        False,
-    )
-    shim._request["oom"], shim._unpacked_ns = None, 0
+    shim._folder, shim._groups = str(tmp_path), TaskGroups(Confinement())
+    shim._request = {"task_id": "t", "token": 1, "oom": None, "pids": None}
+    shim._lapsed, shim._unpacked_ns, shim._left = False, 0, 0
     shim._note_start()
     shim._reaped = 0, resource.getrusage(resource.RUSAGE_SELF)
     real = shim_module.now_ms

@@ -23,6 +23,7 @@ from penstock.model.external_events import (
     TaskExited,
     TaskStarted,
 )
+from penstock.model.ledger_events import JobEnded
 from penstock.model.orders import Peer, StartTask, StopTask, pack_peers, unpack_peers
 from penstock.model.settings import PlacerSettings
 from penstock.model.topics import MAX_EVENT_BYTES
@@ -130,6 +131,15 @@ def test_parameter_servers_are_stopped_when_the_workers_are_done(cell: CellDrive
     assert kinds(cell.exit("ps.1.w0")) == ["task.exited", "stop.decided"]
     assert kinds(cell.exit("ps.1.ps0", None, cause="stopped", signal=15)) == ["task.exited", "job.ended"]
     assert cell.state.ended["ps"] == "succeeded"
+
+
+def test_a_success_names_what_its_node_has_ended(cell: CellDriver) -> None:
+    """`nohup train.py &` is the last line of the script: "succeeded" alone would say that the training is done."""
+    cell.submit("a")
+    cell.start("a")
+    step = cell.exit("a.1.w0", detail="1 process left running was ended")
+    (ended,) = (fact for fact in step.facts if isinstance(fact, JobEnded))
+    assert (ended.outcome, ended.reason) == ("succeeded", "1 process left running was ended")
 
 
 def test_back_off_doubles_up_to_its_bound(cell: CellDriver) -> None:

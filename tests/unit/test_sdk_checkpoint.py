@@ -14,6 +14,7 @@ import pytest
 
 from infra.codegen.schemas import ROOT
 from penstock.sdk.checkpoint import SAVED_STATUS
+from penstock_services.node_reporter.shell.savers import Savers, ask, savers
 from tests.support.waiting import wait_until
 
 LOOP = """
@@ -298,6 +299,70 @@ def test_of_a_gang_rank_0_alone_saves_and_the_others_wait_for_it(tmp_path: Path)
     (tmp_path / "go").touch()
     assert script.ends()[0] == 0
     assert script.complete() == []
+
+
+def registered(tmp_path: Path, **env: str) -> Script:
+    """A script that has registered with the node whose file `savers` this is."""
+    (tmp_path / "savers").touch()
+    script = Script(tmp_path, PENSTOCK_SAVERS=str(tmp_path / "savers"), **env)
+    assert script.line() == "fresh 0"
+    return script
+
+
+def test_the_process_that_saves_is_known_behind_any_wrapper(tmp_path: Path) -> None:
+    """The node asks the holder of the lock: rank 0, or a script without ranks. Its death frees the lock."""
+    script = registered(tmp_path)
+    path = str(tmp_path / "savers")
+    assert savers(path) == Savers(frozenset({script.process.pid}), frozenset())
+    assert ask(path).saving == {script.process.pid}
+    script.process.kill()
+    script.process.wait()
+    assert savers(path) == savers(str(tmp_path / "none")) == Savers()
+    os.mkfifo(tmp_path / "fifo")
+    assert ask(str(tmp_path / "fifo")) == Savers(), "a hostile task has replaced the file"
+    follower = registered(tmp_path, RANK="1")
+    assert savers(path) == Savers(frozenset(), frozenset({follower.process.pid}))
+    follower.process.terminate()
+    assert follower.ends()[0] == -signal.SIGTERM, "the node tells it when rank 0 has ended"
+
+
+def test_a_request_that_came_before_the_script_had_registered_is_answered_at_its_first_step(
+    tmp_path: Path,
+) -> None:
+    """`penstock checkpoint` while the script still imports its framework."""
+    (tmp_path / "savers").touch()
+    assert ask(str(tmp_path / "savers")) == Savers()
+    script = registered(tmp_path)
+    script.until(script.complete, "the save")
+    assert script.complete() == ["attempt-1-iteration-1"]
+    (tmp_path / "go").touch()
+    assert script.ends()[0] == 0
+    assert (tmp_path / "savers").read_bytes() == b""
+
+
+def test_a_second_sigterm_changes_nothing(tmp_path: Path) -> None:
+    """A script forwards the signal that the training has got already, before its save, in it and after it."""
+    script = Script(
+        tmp_path, LOOP.replace("    between()\n", "    print('saves', flush=True); time.sleep(0.3)\n")
+    )
+    script.line()
+    for _ in range(2):
+        script.process.terminate()
+    assert script.line() == "saves"
+    script.process.terminate()
+    status, _, errors = script.ends()
+    assert (status, errors, len(script.complete())) == (SAVED_STATUS, "", 1)
+
+
+def test_a_script_that_a_wrapper_starts_again_does_not_go_back(tmp_path: Path) -> None:
+    """`until python train.py; do :; done`: after a stop it begins at 0 once more, and is stopped before it is where it was."""
+    whole = tmp_path / "checkpoints" / "attempt-1-iteration-900000"
+    whole.mkdir(parents=True)
+    script = Script(tmp_path)
+    script.line()
+    script.process.terminate()
+    assert script.ends()[0] == SAVED_STATUS
+    assert script.complete() == [whole.name]
 
 
 README = (ROOT / "libs/penstock/sdk/README.md").read_text()

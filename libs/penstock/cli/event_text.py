@@ -105,6 +105,8 @@ def _exited(data: Data) -> str:
         how = f"out of {data['exhausted'].replace('_', ' ').replace('gpu', 'GPU')} ({data.get('detail', '')})"
     if data["cause"] == "lost":
         how = f"lost ({data.get('detail', '')})"
+    if data["cause"] in ("exited", "stopped") and not data.get("exhausted") and data.get("detail"):
+        return f"{how} after {ran}; {data['detail']}"
     return f"{how} after {ran}"
 
 
@@ -235,6 +237,7 @@ TEXTS: Mapping[str, tuple[str, Callable[[Data], str]]] = MappingProxyType(
         "penstock.task.started": ("started", lambda d: f"{_short(d)} on {d['node_id']}, process {d['pid']}{_early(d)}"),
         "penstock.task.phase_changed": ("phase", lambda d: f"{_short(d)}: {d['phase']}"),
         "penstock.task.checkpointed": ("checkpoint", _checkpointed),
+        "penstock.save.refused": ("not saved", lambda d: f"{_short(d)} on {d['node_id']}: {d['reason']}"),
         "penstock.task.checkpoint_fetched": ("fetched", _fetched),
         "penstock.move.decided": ("moving", lambda d: f"to {places(d['tasks'])}, asked for by {d['by']}: {d['reason']}"),
         "penstock.job.converged": (

@@ -39,6 +39,8 @@ def show(answer: Mapping[str, Any], first_of_kind: str = "", *, wide: bool = Fal
         screen.print(escape(adjustment(row)), soft_wrap=True)
     if answer.get("checkpoint"):
         screen.print(escape(f"Checkpoint: {checkpoint(answer['checkpoint'])}"), soft_wrap=True)
+    if answer.get("unsaved"):
+        screen.print(escape(f"Not saved: {answer['unsaved']['reason']}"), soft_wrap=True)
     if answer.get("move"):
         screen.print(escape(f"Move: {move(answer['move'])}"), soft_wrap=True)
         if answer["move"]["outcome"] == "under_way" and answer["move"].get("target"):

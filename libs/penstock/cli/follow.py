@@ -17,6 +17,8 @@ from penstock.screen import console
 
 TAIL_LINES = 15  # of a failed job's output
 ENDED = "penstock.job.ended"
+BEGUN = frozenset({"penstock.task.started", "penstock.task.exited"})
+"""After them a task's output is shown."""
 STYLES = {"succeeded": "green", "failed": "red", "cancelled": "magenta", "can never run here": "red"}
 
 
@@ -53,6 +55,8 @@ def to_end(client: Client, job_id: str, shows: Shows) -> dict[str, Any]:
             if shows is not Shows.NOTHING:
                 with output or nullcontext():
                     print_event(event, f"{duration(event['at_ms'] - first_ms):>9}")
+            if output is not None and event["type"] in BEGUN:
+                output.begun(".".join(event["data"]["task_id"].rsplit(".", 2)[1:]))
     except BaseException:
         if output is not None:
             output.silence()

@@ -189,6 +189,7 @@ def _job(
         "Adjusted": escape("; ".join(map(adjustment, found.get("adjustments") or ()))),
         "When stopped": _stopping(spec),
         "Checkpoint": escape(checkpoint(found["checkpoint"])) if found.get("checkpoint") else "",
+        "Not saved": escape((found.get("unsaved") or {}).get("reason", "")),
         "Priority": _priority(spec),
         "Move": escape(move(found["move"])) if found.get("move") else "",
         "Shares GPUs": escape(

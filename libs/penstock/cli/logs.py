@@ -154,6 +154,9 @@ class Following:
         self._client, self._job_id = client, job_id
         self._shown = Shown(whole_lines=True)
         self._pieces = 0
+        self._begun: set[str] = set()
+        self._over = False
+        self._may_print = threading.Condition()
         self._thread = threading.Thread(target=self._run, name="output", daemon=True)
         self._thread.start()
 
@@ -166,6 +169,12 @@ class Following:
     def __exit__(self, *_: object) -> None:
         self.lock.release()
 
+    def begun(self, task: str) -> None:
+        """The line that this task (`1.w0`: attempt and name) has started, or ended, is printed: what it prints may follow."""
+        with self._may_print:
+            self._begun.add(task)
+            self._may_print.notify_all()
+
     def silence(self) -> None:
         """Stops printing: the command ends while output still comes."""
         self.lock.acquire()
@@ -174,6 +183,9 @@ class Following:
 
     def finish(self) -> None:
         """Waits for the rest of an ended job's output, as long as some comes."""
+        with self._may_print:
+            self._over = True
+            self._may_print.notify_all()
         before = -1
         while self._thread.is_alive() and before != self._pieces:
             before = self._pieces
@@ -188,6 +200,7 @@ class Following:
     def _run(self) -> None:
         try:
             for frame in frames(self._client, self._job_id, follow=1, first=1):
+                self._await_start(frame)
                 with self.lock:
                     self._pieces += 1
                     self._shown.take(frame)
@@ -197,3 +210,10 @@ class Following:
             with self.lock:
                 self._shown.end()
                 remark(f"penstock: no further output is shown: {error}")
+
+    def _await_start(self, frame: dict[str, Any]) -> None:
+        """A task prints before its node has reported its start: the stream of events has its own way."""
+        if "text" in frame:
+            task = f"{self._shown.attempt}.{frame['task']}"
+            with self._may_print:
+                self._may_print.wait_for(lambda: self._over or task in self._begun)

@@ -193,6 +193,8 @@ def isolation(node: Row) -> str:
         f"cores by {found.get('cores', 'affinity')}",
         "devices by cgroup" if found.get("devices") == "cgroup" else "GPUs by CUDA_VISIBLE_DEVICES alone",
         BANDWIDTH.get(found.get("bandwidth", "none"), ""),
+        "own /tmp" if found.get("tmp") == "task" else "/tmp shared",
+        "" if found.get("processes") == "limited" else "processes unlimited",
         f"jobs as {found['user']}" if found.get("user") else "",
     ]
     return ", ".join(part for part in parts if part)

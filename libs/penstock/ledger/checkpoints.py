@@ -25,6 +25,14 @@ class Checkpoint(Value, frozen=True):
     """Why the latest attempt that had to fetch it could not; empty: it could."""
 
 
+class Unsaved(Value, frozen=True):
+    """A request to save that no process of the attempt took."""
+
+    reason: str
+    at_ms: int
+    """Ledger time of the report."""
+
+
 def smoothed(before: Checkpoint | None, save_ms: int) -> float:
     """`Checkpoint.usual_save_ms` of the next checkpoint."""
     return (

@@ -36,7 +36,7 @@ from penstock.model.moves import JobConverged, MoveDecided, MoveGivenUp
 from penstock.model.plans import BatchWindowClosed, BatchWindowOpened, PlanAdopted
 from penstock.model.topics import Topic
 
-FOLD_VERSION = 43
+FOLD_VERSION = 44
 """Incremented whenever a ledger folds to another state than before, so that no reader continues from a snapshot of the former
 meaning. Terms record it. `tests/replay/test_golden.py` fails if the increment is missing."""
 
@@ -163,6 +163,7 @@ HANDLERS: Mapping[type[Event], Callable[[CellState, Any], None]] = MappingProxyT
         external_events.TaskExited: evolve_tasks.task_exited,
         external_events.TaskPhaseChanged: evolve_nodes.counted(evolve_tasks.phase_changed),
         external_events.TaskCheckpointed: evolve_nodes.counted(evolve_tasks.task_checkpointed),
+        external_events.SaveRefused: evolve_nodes.counted(evolve_tasks.save_refused),
         external_events.CheckpointFetched: evolve_nodes.counted(evolve_tasks.checkpoint_fetched),
         external_events.StepsMeasured: evolve_nodes.counted(evolve_tasks.steps_measured),
         external_events.StagesMeasured: evolve_nodes.counted(lambda state, fact: None),

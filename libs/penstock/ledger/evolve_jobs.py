@@ -110,6 +110,7 @@ def placement_decided(state: CellState, fact: ledger_events.PlacementDecided) ->
     job.running_ms = job.stop_reason = job.exit_code = None
     job.failure = job.failure_cause = ""
     job.backfill_count = job.plans_passed = 0
+    job.unsaved = None
     _clear_unschedulable(state, job)
     drop_timers(state, job.job_id, "queue_timeout")
     if state.failed_choices.in_a_row:

@@ -3,7 +3,7 @@
 from msgspec.structs import replace
 
 from penstock.ledger import evolve_nodes, evolve_sharing
-from penstock.ledger.checkpoints import Checkpoint, smoothed
+from penstock.ledger.checkpoints import Checkpoint, Unsaved, smoothed
 from penstock.ledger.evolve_jobs import begin_at_0, set_job
 from penstock.ledger.evolve_moves import keep, let_go
 from penstock.ledger.groups import booked
@@ -78,7 +78,20 @@ def task_checkpointed(state: CellState, fact: external_events.TaskCheckpointed) 
         fact.shared,
         smoothed(job.checkpoint, fact.save_ms),
     )
+    job.unsaved = None
     state.change_log.add(job.job_id)
+    job.tasks[fact.task_id].checkpoint_asked = None
+    job.version += 1
+
+
+def save_refused(state: CellState, fact: external_events.SaveRefused) -> None:
+    """The request is answered. Until it saves, the attempt of a job that saves by the SDK counts as one without checkpoints; a program that saves in
+    a place of its own may do so on SIGTERM alone."""
+    job = job_of_task(state, fact.node_id, fact.task_id)
+    assert job is not None, fact.task_id
+    if job.spec.checkpoint == "sdk":
+        job.unsaved = Unsaved(fact.reason, state.now_ms)
+        state.change_log.add(job.job_id)
     job.tasks[fact.task_id].checkpoint_asked = None
     job.version += 1
 
@@ -149,6 +162,8 @@ def task_exited(state: CellState, fact: external_events.TaskExited) -> None:
     if fact.exhausted and (first or job.stop_reason in (None, "gang_member_failed")):
         _note_exhausted(node, job, task, fact)
         return
+    if task.succeeded:
+        task.note = fact.detail
     if task.succeeded or not first:
         return
     job.exit_code = task.exit_code

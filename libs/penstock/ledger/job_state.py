@@ -7,7 +7,7 @@ from typing import NamedTuple
 from msgspec.structs import replace
 
 from penstock.ledger.adjusted import Adjustment
-from penstock.ledger.checkpoints import Checkpoint
+from penstock.ledger.checkpoints import Checkpoint, Unsaved
 from penstock.ledger.demand import Demand
 from penstock.ledger.holds import Hold
 from penstock.ledger.moves import Move
@@ -42,6 +42,8 @@ class TaskState:
     succeeded: bool = False
     exit_code: int | None = None
     cause: str = ""
+    note: str = ""
+    """What its node has said of its success (`TaskExited.detail`), such as that processes left running were ended."""
     exhausted: str = ""
     """The memory in which one of its allocations failed (`TaskExited.exhausted`)."""
     gpu_limit_mib: int = 0
@@ -144,6 +146,8 @@ class JobState:
     """The estimator's latest answer. None: there is none, or the job itself has reported `remaining_s` since."""
     checkpoint: Checkpoint | None = None
     """The latest checkpoint, of any attempt. None: none was reported."""
+    unsaved: Unsaved | None = None
+    """Why its attempt cannot save, though it is to save by the SDK. None: no node has reported this, or it has saved since."""
     kept_ms: int = 0
     """Work of earlier attempts that the checkpoint contains, from which the current or next attempt resumes, ≥ 0."""
     move: Move | None = None
@@ -196,6 +200,11 @@ class JobState:
 
     def __post_init__(self) -> None:
         self.workers = self.workers or self.spec.fewest_workers
+
+    @property
+    def saves(self) -> bool:
+        """Whether a stop saves its work, as far as its spec and its node tell."""
+        return self.spec.checkpoint != "none" and self.unsaved is None
 
     def shaped(self, workers: int) -> "JobState":
         """A read-only copy of a waiting job, as if it could start with this worker count only."""

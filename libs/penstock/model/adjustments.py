@@ -67,7 +67,7 @@ class BandwidthDecided(AdjustmentDecided, frozen=True, kw_only=True):
 
 @event
 class CheckpointDecided(AdjustmentDecided, frozen=True, kw_only=True):
-    """Rank 0 of a running job is asked to save a checkpoint and continues to train. `TaskCheckpointed` answers."""
+    """Rank 0 of a running job is asked to save a checkpoint and continues to train. `TaskCheckpointed` answers, or `SaveRefused`."""
 
     TYPE = "penstock.checkpoint.decided"
 

@@ -315,6 +315,18 @@ class TaskCheckpointed(CountedTaskEvent, frozen=True, kw_only=True):
 
 
 @event
+class SaveRefused(CountedTaskEvent, frozen=True, kw_only=True):
+    """A running task was asked to save a checkpoint, or is being stopped, and no process of it saves: its work since the last checkpoint is lost with it."""
+
+    TYPE = "penstock.save.refused"
+    OMITTED = ("said",)
+
+    at_ms: Milliseconds
+    reason: ShortText
+    """With the remedy."""
+
+
+@event
 class CheckpointFetched(CountedTaskEvent, frozen=True, kw_only=True):
     """Before a task starts, its node has fetched the job's checkpoint from the node that saved it, or failed to."""
 

@@ -42,7 +42,7 @@ BandwidthCap = Literal["resctrl", "cpu_quota", "none"]
 class Isolation(Value, frozen=True, kw_only=True):
     """Isolation of tasks that a node enforces, as its reporter found by testing it."""
 
-    OMITTED = ("reason", "memory", "cores", "devices", "user", "bandwidth")
+    OMITTED = ("reason", "memory", "cores", "devices", "user", "bandwidth", "tmp", "processes")
 
     exits: Literal["pid_namespace", "cgroup", "none"]
     """How the end of all processes of a task is proven. `none`: a process that evades detection may outlive its task, so a GPU has only one task."""
@@ -60,6 +60,11 @@ class Isolation(Value, frozen=True, kw_only=True):
     """User that jobs run as; empty: not reported."""
     bandwidth: BandwidthCap = "none"
     """How the memory bandwidth of a task is capped. `resctrl`: by the processor; `cpu_quota`: by the time for which its cores work, so a cap is a percentage of that time."""
+
+    tmp: Literal["task", "node"] = "node"
+    """`task`: each task has a /tmp and a /dev/shm of its own, in its memory, that end with it; `node`: the machine's, where its files stay."""
+    processes: Literal["limited", "unlimited"] = "unlimited"
+    """Whether the number of a task's processes and threads is limited."""
 
 
 class Measures(Value, frozen=True, kw_only=True):

@@ -82,6 +82,7 @@ RULES: Mapping[type[Event], Rule] = MappingProxyType(
         external_events.TaskStarted: _OF_ITS_TASKS,
         external_events.TaskPhaseChanged: _OF_ITS_TASKS,
         external_events.TaskCheckpointed: _OF_ITS_TASKS,
+        external_events.SaveRefused: _OF_ITS_TASKS,
         external_events.CheckpointFetched: _OF_ITS_TASKS,
         external_events.StepsMeasured: _OF_ITS_TASKS,
         external_events.StagesMeasured: _OF_ITS_TASKS,

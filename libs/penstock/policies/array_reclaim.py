@@ -224,9 +224,7 @@ class _Taking:
                 continue
             if job.demand.tasks > 1 or job.demand.worker.gpu_share_milli < WHOLE_GPU:
                 continue
-            saves = (
-                job.spec.checkpoint != "none" and job.preemptible and job.held is None and not job.followed
-            )
+            saves = job.saves and job.preemptible and job.held is None and not job.followed
             if job.status is JobStatus.RUNNING and saves and job.migrations < MAX_MIGRATIONS:
                 found.append(job)
         return sorted(found, key=lambda job: (-job.demand.worker.gpus, job.order))
@@ -249,7 +247,7 @@ class _Taking:
 
     def _loses_little(self, job: JobState) -> bool:
         """Whether the job saves checkpoints, or was placed recently."""
-        if self._loses_ms is None or job.spec.checkpoint != "none":
+        if self._loses_ms is None or job.saves:
             return True
         return self._state.now_ms - (job.placed_ms or 0) <= self._loses_ms
 

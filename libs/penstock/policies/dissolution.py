@@ -76,7 +76,7 @@ def _cost_s(state: CellState, job: JobState) -> float:
     """What stopping it loses; infinite: it may not be stopped."""
     if stays(state, job) is not None:
         return inf
-    if job.spec.checkpoint != "none":
+    if job.saves:
         return stop_cost_s(state, job)
     ran_s = 0.0 if job.running_ms is None else (state.now_ms - job.running_ms) / 1_000
     return ran_s if ran_s <= LOSES_S else inf

@@ -40,7 +40,7 @@ OTHERS: tuple[()] = ()
 
 SCOPE = Scope(
     plans=lambda job: not job.spec.timed,
-    stops=lambda job: job.spec.preemptible and job.spec.checkpoint != "none",
+    stops=lambda job: job.spec.preemptible and job.saves,
 )
 
 

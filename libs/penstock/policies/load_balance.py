@@ -213,7 +213,7 @@ def _movable(job: JobState) -> bool:
         and len(job.tasks) == 1
         and not job.group
         and job.migrations < MAX_MIGRATIONS
-        and job.spec.checkpoint != "none"
+        and job.saves
         and not loses(job)
     )
 

@@ -167,7 +167,7 @@ class MakeWay:
             and job.preemptible
             and not job.target
             and not job.followed
-            and job.spec.checkpoint != "none"
+            and job.saves
             and saves_in_time(job)
             and job.infrastructure_retries < MAX_MOVED
             and not any(state.nodes[place.node_id].bit & avoid for place in living_places(job))

@@ -119,7 +119,7 @@ class Ordered:
 
     def _charged(self, state: CellState, job: JobState) -> float:
         """The key of a running job, less the cost of stopping it."""
-        if job.spec.checkpoint == "none":
+        if not job.saves:
             return self._key(state, job)
         return self._key(state, job, stop_cost_s(state, job))
 
@@ -161,7 +161,7 @@ def _kind(state: CellState, job: JobState) -> tuple[Kind, float] | None:
     ends = ends_s(job)
     if ends is None:
         return (gpus_of(job), False, False), remaining_s(state, job)
-    if job.spec.checkpoint == "none":
+    if not job.saves:
         return (gpus_of(job), True, False), ends
     if loses(job):
         return (gpus_of(job), True, True), ends - fixed_cost_s(job) + saved_s(job)

@@ -69,7 +69,7 @@ def fixed_cost_s(job: JobState) -> float:
     Ideal: for every job, with all its work where it does not save. Departure: stopping a job that does not specify how it saves, or does not run
     yet, costs nothing, as in the sources of the orders: their published times are based on that.
     """
-    if job.running_ms is None or job.spec.checkpoint == "none":
+    if job.running_ms is None or not job.saves:
         return 0.0
     launch_ms = 0 if job.placed_ms is None else job.running_ms - job.placed_ms
     if job.checkpoint is None or not saves_in_time(job):
@@ -79,13 +79,13 @@ def fixed_cost_s(job: JobState) -> float:
 
 def loses(job: JobState) -> bool:
     """Whether a stop would lose the work since its checkpoint, so that its cost rises as it runs."""
-    return job.running_ms is not None and job.spec.checkpoint != "none" and not saves_in_time(job)
+    return job.running_ms is not None and job.saves and not saves_in_time(job)
 
 
 def stop_cost_s(state: CellState, job: JobState) -> float:
     """The cost of stopping a running job now, ≥ 0: `fixed_cost_s`, and the work since its checkpoint if a save does not
     fit into its grace period."""
-    if job.spec.checkpoint == "none":
+    if not job.saves:
         return 0.0
     lost_s = state.now_ms / 1_000 - saved_s(job) if loses(job) else 0.0
     return fixed_cost_s(job) + lost_s

@@ -24,6 +24,7 @@ from types import FrameType
 from typing import SupportsInt
 
 from penstock.sdk.lines import leads, write_line
+from penstock.sdk.savers import Registration
 
 FOLDER = "PENSTOCK_CHECKPOINT_DIR"
 """Variable: folder of the job's checkpoints, set for a job with `checkpoint: sdk`."""
@@ -34,6 +35,7 @@ NEW, OLD = ".new", ".old"  # names of a partly written and of a partly removed c
 MAX_DONE = 1 << 53
 SIGNALS = tuple(number for number in signal.Signals if number.name in ("SIGTERM", "SIGUSR1"))
 """By which Penstock requests a save; fewer on systems on which its node does not run."""
+STOPS = tuple(number for number in SIGNALS if number.name == "SIGTERM")
 Act = Callable[[str], object]
 """A function that takes the path of a folder."""
 
@@ -49,6 +51,7 @@ class Saver:
         self._save: Act | None = None
         self._folder = ""
         self._watches_forks = False
+        self._registration = Registration()
         self._before = threading.local()
         """`mask`: the thread's blocked signals before its fork; threads may fork at the same moment."""
 
@@ -86,11 +89,22 @@ class Saver:
                 signal.signal(number, self._on_signal)
         except ValueError:
             raise RuntimeError("call checkpoint() in the main thread: it handles signals") from None
+        self._register()
         if not self._watches_forks:
             self._watches_forks = True
             os.register_at_fork(
                 before=self._before_fork, after_in_parent=self._unblock, after_in_child=self._in_child
             )
+
+    def _register(self) -> None:
+        """From now on the node asks this process, whatever is in front of it; it tells other ranks to end when rank 0 has ended, and not before."""
+        if not self._registration.register(saves=self._save is not None):
+            return
+        if self._save is None:
+            for number in STOPS:
+                signal.signal(number, signal.SIG_DFL)
+        elif self._registration.asked():
+            self.asked = True
 
     def _before_fork(self) -> None:
         """Python forgets a signal that a child gets before its interpreter is ready: until then it stays
@@ -109,8 +123,8 @@ class Saver:
         self._unblock()
 
     def _on_signal(self, number: int, _frame: FrameType | None) -> None:
-        """Notes the request. In a gang rank 0 alone saves; the others go on meanwhile, since rank 0 may need
-        them up to its next boundary."""
+        """Notes the request; a second one, as of a script that forwards it, changes nothing. In a gang rank 0 alone saves; the others
+        go on meanwhile, since rank 0 may need them up to its next boundary."""
         if self._save is not None:
             self._ends = self._ends or number == signal.SIGTERM
             self.asked = True
@@ -145,7 +159,9 @@ class Saver:
         if not 0 <= done <= MAX_DONE:
             raise ValueError(f"{done} iterations cannot be: give progress() a count from 0 to {MAX_DONE}")
         began = time.monotonic()
-        name = f"attempt-{os.environ.get('PENSTOCK_ATTEMPT', '1')}-iteration-{done}"
+        prefix = f"attempt-{os.environ.get('PENSTOCK_ATTEMPT', '1')}-iteration-"
+        done = max([done, *self._iterations(prefix)])  # a process that a wrapper starts again never goes back
+        name = f"{prefix}{done}"
         final, new = os.path.join(self._folder, name), os.path.join(self._folder, NEW)
         if not os.path.isdir(final):  # else no iteration has ended since
             shutil.rmtree(new, ignore_errors=True)
@@ -160,6 +176,13 @@ class Saver:
         seconds = round(time.monotonic() - began, 3)
         found = {"path": name, "iteration": done, "bytes": _bytes(final), "seconds": seconds}
         self._write(json.dumps({"checkpoint": found}, separators=(",", ":")))
+
+    def _iterations(self, prefix: str) -> Iterator[int]:
+        """Of the whole checkpoints with these names."""
+        for entry in os.listdir(self._folder):
+            count = entry.removeprefix(prefix)
+            if count != entry and count.isdecimal():
+                yield int(count)
 
     def _remove(self, folder: str) -> None:
         """Removes a checkpoint; if interrupted, the remains do not have the name of a checkpoint."""

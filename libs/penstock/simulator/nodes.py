@@ -2,7 +2,7 @@
 
 Orders are obeyed by the same rules as on a machine: tokens, predecessors, stops that overtake starts. Only the
 actions differ: a spawn succeeds after `start_s`, a SIGTERM is obeyed when the program has saved and `stop_s` later, a SIGKILL at
-once, and SIGUSR1, by which a program is asked for a checkpoint, goes to the job model.
+once, and a request to save a checkpoint goes to the job model.
 """
 
 import signal
@@ -12,6 +12,7 @@ from typing import NamedTuple, Protocol
 from penstock.model.event import Event
 from penstock.model.nodes import NodeSpec
 from penstock_services.node_reporter.core.actions import (
+    AskToSave,
     CapBandwidth,
     Decision,
     Emit,
@@ -112,7 +113,7 @@ class SimulatedNodes:
                 by = self._caps[node_id]
                 done = Done(task_id, token, order_token, "memory_bandwidth", "" if by == "none" else by)
                 self._later(0.0, node_id, done)
-            case Signal(task_id=task_id, number=signal.SIGUSR1):
+            case AskToSave(task_id=task_id):
                 self._programs.checkpoint(task_id)
             case Signal(task_id=task_id, token=token):
                 gone = Gone(task_id, token, Outcome(now_ms, signal=int(signal.SIGKILL)))

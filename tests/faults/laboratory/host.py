@@ -106,8 +106,7 @@ class SimulatedLauncher:
         self._process.step("before it signals a task")
         if key in self._attached:
             machine = self._machine
-            if number is not signal.SIGUSR1:
-                machine.world.guarded(lambda: machine.signalled(machine, key[0]))
+            machine.world.guarded(lambda: machine.signalled(machine, key[0]))
             machine.signal(key, number)
 
     def open_gate(self, key: Key) -> None:
@@ -272,6 +271,14 @@ class SimulatedHost:
         for process in orphans:
             self._machine.end(process)
         return len(orphans)
+
+    def ask_to_save(self, key: Key) -> bool:
+        self._process.step("before it asks a task to save")
+        self._machine.signal(key, signal.SIGUSR1)
+        return True
+
+    def saves(self, key: Key) -> bool:
+        return True
 
     def progress(self, key: Key) -> ProgressStream | None:
         stream = self._machine.streams.get(key)

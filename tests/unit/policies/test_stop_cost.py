@@ -4,7 +4,7 @@ import msgspec
 import pytest
 
 from penstock.ledger.snapshot import dump, load
-from penstock.model.external_events import NodeCordoned, TaskCheckpointed
+from penstock.model.external_events import NodeCordoned, SaveRefused, TaskCheckpointed
 from penstock.model.types import Estimate, JobSpec
 from penstock.policies.explain import explain
 from penstock.policies.service import stop_cost_s
@@ -54,6 +54,21 @@ def test_who_saves_without_saying_how_costs_nothing() -> None:
     """The published orders take preemption to be free; a job that does not take part in the contract is ordered as they say."""
     driver = cell("srtf", nodes=1)
     submit(driver, "train", 110, job_spec(attempts=3))
+    submit(driver, "test", 100)
+    assert running(driver) == {"test"}
+
+
+def test_who_turns_out_to_save_nothing_is_ordered_as_who_does_not_say_how() -> None:
+    """The node of a training found no process that saves: its launch and its save are no longer charged."""
+    driver = cell("srtf", nodes=1)
+    submit(driver, "train", 110)
+    saves(driver, "train", 20_000)
+    job = driver.job("train")
+    [(task_id, task)] = job.tasks.items()
+    driver.feed(
+        SaveRefused(node_id=task.place.node_id, task_id=task_id, token=job.token, at_ms=6, reason="nobody")
+    )
+    assert stop_cost_s(driver.state, job) == 0
     submit(driver, "test", 100)
     assert running(driver) == {"test"}
 

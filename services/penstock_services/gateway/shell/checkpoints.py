@@ -6,7 +6,7 @@ import secrets
 from fastapi import APIRouter, Request
 from fastapi.responses import Response
 
-from penstock.ledger.checkpoints import Checkpoint
+from penstock.ledger.checkpoints import Checkpoint, Unsaved
 from penstock.ledger.views import checkpoint as row_of
 from penstock.model.external_events import JobCheckpointRequested
 from penstock.model.topics import MAX_EVENT_BYTES
@@ -20,6 +20,7 @@ from penstock_services.gateway.shell.roles import caller_of, needs
 
 router = APIRouter(prefix="/v1/jobs", tags=["jobs"])
 
+Before = tuple[Checkpoint | None, Unsaved | None]
 SAVED_WITHIN_S = 5.0  # the response waits so long for the checkpoint
 
 
@@ -27,7 +28,8 @@ SAVED_WITHIN_S = 5.0  # the response waits so long for the checkpoint
 async def checkpoint(job_id: str, request: Request) -> Response:
     """The job saves a checkpoint at the end of an iteration, and trains on. Body (optional): `{"reason": "…"}`.
 
-    200 with the checkpoint once it is reported; 202 with null if that takes longer, or if the job saves in a place of its own.
+    200 with the checkpoint once it is reported; 202 with null if that takes longer, or if the job saves in a place of its own; 409 `not_saved` with the
+    reason if no process of the job saves.
     """
     body = await read_body(request, MAX_EVENT_BYTES)
     if body and content_type(request) != "application/json":
@@ -41,7 +43,7 @@ async def checkpoint(job_id: str, request: Request) -> Response:
         raise Problem(409, "saves_nothing", detail)
     if job is not None and job.status is not JobStatus.RUNNING:
         raise Problem(409, "not_running", f"job {job_id} is {job.status}; nothing was asked")
-    before = None if job is None else job.checkpoint
+    before = None if job is None else (job.checkpoint, job.unsaved)
     event = as_asked_by(caller, JobCheckpointRequested(job_id=job_id, reason=reason))
     event_id = f"checkpoint-{job_id}-{secrets.token_hex(8)}"
     await append_event(gateway, "checkpoint", event_id, event_id, event, {"penstock.reason": reason})
@@ -50,14 +52,17 @@ async def checkpoint(job_id: str, request: Request) -> Response:
     return answer({"job_id": job_id, "checkpoint": saved}, 202 if saved is None else 200)
 
 
-async def _saved(gateway: Gateway, job_id: str, before: Checkpoint | None) -> dict[str, object] | None:
-    """The next reported checkpoint; None: not in time, or the job has ended."""
+async def _saved(gateway: Gateway, job_id: str, before: Before | None) -> dict[str, object] | None:
+    """The next reported checkpoint; None: not in time, or the job has ended. Raises `Problem` where no process of it saves."""
+    saved, unsaved = before or (None, None)
     try:
         async with asyncio.timeout(SAVED_WITHIN_S):
             while (job := gateway.follower.state.jobs.get(job_id)) is not None:
                 changed = gateway.follower.next_change()
-                if job.checkpoint is not None and job.checkpoint is not before:
+                if job.checkpoint is not None and job.checkpoint is not saved:
                     return row_of(job)
+                if job.unsaved is not None and job.unsaved is not unsaved:
+                    raise Problem(409, "not_saved", f"job {job_id} is not saved: {job.unsaved.reason}")
                 await changed.wait()
     except TimeoutError:
         pass

@@ -6,7 +6,7 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Query, Request
 from fastapi.responses import Response
 
-from penstock.ledger.views import adjustments, checkpoint
+from penstock.ledger.views import adjustments, checkpoint, fragment
 from penstock.model.codec import as_written
 from penstock.model.token import seq_of
 from penstock.policies.explain import UnknownJob, explain, not_waiting
@@ -81,6 +81,7 @@ async def _now(gateway: Gateway, job_id: str) -> dict[str, Any]:
         )
     found["adjustments"] = [] if job is None else adjustments(job)
     found["checkpoint"] = None if job is None else checkpoint(job)
+    found["unsaved"] = None if job is None else fragment(job.unsaved)
     found["move"] = None if job is None else await move_of(gateway, job)
     return found
 

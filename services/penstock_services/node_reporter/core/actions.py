@@ -25,9 +25,23 @@ class Spawn(msgspec.Struct, frozen=True):
 
 
 class Signal(OfTask, frozen=True):
-    """SIGTERM: to the process group. SIGKILL: to every process of the task. SIGUSR1: to the leader, if it listens."""
+    """SIGTERM: the task is to end. SIGKILL: to every process of the task."""
 
     number: signal.Signals
+
+
+class Carried(OfTask, frozen=True):
+    """Carried out on the host; its result is fed back."""
+
+
+class AskToSave(Carried, frozen=True):
+    """Ask the processes of the task that save; feed `Unsaved` where none does."""
+
+    order_token: int
+
+
+class LookForSaver(Carried, frozen=True):
+    """Before a stop: feed `Unsaved` where no process of the task saves."""
 
 
 class OpenGate(OfTask, frozen=True):
@@ -40,7 +54,7 @@ class KillAt(OfTask, frozen=True):
     at_ms: int
 
 
-class SetAffinity(OfTask, frozen=True):
+class SetAffinity(Carried, frozen=True):
     """Feed `Done` with the result; nothing where the task has ended."""
 
     order_token: int
@@ -49,7 +63,7 @@ class SetAffinity(OfTask, frozen=True):
     """The cap that it has (`CapBandwidth.percent`)."""
 
 
-class CapBandwidth(OfTask, frozen=True):
+class CapBandwidth(Carried, frozen=True):
     """As `SetAffinity`."""
 
     order_token: int
@@ -69,17 +83,5 @@ class Note(msgspec.Struct, frozen=True):
     text: str
 
 
-Action = (
-    Emit
-    | Spawn
-    | Signal
-    | OpenGate
-    | KillAt
-    | SetAffinity
-    | CapBandwidth
-    | Discard
-    | Note
-    | JoinAgain
-    | Fence
-)
+Action = Emit | Spawn | Signal | Carried | OpenGate | KillAt | Discard | Note | JoinAgain | Fence
 Decision = Change | Action

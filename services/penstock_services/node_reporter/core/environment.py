@@ -14,6 +14,7 @@ INHERITED = (
     "VIRTUAL_ENV", "CONDA_PREFIX", "LD_LIBRARY_PATH", "CUDA_HOME", "CUDA_MPS_PIPE_DIRECTORY", "SSL_CERT_FILE", "SSL_CERT_DIR",
 )  # fmt: skip
 """All variables that pass from the reporter to a task: no address, password or failpoint of Penstock."""
+TMP, SHM = "/tmp", "/dev/shm"
 DEFAULT_PATH = "/usr/local/bin:/usr/bin:/bin"
 
 
@@ -110,6 +111,19 @@ def _memory_limits(order: StartTask, node: NodeSpec, *, mps: bool) -> dict[str, 
         limits = [f"{number}={limit_mib}M" for number in range(len(order.gpu_uuids))]
         found["CUDA_MPS_PINNED_DEVICE_MEM_LIMIT"] = ",".join(limits)
     return found
+
+
+def private_places(order: StartTask) -> dict[str, int]:
+    """Folders of the machine of which the task has its own → size in bytes, 0: without a bound.
+
+    Ideal: /tmp and /dev/shm, always. Departures: members of a gang on one node share /dev/shm, by which their libraries exchange
+    data (NCCL compares its device number); a container has its image's /tmp, and podman's locks lie in /dev/shm.
+    """
+    if order.environment is not None and order.environment.container is not None:
+        return {}
+    size, place = order.place.cap_mib << 20, order.place
+    together = any(peer.node_id == place.node_id and peer.rank != place.rank for peer in order.peers)
+    return {TMP: size} if together else {TMP: size, SHM: size}
 
 
 def _batch_sizes(order: StartTask, workers: Sequence[int]) -> dict[str, str]:

@@ -51,6 +51,8 @@ class Outcome(msgspec.Struct, frozen=True):
     gpu_memory_limit_mib: int = 0
     """Limit under which it ran out of GPU memory, where other tasks had a part of its GPUs; 0: none."""
     lost: str = ""
+    left: int = 0
+    """Processes that its program left running, or that a stop did not end within the grace."""
     usage: Usage = NOTHING_MEASURED
 
 
@@ -73,6 +75,13 @@ class Done(OfTask, frozen=True):
     detail: str = ""
 
 
+class Unsaved(OfTask, frozen=True):
+    """No process of the task saves. `order_token`: of the request, or that of the start where the task is being stopped."""
+
+    order_token: int
+    at_ms: int
+
+
 class GraceOver(OfTask, frozen=True):
     """The time between SIGTERM and SIGKILL has passed."""
 
@@ -88,4 +97,4 @@ class Faulted(msgspec.Struct, frozen=True):
     event: GpuFaulted
 
 
-Input = OrderRead | Spawned | Resumed | Done | Gone | GraceOver | Drain | Faulted
+Input = OrderRead | Spawned | Resumed | Done | Unsaved | Gone | GraceOver | Drain | Faulted

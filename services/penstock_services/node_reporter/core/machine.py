@@ -7,7 +7,8 @@ The shell first makes the changes durable (fsync when an order was decided on, L
 | `OrderRead` StartTask | refuse, wait for a predecessor, spawn, spawn up to its gate (`gate`), or repeat the earlier answer |
 | `OrderRead` StopTask | SIGTERM now and SIGKILL after the grace, or make sure that the task never starts |
 | `OrderRead` SetCores, SetBandwidth | record it, apply it to a running task, report the result (`adjustments`) |
-| `OrderRead` CheckpointTask | apply it to a running task, else a line in the service's log |
+| `OrderRead` CheckpointTask | ask the running task's processes that save, else a line in the service's log |
+| `Unsaved` | report that nothing is saved, and why |
 | `OrderRead` HandOverCheckpoint | record it: from now on that node may fetch it |
 | `Spawned` | report the start, unless its gate is closed; if it was to be stopped or adjusted meanwhile, do that |
 | `Resumed`, `Done` | adjust unconfirmed tasks; report the result |
@@ -28,7 +29,7 @@ from typing import Literal
 from msgspec.structs import replace
 
 from penstock import __version__
-from penstock.model.external_events import GpuFaulted, OrderRefused, TaskExited, TaskStarted
+from penstock.model.external_events import GpuFaulted, OrderRefused, SaveRefused, TaskExited, TaskStarted
 from penstock.model.nodes import GpuFault
 from penstock.model.orders import (
     AnswerJoin,
@@ -42,10 +43,12 @@ from penstock.model.orders import (
     unpack_peers,
 )
 from penstock_services.node_reporter.core.actions import (
+    AskToSave,
     Decision,
     Discard,
     Emit,
     KillAt,
+    LookForSaver,
     Note,
     OpenGate,
     Signal,
@@ -65,6 +68,7 @@ from penstock_services.node_reporter.core.inputs import (
     Outcome,
     Resumed,
     Spawned,
+    Unsaved,
 )
 from penstock_services.node_reporter.core.joining import join_answered
 from penstock_services.node_reporter.core.state import (
@@ -86,6 +90,10 @@ from penstock_services.node_reporter.core.state import (
 MAX_WAITING = 64  # orders that may wait for predecessors; four for each GPU of the largest board
 MAX_TASKS = 1_000  # waiting and alive; NodeJoined holds 1,024
 MAX_DETAIL_CHARS = 1_000  # ShortText holds 1,024
+NOT_REGISTERED = "no process of it has called penstock.sdk.checkpoint yet; call checkpoint(save, restore) before the training loop"
+NOT_HANDLED = (
+    "no process of it handles SIGUSR1; handle it, or save by penstock.sdk.checkpoint and `checkpoint: sdk`"
+)
 
 Reason = Literal["stale_token", "unknown_gpu", "occupied", "unknown_task", "wrong_node"]
 
@@ -128,6 +136,8 @@ def decide(state: NodeState, given: Input) -> Iterator[Decision]:
             return chain(open_again(state), unconfirmed(state.live()))
         case Done():
             return done(state, given)
+        case Unsaved():
+            return _unsaved(state, given)
         case Gone():
             return _gone(state, given)
         case GraceOver():
@@ -358,6 +368,8 @@ def _stop(task: Task, grace_ms: int, now_ms: int, reason: str) -> Iterator[Decis
 def _terminate(task: Task, grace_ms: int, now_ms: int) -> Iterator[Decision]:
     kill_at_ms = now_ms + grace_ms
     yield Put(replace(task, status=Status.STOPPING, stop_grace_ms=grace_ms, kill_at_ms=kill_at_ms))
+    if task.order is not None and task.order.checkpoint is not None and task.order.place.rank == 0:
+        yield LookForSaver(task.task_id, task.token)
     yield Signal(task.task_id, task.token, signal.SIGTERM)
     yield KillAt(task.task_id, task.token, kill_at_ms)
 
@@ -424,6 +436,7 @@ def _exited(node_id: str, task: Task, outcome: Outcome) -> TaskExited:
     else:
         cause = "exited"
     started_ms = task.started_ms if task.started_ms is not None else outcome.started_ms
+    why = (outcome.failure or outcome.lost or outcome.evidence,)
     return TaskExited(
         node_id=node_id,
         task_id=task.task_id,
@@ -434,10 +447,20 @@ def _exited(node_id: str, task: Task, outcome: Outcome) -> TaskExited:
         started_ms=started_ms if started_ms is not None else outcome.exited_ms,
         exited_ms=outcome.exited_ms,
         usage=outcome.usage,
-        detail=(outcome.failure or outcome.lost or outcome.evidence)[:MAX_DETAIL_CHARS],
+        detail="; ".join(filter(None, (*why, _left(cause, outcome.left))))[:MAX_DETAIL_CHARS],
         exhausted=outcome.exhausted or ("host_memory" if cause == "out_of_memory" else ""),
         gpu_memory_limit_mib=outcome.gpu_memory_limit_mib,
     )
+
+
+def _left(cause: str, number: int) -> str:
+    """What became of processes that the program left running, or that did not end when they were stopped."""
+    if not number:
+        return ""
+    one = number == 1
+    if cause == "stopped":
+        return f"{number} {'process' if one else 'processes'} did not end within the grace and {'was' if one else 'were'} killed"
+    return f"{number} {'process' if one else 'processes'} left running {'was' if one else 'were'} ended"
 
 
 def _hand_over(state: NodeState, order: HandOverCheckpoint) -> Iterator[Decision]:
@@ -451,4 +474,19 @@ def _checkpoint(state: NodeState, order: CheckpointTask) -> Iterator[Decision]:
     if task is None or task.status is not Status.RUNNING or order.token < task.token:
         yield Note(f"{order.task_id}: {order.TYPE} {order.token} finds no running task; ignored")
         return
-    yield Signal(task.task_id, task.token, signal.SIGUSR1)
+    yield AskToSave(task.task_id, task.token, order.token)
+
+
+def _unsaved(state: NodeState, given: Unsaved) -> Iterator[Decision]:
+    task = state.tasks.get(given.task_id)
+    if task is None or task.token != given.token:
+        return
+    sdk = task.order is not None and task.order.checkpoint is not None
+    refused = SaveRefused(
+        node_id=state.node_id,
+        task_id=task.task_id,
+        token=task.token,
+        at_ms=given.at_ms,
+        reason=NOT_REGISTERED if sdk else NOT_HANDLED,
+    )
+    yield Emit(refused, task.context, f"save_refused/{given.order_token}")

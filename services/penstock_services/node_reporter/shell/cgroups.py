@@ -26,12 +26,17 @@ MEMORY = "memory"
 CPUSET = "cpuset"
 PROCESSOR = "cpu"
 QUOTA_V1, QUOTA_V2 = "cpu.cfs_quota_us", "cpu.max"
+PIDS, PIDS_LIMIT = "pids", "pids.max"
+PIDS_PERCENT = 15
+"""A task's part of the processes and threads that the machine can have. Source: DefaultTasksMax of systemd-system.conf(5)."""
+PIDS_BOUNDS = ("/proc/sys/kernel/pid_max", "/proc/sys/kernel/threads-max")
 DEVICES = "devices"
 GPU_MAJOR = 195
 """Major number of /dev/nvidia0 … Source: the kernel's admin-guide/devices.txt; a GPU's minor number is NVML's."""
 DISKS = "b *:* rwm"
 CAPS = {"memory.max": "memory.events", "memory.limit_in_bytes": "memory.oom_control"}
 """File with the cap in bytes (v2, v1) → file with the line `oom_kill COUNT`."""
+OOM_KILLS, PIDS_REFUSED = "oom_kill", ("pids.events", "max")
 KILL_ROUNDS = 200
 KILL_PAUSE_S = 0.01
 
@@ -81,6 +86,11 @@ def gives(root: Path | None, file: str, works: Callable[[Path], bool] = _writabl
             trial.rmdir()
 
 
+def most_pids() -> int:
+    """A task's limit of processes and threads, by the machine's own bounds."""
+    return min(int(Path(path).read_text()) for path in PIDS_BOUNDS) * PIDS_PERCENT // 100
+
+
 class Cgroups:
     """The groups of one node's tasks. `given`: the folder of `--cgroup`. Raises `ConfigurationError` if it is not usable.
 
@@ -112,6 +122,8 @@ class Cgroups:
         self.quota_v1 = processor if gives(processor, QUOTA_V1) else None
         self.quota_v2 = unified if gives(unified, QUOTA_V2) else None
         """Roots of groups that have quotas of processor time, in v1 and v2. See `cpu_quota`."""
+        roots = [given] if given else [own.get(PIDS), own.get(UNIFIED)]
+        self._pids = next((root for root in roots if gives(root, PIDS_LIMIT)), None)
         self._devices = own[DEVICES] if gives(own.get(DEVICES), "devices.deny") else None
         self.gpu_minors: Mapping[str, int] | None = {}
         """Minor device number by UUID, of every GPU of the node; None where they are not known."""
@@ -123,6 +135,10 @@ class Cgroups:
     @property
     def keeps_devices(self) -> bool:
         return self._devices is not None and self.gpu_minors is not None
+
+    @property
+    def limits_processes(self) -> bool:
+        return self._pids is not None
 
     @property
     def caps_memory(self) -> bool:
@@ -162,14 +178,22 @@ class Cgroups:
         return [(root, [pair for pair in settings if pair[1]]) for root, settings in found.items()]
 
     def request(self, place: TaskPlacement, cores: Sequence[int], gpus: Collection[str]) -> dict[str, Any]:
-        """The launcher's fields `data_limit` (bytes, 0: none), `settings`, `oom`, `oom_first` and `ended_by`.
+        """The launcher's fields `data_limit` (bytes, 0: none), `settings`, `oom`, `pids`, `oom_first` and `ended_by`.
+
+        `oom` and `pids`: (root, file, key) of the kernel's count of OOM kills, and of processes that were refused.
 
         `oom_first`: where the machine runs out of memory, the kernel kills this task before those within their promise.
 
         `cores`: this machine's core numbers; `gpus`: UUIDs of those that the task may open.
         """
         settings: list[tuple[str, str, str]] = []
-        fields: dict[str, Any] = {"data_limit": 0, "settings": settings, "oom": None, "ended_by": None}
+        fields: dict[str, Any] = {
+            "data_limit": 0,
+            "settings": settings,
+            "oom": None,
+            "pids": None,
+            "ended_by": None,
+        }
         cap_mib = place.cap_mib
         fields["oom_first"] = cap_mib > place.host_memory_mib
         if self.proves_ends:
@@ -177,9 +201,12 @@ class Cgroups:
         if cap_mib and self._memory is not None:
             root, cap = self._memory
             settings.append((str(root), cap, str(cap_mib * BYTES_PER_MIB)))
-            fields["oom"] = (str(root), CAPS[cap])
+            fields["oom"] = (str(root), CAPS[cap], OOM_KILLS)
         elif cap_mib:
             fields["data_limit"] = (cap_mib + DATA_SLACK_MIB) * BYTES_PER_MIB
+        if self._pids is not None:
+            settings.append((str(self._pids), PIDS_LIMIT, str(most_pids())))
+            fields["pids"] = (str(self._pids), *PIDS_REFUSED)
         if cores and self._cpuset is not None:
             settings.append((str(self._cpuset), "cpuset.cpus", ",".join(map(str, cores))))
         if self._devices is not None:
@@ -224,6 +251,7 @@ class Cgroups:
             self._devices,
             self._pressure,
             self.quota_v2,
+            self._pids,
         ]
         return [root for root in dict.fromkeys(roots) if root is not None]
 

@@ -13,8 +13,10 @@ import errno
 import json
 import os
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Literal, NamedTuple, NoReturn
+
+from penstock_services.node_reporter.shell.private_mounts import hide_places
 
 CLONE_NEWNS, CLONE_NEWUSER, CLONE_NEWPID = 0x0002_0000, 0x1000_0000, 0x2000_0000  # <linux/sched.h>
 MS_RDONLY, MS_NOSUID, MS_NODEV, MS_NOEXEC, MS_REMOUNT = 1, 2, 4, 8, 32  # <linux/mount.h>
@@ -24,7 +26,8 @@ SYS_MOUNT_SETATTR = 442  # on every architecture
 MOUNT_ATTR_RDONLY = 1
 SYS_KEYCTL = {"x86_64": 250, "ppc64le": 271, "s390x": 280}.get(os.uname().machine, 219)  # <asm/unistd.h>
 KEYCTL_JOIN_SESSION_KEYRING = 1  # <linux/keyctl.h>
-PR_CAPBSET_READ, PR_CAPBSET_DROP, PR_SET_NO_NEW_PRIVS = 23, 24, 38  # <linux/prctl.h>
+PR_SET_PDEATHSIG, PR_SET_NAME, PR_SET_CHILD_SUBREAPER = 1, 15, 36  # <linux/prctl.h>
+PR_CAPBSET_READ, PR_CAPBSET_DROP, PR_SET_NO_NEW_PRIVS = 23, 24, 38
 RETAINED_CAPABILITIES = frozenset({0, 1, 3, 4, 5, 6, 7, 8, 10, 14, 18})
 """CHOWN, DAC_OVERRIDE, FOWNER, FSETID, KILL, SETGID, SETUID, SETPCAP, NET_BIND_SERVICE, IPC_LOCK, SYS_CHROOT: those that
 container runtimes leave to root, without raw network, device nodes and file capabilities; with locked memory, for RDMA."""
@@ -36,6 +39,7 @@ PROBE_TIMEOUT_S = 20.0
 PROBE = "from penstock_services.node_reporter.shell.confinement import answer_probe; answer_probe()"
 
 _libc = ctypes.CDLL(None, use_errno=True)
+prctl = _libc.prctl
 
 
 class Confinement(NamedTuple):
@@ -144,19 +148,13 @@ def _hides(plan: Confinement, path: str) -> str | None:
     return next((folder for folder in plan.hidden if f"{path}/".startswith(f"{folder}/")), None)
 
 
-def reveal(
-    plan: Confinement,
-    found: Hidden | None,
-    folder: str,
-    names: Sequence[str],
-    checkpoints: str | None,
-    group: str | None,
-) -> None:
-    """Mounts these hidden files and folders of the task's own folder, its job's checkpoints and its group's folder for the task."""
+def reveal(plan: Confinement, found: Hidden | None, request: Mapping[str, Any]) -> None:
+    """Mounts hidden files and folders of the task's own folder, its job's checkpoints and its group's folder for the task, and its private /tmp."""
     if found is None:
         return
+    folder = request["folder"]
     os.makedirs(folder, exist_ok=True)
-    for name in names:
+    for name in request["visible"]:
         own, shown = f"/proc/self/fd/{found.tasks}/{os.path.basename(folder)}/{name}", f"{folder}/{name}"
         if os.path.isdir(own):
             os.mkdir(shown)
@@ -164,8 +162,8 @@ def reveal(
             os.close(os.open(shown, os.O_CREAT | os.O_WRONLY))
         _mount(own, shown, None, MS_BIND | MS_REC)
     for place, within, shared in (
-        (f"{folder}/checkpoints", found.checkpoints, checkpoints),
-        (f"{folder}/group", found.members, group),
+        (f"{folder}/checkpoints", found.checkpoints, request["checkpoints"]),
+        (f"{folder}/group", found.members, request["group"]),
     ):
         if shared is not None:
             os.mkdir(place)
@@ -176,6 +174,7 @@ def reveal(
     for descriptor in found:
         if descriptor is not None:
             os.close(descriptor)
+    hide_places(request, _mount, MS_NOSUID | MS_NODEV, MS_BIND | MS_REC)
 
 
 def become(plan: Confinement) -> None:
@@ -191,7 +190,7 @@ def drop_privileges() -> None:
     """Of the leader's program, at exec: root retains `RETAINED_CAPABILITIES` alone, and no program gets more than the task has."""
     if os.geteuid() == 0:
         for capability in range(MAX_CAPABILITIES):
-            known = _libc.prctl(PR_CAPBSET_READ, capability, 0, 0, 0) >= 0
+            known = prctl(PR_CAPBSET_READ, capability, 0, 0, 0) >= 0
             if known and capability not in RETAINED_CAPABILITIES:
                 _call("prctl", PR_CAPBSET_DROP, capability, 0, 0, 0)
     _call("prctl", PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)

@@ -13,6 +13,7 @@ from penstock_services.node_reporter.shell.ports import Exit, Failure
 
 KIB_PER_MIB = 1_024
 KERNEL = "the kernel killed a process of it"
+TOO_MANY = "it reached its node's limit of processes and threads (pids.max); start fewer loaders or threads, such as with OMP_NUM_THREADS"
 LAPSED = "its lease ended: the node did not reach the log, or its reporter did not run"
 CODE = {
     errno.EBADMSG: "the archive is damaged, or none; submit the job again with its folder",
@@ -58,9 +59,10 @@ def outcome_of(
         lost=LAPSED if found.lapsed else "",
         out_of_memory=killed or (found.signal == signal.SIGKILL and at_cap),
         exhausted=exhausted,
-        evidence=evidence,
+        evidence=evidence or (TOO_MANY if found.pids and found.exit_code != 0 else ""),
         gpu_memory_limit_mib=_gpu_limit_mib(order, limit_mib) if exhausted == "gpu_memory" else 0,
         usage=usage,
+        left=found.left,
     )
 
 

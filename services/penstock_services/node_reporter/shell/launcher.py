@@ -17,9 +17,16 @@ import socket
 import sys
 from typing import NoReturn
 
-from penstock_services.node_reporter.shell.confinement import Confinement, enter_namespaces, leave_keyring
+from penstock_services.node_reporter.shell.confinement import (
+    PR_SET_CHILD_SUBREAPER,
+    PR_SET_NAME,
+    Confinement,
+    enter_namespaces,
+    leave_keyring,
+    prctl,
+)
 from penstock_services.node_reporter.shell.reporter_watch import ReporterWatch
-from penstock_services.node_reporter.shell.shim import PR_SET_CHILD_SUBREAPER, PR_SET_NAME, Shim, prctl
+from penstock_services.node_reporter.shell.shim import Shim
 
 ROOT = os.path.abspath(f"{__file__}/../../../..")
 IMPORTABLE = f"import sys; sys.path.insert(0, {ROOT!r}); "

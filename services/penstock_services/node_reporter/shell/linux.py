@@ -4,7 +4,7 @@ import asyncio
 import logging
 import os
 import shutil
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from hashlib import sha256
 from pathlib import Path
@@ -24,14 +24,17 @@ from penstock.runtime.task_logs import file_name, log_path
 from penstock.sdk.checkpoint import FOLDER as SAVES_VARIABLE
 from penstock.sdk.gate import GATE
 from penstock.sdk.lines import FIFO
+from penstock.sdk.savers import SAVERS as SAVERS_VARIABLE
 from penstock_services.node_reporter.core.environment import (
+    TMP,
     base_environment,
     gang_of,
     peers_json,
+    private_places,
     task_environment,
 )
 from penstock_services.node_reporter.options import IsolationChoice, Options
-from penstock_services.node_reporter.shell import processes
+from penstock_services.node_reporter.shell import processes, save_requests
 from penstock_services.node_reporter.shell.archiver import Archiver
 from penstock_services.node_reporter.shell.bandwidth_caps import BandwidthCaps
 from penstock_services.node_reporter.shell.cgroups import Cgroups
@@ -67,9 +70,10 @@ from penstock_services.node_reporter.shell.ports import (
 from penstock_services.node_reporter.shell.programs import conda_folders, own_environment
 from penstock_services.node_reporter.shell.records import read_record
 from penstock_services.node_reporter.shell.resctrl_monitor import TrafficMonitor
+from penstock_services.node_reporter.shell.savers import SAVERS
 from penstock_services.node_reporter.shell.secrets import Secrets
 from penstock_services.node_reporter.shell.spawner import Spawner, find_confinement, lock_state
-from penstock_services.node_reporter.shell.state_folder import make_folder, state_folder
+from penstock_services.node_reporter.shell.state_folder import make_folder, outermost, state_folder
 from penstock_services.node_reporter.shell.task_folders import PHASES, WORK, TaskFolders
 from penstock_services.node_reporter.shell.users import TaskUser, check_reach, find_task_user, own_name
 
@@ -129,6 +133,8 @@ class LinuxHost:
         self._base = base_environment(os.environ, own_environment(os.environ)) | self._marks
         if self._user is not None:
             self._base |= self._user.environment()
+        if self._confinement.mounts:
+            self._base["TMPDIR"] = TMP
 
     def _isolation(self, why: str) -> Isolation:
         """The enforced isolation. A task of the same user that can write to the cgroups' files is confined by none of them."""
@@ -142,6 +148,8 @@ class LinuxHost:
             devices="cgroup" if self._protected and groups.keeps_devices else "hint",
             bandwidth=self._caps.mechanism,
             user=self._user.name if self._user is not None else own_name(),
+            tmp="task" if plan.mounts else "node",
+            processes="limited" if groups.limits_processes else "unlimited",
         )
 
     # ------------------------------------------------------------------------------- state folder
@@ -272,7 +280,12 @@ class LinuxHost:
         if gated:
             with state_folder():
                 gate.touch(mode=0o600)
-        own = [folder / PHASES, *([] if work is None else [work]), *([gate] if gated else [])]
+        own = [
+            folder / PHASES,
+            folder / SAVERS,
+            *([] if work is None else [work]),
+            *([gate] if gated else []),
+        ]
         self._give(folder, own)
         peers = self._gangs.peers((order.task_id, order.token), peers_json(gang_of(order, self.spec)), folder)
         visible = [*(path.name for path in own), *([PEERS] if PEERS_FILE in peers else [])]
@@ -284,7 +297,7 @@ class LinuxHost:
         saves = self._checkpoints.environment(order, folder)
         meets = self._groups.environment(group, folder)
         env = secrets | variables | {FIFO: str(folder / PHASES)} | saves | meets
-        env |= {GATE: str(gate)} if gated else {}
+        env |= {SAVERS_VARIABLE: str(folder / SAVERS)} | ({GATE: str(gate)} if gated else {})
         cwd = str(order.workdir if work is None else work / (order.workdir or ""))
         shown = [str(folder / name) for name in visible if name != CODE]
         shown += [*([saves[SAVES_VARIABLE]] if saves else []), *meets.values()]
@@ -300,9 +313,9 @@ class LinuxHost:
             "code": None if order.code is None else [str(folder / CODE), order.code, str(work)],
             "programs": _programs(order.environment),
             "visible": visible,
-            "saves": bool(saves),
             "checkpoints": self._checkpoints.bound(order),
             "group": self._groups.bound(group),
+            "private": private_places(order) if self._confinement.mounts else {},
             "gate": str(gate) if gated else None,
             **self._cgroups.request(
                 order.place, real_cores(order.place.cores), () if gated else order.gpu_uuids
@@ -404,6 +417,14 @@ class LinuxHost:
             )
         )
 
+    def ask_to_save(self, key: Key) -> bool:
+        started = self._alive(key)
+        return started is not None and save_requests.ask_to_save(started, self._folder(key))
+
+    def saves(self, key: Key) -> bool:
+        started = self._alive(key)
+        return started is None or save_requests.saves(started, self._folder(key))
+
     def progress(self, key: Key) -> ProgressStream | None:
         return self._fifos.take(key, self._folder(key) / PHASES)
 
@@ -446,12 +467,6 @@ def _programs(environment: Environment | None) -> tuple[str, str, list[str]] | N
         return None
     kind, where = ("venv", environment.venv) if environment.venv else ("conda", environment.conda)
     return kind, where or "", conda_folders(os.environ)
-
-
-def outermost(folders: Iterable[Path]) -> list[Path]:
-    """The folders that do not lie in another of them."""
-    whole = {folder.resolve() for folder in folders}
-    return sorted(folder for folder in whole if whole.isdisjoint(folder.parents))
 
 
 def _write_secret(path: Path, data: bytes) -> None:

@@ -35,13 +35,12 @@ from penstock.runtime.tracing.tracer import Tracing
 from penstock_services.node_reporter.core import machine
 from penstock_services.node_reporter.core.actions import (
     Action,
-    CapBandwidth,
+    Carried,
     Discard,
     Emit,
     KillAt,
     Note,
     OpenGate,
-    SetAffinity,
     Signal,
     Spawn,
 )
@@ -194,7 +193,7 @@ class Node:
                 self._open((task_id, token))
             case KillAt(task_id, token, at_ms):
                 self._kill_at((task_id, token), at_ms)
-            case SetAffinity() | CapBandwidth():
+            case Carried():
                 if (found := carry_out(self.host, decision)) is not None:
                     self._later(found)
             case Discard(order):

@@ -2,7 +2,31 @@
 
 import os
 from collections import deque
+from collections.abc import Iterator
 from contextlib import suppress
+from typing import NamedTuple
+
+STDIN, OUTPUTS = 0, (1, 2)
+
+
+class Process(NamedTuple):
+    """One process of a task, as /proc shows it."""
+
+    pid: int
+    """In the caller's namespace."""
+    parent: int
+    """Likewise; 0: outside of it."""
+    caught: int
+    """Signals that it handles: bit n - 1 is signal n."""
+    command: bytes
+    """Its command line, arguments separated by zero bytes."""
+    reads: str
+    """The pipe that is its standard input; empty: another file."""
+    writes: frozenset[str]
+    """The pipes that are its standard output and error."""
+
+    def catches(self, number: int) -> bool:
+        return bool(self.caught >> (number - 1) & 1)
 
 
 def start_ticks(pid: int) -> int | None:
@@ -21,7 +45,7 @@ def pid_of(pidfd: int) -> int:
 
 
 def descendants(root: int) -> list[int]:
-    """Living descendants of a process, by the parents in /proc; zombies are left out."""
+    """Living descendants of a process, by the parents in /proc; zombies are left out. Pids as in the mounted /proc."""
     children: dict[int, list[int]] = {}
     for name in os.listdir("/proc"):
         if name.isdigit():
@@ -41,9 +65,39 @@ def descendants(root: int) -> list[int]:
     return found
 
 
-def catches(pid: int, number: int) -> bool:
-    """Whether the process handles this signal."""
+def processes_below(root: int) -> list[Process]:
+    """Living descendants of a process, parents first. `root`: as in the mounted /proc."""
+    level = len(_status("self").get("NSpid", "0").split())
+    found = {pid: status for pid in descendants(root) if (status := _status(str(pid)))}
+    own = {pid: int(status["NSpid"].split()[level - 1]) for pid, status in found.items()}
+    return [
+        Process(
+            own[pid],
+            own.get(int(status["PPid"]), 0),
+            int(status["SigCgt"], 16),
+            _command(pid),
+            next(_pipes(pid, (STDIN,)), ""),
+            frozenset(_pipes(pid, OUTPUTS)),
+        )
+        for pid, status in found.items()
+    ]
+
+
+def _status(pid: str) -> dict[str, str]:
+    """Fields of /proc/PID/status; empty: it has ended."""
     with suppress(OSError), open(f"/proc/{pid}/status") as file:
-        caught = next(int(line.split()[1], 16) for line in file if line.startswith("SigCgt:"))
-        return bool(caught >> (number - 1) & 1)
-    return False
+        return {name: text.strip() for name, _, text in (line.partition(":") for line in file)}
+    return {}
+
+
+def _command(pid: int) -> bytes:
+    with suppress(OSError), open(f"/proc/{pid}/cmdline", "rb") as file:
+        return file.read()
+    return b""
+
+
+def _pipes(pid: int, descriptors: tuple[int, ...]) -> Iterator[str]:
+    for number in descriptors:
+        with suppress(OSError):
+            if (name := os.readlink(f"/proc/{pid}/fd/{number}")).startswith("pipe:"):
+                yield name

@@ -87,6 +87,10 @@ class Exit(msgspec.Struct, frozen=True):
     """Time after all of its code was unpacked, by the clock of its folder's file system; 0: none was. See `code`."""
     lapsed: bool = False
     """It was ended because its lease ended."""
+    left: int = 0
+    """Processes that its program left running, or that a stop did not end within the grace; they were killed."""
+    pids: bool = False
+    """The kernel refused it a process or thread beyond its limit; a program may go on without that and succeed."""
     exhausted: tuple[str, str] = ("", "")
     """Memory that its last lines report as exhausted, and the name of that error; empty: none. See `last_lines`."""
 
@@ -125,7 +129,7 @@ class Launcher(Protocol):
         ...
 
     def signal(self, key: Key, number: Signals) -> None:
-        """SIGTERM: to the process group. SIGKILL: to every process of the task. SIGUSR1: to the leader, if it listens."""
+        """SIGTERM: the task is stopped (`stopping`). SIGKILL: to every process of the task."""
         ...
 
     def open_gate(self, key: Key) -> None:
@@ -285,6 +289,14 @@ class Host(Protocol):
 
     def end_orphans(self, known: set[int]) -> int:
         """Kills this reporter's processes that are neither one of `known` (pids) nor below one; returns how many. Raises `Immortal`."""
+        ...
+
+    def ask_to_save(self, key: Key) -> bool:
+        """Asks the processes of a task that save checkpoints to save now. False: none does; the first one that registers later is asked then."""
+        ...
+
+    def saves(self, key: Key) -> bool:
+        """Whether a process of the task saves when it is stopped, as far as the machine can tell."""
         ...
 
     def progress(self, key: Key) -> ProgressStream | None:

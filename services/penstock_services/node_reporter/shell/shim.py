@@ -1,32 +1,31 @@
 """Supervisor (shim) of one task, from its fork to the last of its task's processes. Standard library only (see `confinement`).
 
 A shim takes one request, a JSON message on the SEQPACKET socket: `{folder, log, log_limit, argv, env, cwd, code, programs, cores,
-data_limit, settings, oom, oom_first, ended_by, visible, saves, checkpoints, group, gate, lease, task_id, token}`; runs the program, waits for all of its processes and records how it
-ended.
+data_limit, settings, oom, pids, oom_first, ended_by, visible, checkpoints, group, private, gate, lease, task_id, token}`; runs the program, waits for all of
+its processes and records how it ended.
 
 The folder of a task holds, each written atomically (temporary name, then rename):
 `started.json {task_id, token, shim, shim_start, pid, pid_start, started_ms, exits, groups}`, written before the program runs;
-`exit.json {task_id, token, exit_code, signal, cpu_ms, max_rss_kib, started_ms, exited_ms, failure, unpacked_ns, oom, exhausted, lapsed}`, written
-after the *last* process of the task has been reaped; and the folders visible to the task, `visible`: `work`, and `phases`,
-a FIFO made by the reporter for the program's lines.
+`exit.json {task_id, token, exit_code, signal, cpu_ms, max_rss_kib, started_ms, exited_ms, failure, unpacked_ns, oom, pids, exhausted, lapsed, left}`, written
+after the *last* process of the task has been reaped; and the folders visible to the task, `visible`: `work`; `phases`,
+a FIFO made by the reporter for the program's lines; and `savers`, the file that processes lock which save (`savers`).
 
 Proof of exit: the shim is the first process of the task's PID namespace, so that nothing of the task outlives it.
-Where there is no namespace it is the subreaper of everything that the program starts, in any session. Once
-the leader has ended it kills the remaining processes and waits until the kernel reports no child any more: ECHILD.
+Where there is no namespace it is the subreaper of everything that the program starts, in any session.
+A task ends with its leader: the shim kills the remaining processes, unless they end by themselves at once, and waits until the
+kernel reports no child any more: ECHILD. A task that is stopped ends with the last of its processes, see `stopping`.
 
 The lock's descriptor is held by the reporter, by the launcher and by each shim until its `started.json` is
 written. The holder of the lock can therefore rely on it: no task without a `started.json` will be started any more.
 
 `lease` is None or the arguments of `lease_watch.LeaseWatch`: when it ends, so does the task, with or without a reporter.
 
-Signals to a shim: SIGTERM → SIGTERM to the process group, or to the leader alone if it then saves, for which it may need the others; SIGUSR1 → SIGKILL to every process of the task;
-SIGUSR2 → SIGUSR1 to the leader if it handles it (a request to save a checkpoint); SIGHUP → the gate opens.
+Signals to a shim: SIGTERM → the task is stopped, once; SIGUSR1 → SIGKILL to every process of the task; SIGHUP → the gate opens.
 
 `gate` is None or the file that the shim locks before the program runs: the program waits for the lock before it uses a GPU (`penstock.sdk.gate`).
 """
 
 import contextlib
-import ctypes
 import fcntl
 import json
 import os
@@ -36,41 +35,30 @@ import signal
 import socket
 import time
 from types import FrameType
-from typing import Any, NoReturn
+from typing import Any
 
-from penstock_services.node_reporter.shell.code import unpack
 from penstock_services.node_reporter.shell.confinement import (
+    PR_SET_CHILD_SUBREAPER,
+    PR_SET_NAME,
     Confinement,
-    become,
-    drop_privileges,
-    hide,
-    leave_keyring,
-    reveal,
+    prctl,
 )
 from penstock_services.node_reporter.shell.last_lines import exhausted
+from penstock_services.node_reporter.shell.leader import GO, Pipes, become_program
 from penstock_services.node_reporter.shell.lease_watch import LeaseWatch, boot_s
 from penstock_services.node_reporter.shell.output import Output
-from penstock_services.node_reporter.shell.pids import catches, descendants, pid_of, start_ticks
-from penstock_services.node_reporter.shell.programs import enter, execute, find_program
-from penstock_services.node_reporter.shell.whole_files import put, write_whole
+from penstock_services.node_reporter.shell.pids import descendants, pid_of, processes_below, start_ticks
+from penstock_services.node_reporter.shell.savers import SAVERS, savers
+from penstock_services.node_reporter.shell.stopping import SETTLE_S, Stop
+from penstock_services.node_reporter.shell.task_groups import TaskGroups
+from penstock_services.node_reporter.shell.whole_files import write_whole
 
 MAX_MESSAGE_BYTES = 1 << 18  # argv, environment, peers, secrets; without these the events are ≤ 64 KiB
 CHUNK_BYTES = 65_536  # a pipe's capacity
 FIRST_PAUSE_S = 0.1  # between attempts to record an exit on a full disk
 LONGEST_PAUSE_S = 5.0
-OOM_FIRST = 500  # of 1,000: as if it used half of the machine's memory on top
-REAP_PAUSE_MS = 5  # between kills while the last processes die
-GO = b"\n"  # ends a line from shim to leader: the request, then an empty line, the sign to execute it
+KILL_PAUSE_S = 0.005  # between kills while the last processes die
 NEXT_SHIM_MS = 50  # after that the next shim is prepared during a start; most starts take less
-PR_SET_PDEATHSIG = 1  # <linux/prctl.h>
-PR_SET_NAME = 15
-PR_SET_CHILD_SUBREAPER = 36
-RESET_SIGNALS = (
-    signal.SIGTERM, signal.SIGINT, signal.SIGCHLD, signal.SIGUSR1, signal.SIGUSR2, signal.SIGHUP, signal.SIGPIPE, signal.SIGXFSZ,
-)  # fmt: skip
-"""Signals changed by Python, the launcher or the shim; the program shall have the defaults."""
-
-prctl = ctypes.CDLL(None, use_errno=True).prctl
 
 
 def now_ms() -> int:
@@ -101,6 +89,13 @@ class Shim:
         self._lapsed = False
         self._unpacked_ns = 0
         self._gate: int | None = None
+        self._groups = TaskGroups(plan)
+        self._executed = self._stopped = self._killed = False
+        """The leader has become the program; a stop, or the end of all processes, was requested."""
+        self._left = 0
+        """Number of processes that the leader has left running, or that were not stopped in time."""
+        self._settled_s: float | None = None
+        """When what the leader has left running is killed, s of the monotonic clock."""
 
     def prepare(self) -> None:
         """Everything that needs no request: signals, pipes, and the leader, which waits for its program."""
@@ -110,11 +105,14 @@ class Shim:
         for number, handler in (
             (signal.SIGTERM, self._on_terminate),
             (signal.SIGUSR1, self._on_kill),
-            (signal.SIGUSR2, self._on_checkpoint),
             (signal.SIGHUP, self._on_open),
             (signal.SIGCHLD, self._on_child),
         ):
             signal.signal(number, handler)
+        self._woken, wakes = os.pipe()
+        for descriptor in (self._woken, wakes):
+            os.set_blocking(descriptor, False)
+        signal.set_wakeup_fd(wakes, warn_on_full_buffer=False)
         self._shim = int(os.readlink("/proc/self"))  # the pid in the reporter's namespace; in its own it is 1
         self._shim_start = start_ticks(self._shim)
         own = os.getpid()
@@ -127,14 +125,17 @@ class Shim:
         if leader == 0:
             os.close(self._go_write)
             os.close(self._failed_read)
-            self._become_program(out_write, go_read, failed_write, own)
+            signal.set_wakeup_fd(-1)
+            pipes = Pipes(out_write, go_read, failed_write)
+            become_program(self._plan, self._failure, self._lock_fd, pipes, own, self._let_next)
         self._leader = leader
         for descriptor in (out_write, go_read, failed_write):
             os.close(descriptor)
-        self._leader_fd = os.pidfd_open(leader)
-        self._pid = pid_of(self._leader_fd)
+        pidfd = os.pidfd_open(leader)
+        self._pid = pid_of(pidfd)
+        os.close(pidfd)
         self._leader_start = start_ticks(self._pid)
-        self._enter_groups()
+        self._groups.enter(self._leader, self._shim)
 
     def run(self) -> None:
         """Takes one request and stays until no process of its program is left."""
@@ -142,7 +143,7 @@ class Shim:
         if not message:
             os.kill(self._leader, signal.SIGKILL)  # the reporter is gone
             os.waitpid(self._leader, 0)
-            self._remove_groups()
+            self._groups.remove()
             os._exit(0)
         rest = message + GO
         while rest:  # the leader prepares while the start is recorded
@@ -161,13 +162,12 @@ class Shim:
             self._report({"event": "started", "pid": self._pid, "started_ms": self._started_ms})
         self._control.close()
         self._let_next()
-        self._watch(self._out_read, self._output)
-        self._reap_all(self._out_read, self._output)
-        self._empty_group()
+        self._watch()
+        self._groups.empty(self._request["ended_by"])
         self._output.close()
         os.close(phases)
         self._write_exit(failure)
-        self._remove_groups(but=self._plan.watched)
+        self._groups.remove(but=self._plan.watched)
 
     def _start(self) -> dict[str, Any] | None:
         """Records the start, lets the leader go on; returns the failure when the program could not be executed."""
@@ -181,7 +181,7 @@ class Shim:
             "pid_start": self._leader_start,
             "started_ms": self._started_ms,
             "exits": self._plan.exits,
-            "groups": list(self._groups.values()),
+            "groups": list(self._groups.paths.values()),
         }
         write_whole(self._folder, "started.json", started)
         os.close(self._lock_fd)
@@ -189,7 +189,7 @@ class Shim:
         if lease is not None:
             self._lease = LeaseWatch(**lease)
             self._lapsed = self._lease.over()
-        failure = self._set_groups()
+        failure = self._groups.limit(self._request["settings"])
         if failure is None and not self._lapsed:  # else the leader ends where it waits
             os.write(self._go_write, GO)
         os.close(self._go_write)
@@ -198,6 +198,7 @@ class Shim:
             report = json.loads(line)
             self._unpacked_ns = report.pop("unpacked_ns", self._unpacked_ns)
             failure = report or failure
+        self._executed = True
         return failure
 
     def _until_executed(self) -> bytes:
@@ -233,146 +234,71 @@ class Shim:
         """Its end is derived from the time since boot: a clock that steps meanwhile does not change the run's length."""
         self._started_ms, self._began_s = now_ms(), boot_s()
 
-    def _enter_groups(self) -> None:
-        """Puts the leader into cgroups of its own: in advance, since that waits for a grace period of the kernel (11 ms)."""
-        self._groups: dict[str, str] = {}
-        self._group_failure: OSError | None = None
-        try:
-            for root, settings in self._plan.groups:
-                group = f"{root}/{self._plan.name}@{self._shim}"
-                os.makedirs(group, exist_ok=True)
-                self._groups[root] = group
-                for name, value in (*settings, ("cgroup.procs", str(self._leader))):
-                    put(f"{group}/{name}", value)
-        except OSError as error:
-            self._group_failure = error
-
-    def _set_groups(self) -> dict[str, Any] | None:
-        """Gives the groups the limits of this task; returns the failure, if that is refused."""
-        try:
-            if self._group_failure is not None:
-                raise self._group_failure
-            for root, name, value in self._request["settings"]:
-                put(f"{self._groups[root]}/{name}", value)
-        except OSError as error:
-            return {"stage": "cgroup", "errno": error.errno}
-        return None
-
-    def _remove_groups(self, but: str = "") -> None:
-        """All but the one in this root."""
-        for root, group in self._groups.items():
-            with contextlib.suppress(OSError):
-                if root != but:
-                    os.rmdir(group)
-
-    def _become_program(self, output: int, go: int, failed: int, shim: int) -> NoReturn:
-        """In the child: wait for the request, prepare, exec. Failures are reported through `failed`."""
-        stage = "prepare"
-        try:
-            prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-            if os.getppid() != shim:
-                os._exit(127)
-            self._let_next()  # only the shim delays that
-            os.setsid()
-            for number in RESET_SIGNALS:
-                signal.signal(number, signal.SIG_DFL)
-            os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
-            os.dup2(output, 1)
-            with contextlib.suppress(OSError):  # beyond the user's key quota the launcher's keyring is shared
-                leave_keyring()
-            failure, tasks = self._failure, None
-            try:
-                tasks = hide(self._plan)
-                drop_privileges()
-            except OSError as error:
-                failure = failure or error
-            lines = os.fdopen(go, "rb")
-            message = lines.readline()
-            if not message:
-                os._exit(127)  # no request came
-            os.close(self._lock_fd)
-            request = json.loads(message)
-            stage = "confinement"
-            if failure is not None:
-                raise failure
-            shared = request["checkpoints"], request["group"]
-            reveal(self._plan, tasks, request["folder"], request["visible"], *shared)
-            stage = "affinity"
-            if request["cores"]:
-                os.sched_setaffinity(0, request["cores"])
-            if request["data_limit"]:
-                resource.setrlimit(resource.RLIMIT_DATA, (request["data_limit"], request["data_limit"]))
-            resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-            if request["oom_first"]:
-                with contextlib.suppress(OSError):  # the cap holds without it
-                    put("/proc/self/oom_score_adj", str(OOM_FIRST))
-            stage = "user"
-            become(self._plan)
-            prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)  # set again: a change of the user clears it
-            program = find_program(request)
-            if not lines.readline():
-                os._exit(127)
-            stage = "code"
-            if request["code"] is not None:
-                os.write(failed, json.dumps({"unpacked_ns": unpack(*request["code"])}).encode() + GO)
-            stage = "workdir"
-            os.chdir(request["cwd"])
-            stage = "environment"
-            env = request["env"]
-            if request["programs"] is not None:
-                kind, where, folders = request["programs"]
-                env = enter(kind, where, env, folders)
-            stage = "exec"
-            os.dup2(output, 2)
-            execute(program, request["argv"], env)
-        except OSError as error:
-            os.write(failed, json.dumps({"stage": stage, "errno": error.errno}).encode() + GO)
-        finally:
-            os._exit(127)
-
-    def _watch(self, pipe: int, output: Output) -> None:
-        """Copies output until the leader has ended."""
-        leader = self._leader_fd
-        poll = select.poll()
-        poll.register(pipe, select.POLLIN)
-        poll.register(leader, select.POLLIN)
+    def _watch(self) -> None:
+        """Copies output until no process of the task is left; ends what is to end."""
+        os.set_blocking(self._out_read, False)
+        poll, stop = select.poll(), None
+        for descriptor in (self._out_read, self._woken):
+            poll.register(descriptor, select.POLLIN)
         if self._lease is not None:
             poll.register(self._lease.fd, select.POLLIN)
-        while True:
-            for descriptor, _ in poll.poll():
-                if descriptor == leader:
-                    os.close(leader)
-                    return
-                if self._lease is not None and descriptor == self._lease.fd:
+        while self._reap():
+            if self._stopped and stop is None:
+                stop = Stop(
+                    poll, lambda: processes_below(self._shim), lambda: savers(f"{self._folder}/{SAVERS}")
+                )
+            self._end_what_is_left(stop)
+            for descriptor, _ in poll.poll(self._wait_ms(stop)):
+                if descriptor == self._out_read:
+                    if chunk := os.read(descriptor, CHUNK_BYTES):
+                        self._output.write(chunk)
+                    else:
+                        poll.unregister(descriptor)
+                elif descriptor == self._woken:
+                    self._drain_wakes()
+                elif self._lease is not None and descriptor == self._lease.fd:
                     self._end_lapsed(self._lease)
-                    continue
-                chunk = os.read(pipe, CHUNK_BYTES)
-                if chunk:
-                    output.write(chunk)
-                else:
-                    poll.unregister(pipe)
+                elif stop is not None:
+                    stop.ended(descriptor)
+        with contextlib.suppress(BlockingIOError):
+            while chunk := os.read(self._out_read, CHUNK_BYTES):
+                self._output.write(chunk)
+
+    def _wait_ms(self, stop: Stop | None) -> float | None:
+        """How long nothing is to be done unless something happens."""
+        if self._killed:
+            return 1_000 * KILL_PAUSE_S
+        if stop is not None:
+            left_s = stop.left_s()
+        else:
+            left_s = None if self._settled_s is None else max(0.0, self._settled_s - time.monotonic())
+        return None if left_s is None else 1_000 * left_s
+
+    def _end_what_is_left(self, stop: Stop | None) -> None:
+        """Of a task that is stopped the next processes get SIGTERM; of one that has ended by itself the rest is killed."""
+        if self._killed:
+            self._kill_all()
+        elif stop is not None:
+            stop.turn()
+        elif self._reaped is not None and self._settled_s is None:
+            self._settled_s = time.monotonic() + SETTLE_S
+        elif self._settled_s is not None and time.monotonic() >= self._settled_s:
+            self._left = len(descendants(self._shim))
+            self._kill_all()
+
+    def _drain_wakes(self) -> None:
+        with contextlib.suppress(BlockingIOError):
+            while os.read(self._woken, CHUNK_BYTES):
+                pass
 
     def _end_lapsed(self, lease: LeaseWatch | None) -> None:
-        """Ends the task if its lease is over; until the leader has ended this is tried again at once."""
+        """Ends the task if its lease is over; until its processes have ended this is tried again at once."""
         if lease is not None and lease.over():
             self._lapsed = True
             self._kill_all()
-            time.sleep(REAP_PAUSE_MS / 1_000)
+            time.sleep(KILL_PAUSE_S)
 
-    def _reap_all(self, pipe: int, output: Output) -> None:
-        """Kills the processes that the leader left behind and waits until no child is left; then empties the pipe."""
-        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-        os.set_blocking(pipe, False)
-        alive = True
-        while alive:
-            alive = self._reap_ready()
-            self._carry(pipe, output)
-            if alive:
-                self._kill_all()
-                select.select([], [], [], REAP_PAUSE_MS / 1_000)
-        self._carry(pipe, output)
-
-    def _reap_ready(self) -> bool:
+    def _reap(self) -> bool:
         """Reaps every child that has ended. False: the kernel reports no child any more."""
         while True:
             try:
@@ -383,14 +309,6 @@ class Shim:
                 return True
             if pid == self._leader:
                 self._reaped = (status, usage)
-
-    @staticmethod
-    def _carry(pipe: int, output: Output) -> None:
-        try:
-            while chunk := os.read(pipe, CHUNK_BYTES):
-                output.write(chunk)
-        except BlockingIOError:
-            pass
 
     def _write_exit(self, failure: dict[str, Any] | None) -> None:
         assert self._reaped is not None
@@ -409,9 +327,11 @@ class Shim:
             "exited_ms": self._started_ms + round((boot_s() - self._began_s) * 1_000),
             "failure": failure,
             "unpacked_ns": self._unpacked_ns,
-            "oom": self._out_of_memory(),
+            "oom": self._groups.count(self._request["oom"]) > 0,
+            "pids": self._groups.count(self._request["pids"]) > 0,
             "exhausted": reported,
             "lapsed": self._lapsed,
+            "left": self._left,
         }
         pause_s = FIRST_PAUSE_S
         while os.path.isdir(self._folder):  # without it no reporter will read the exit
@@ -422,25 +342,6 @@ class Shim:
                 time.sleep(pause_s)
                 pause_s = min(2 * pause_s, LONGEST_PAUSE_S)
 
-    def _empty_group(self) -> None:
-        """Where a cgroup proves the end: kills its processes until the kernel reports none there."""
-        group = self._groups.get(self._request["ended_by"])
-        while group:
-            with open(f"{group}/cgroup.events") as file:
-                if "populated 0" in file.read().splitlines():
-                    return
-            put(f"{group}/cgroup.kill", "1")
-            time.sleep(REAP_PAUSE_MS / 1_000)
-
-    def _out_of_memory(self) -> bool:
-        """Whether the kernel counted an OOM kill in the task's cgroup."""
-        counts: dict[str, str] = {}
-        if self._request["oom"]:
-            root, name = self._request["oom"]
-            with contextlib.suppress(OSError, KeyError), open(f"{self._groups[root]}/{name}") as file:
-                counts = dict(line.split() for line in file)
-        return counts.get("oom_kill", "0") != "0"
-
     def _report(self, content: dict[str, Any]) -> None:
         """Sends to the reporter, if it is still there; if not, the next one reads `started.json`."""
         content |= {"task_id": self._request["task_id"], "token": self._request["token"], "shim": self._shim}
@@ -448,28 +349,26 @@ class Shim:
             self._control.send(json.dumps(content).encode())
 
     def _kill_all(self) -> None:
+        self._killed = True
         if self._alone:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(-1, signal.SIGKILL)  # all at once, so that nothing forks in between
             return
-        for pid in descendants(os.getpid()):
+        for pid in descendants(self._shim):
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
 
     def _on_terminate(self, _number: int, _frame: FrameType | None) -> None:
-        if self._leader and self._reaped is None:  # unreaped, so the pid cannot be reused
-            alone = self._request.get("saves") and catches(self._pid, signal.SIGTERM)
-            with contextlib.suppress(ProcessLookupError, PermissionError):
-                (os.kill if alone else os.killpg)(self._leader, signal.SIGTERM)
+        """A leader that has not become its program yet, which may take long, ends where it is."""
+        self._stopped = True
+        if not self._executed and self._leader:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(self._leader, signal.SIGTERM)
 
     def _on_kill(self, _number: int, _frame: FrameType | None) -> None:
+        if self._stopped and not self._killed:
+            self._left = len(descendants(self._shim))
         self._kill_all()
-
-    def _on_checkpoint(self, _number: int, _frame: FrameType | None) -> None:
-        """Unhandled, SIGUSR1 would kill; so it goes only to a leader that catches it."""
-        with contextlib.suppress(OSError):
-            if catches(self._pid, signal.SIGUSR1) and self._reaped is None:
-                os.kill(self._leader, signal.SIGUSR1)
 
     def _on_open(self, _number: int, _frame: FrameType | None) -> None:
         if self._gate is not None:
@@ -477,12 +376,4 @@ class Shim:
             self._gate = None
 
     def _on_child(self, _number: int, _frame: FrameType | None) -> None:
-        """Adopted orphans are reaped as they end; the leader is left for `_reap_all`."""
-        while True:
-            try:
-                ended = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
-            except ChildProcessError:
-                return
-            if ended is None or ended.si_pid == self._leader:
-                return
-            os.waitpid(ended.si_pid, 0)
+        """Its wake-up is all that is needed: `_reap` reads which children have ended."""

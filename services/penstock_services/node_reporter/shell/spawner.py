@@ -32,7 +32,6 @@ ISOLATED_PYTHON = (sys.executable, "-I", "-S", "-c")  # followed by the code
 SHIM_SIGNALS: Mapping[signal.Signals, signal.Signals] = {
     signal.SIGTERM: signal.SIGTERM,
     signal.SIGKILL: signal.SIGUSR1,
-    signal.SIGUSR1: signal.SIGUSR2,
 }
 """Signal for the task → the signal to its shim (see shim.py)."""
 

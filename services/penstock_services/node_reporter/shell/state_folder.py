@@ -1,6 +1,6 @@
 """State folder of the node-reporter: a failed write there ends the reporter."""
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -21,3 +21,9 @@ def make_folder(path: Path) -> Path:
     with state_folder():
         path.mkdir(mode=0o700, parents=True, exist_ok=True)
     return path
+
+
+def outermost(folders: Iterable[Path]) -> list[Path]:
+    """The folders that do not lie in another of them."""
+    whole = {folder.resolve() for folder in folders}
+    return sorted(folder for folder in whole if whole.isdisjoint(folder.parents))

@@ -1,4 +1,4 @@
-"""Folders of tasks: each with the FIFO for the program's lines and, unless the program has another, a working folder.
+"""Folders of tasks: each with the FIFO for the program's lines, the file that saving processes lock, and, unless the program has another, a working folder.
 
 Ideal: a folder is created when its order comes. Departure: the next one is created in advance, and becomes the task's by one rename, since each change of
 a file system waits while its journal is committed, which the order's own fsync has just begun.
@@ -9,6 +9,8 @@ import os
 import shutil
 from contextlib import suppress
 from pathlib import Path
+
+from penstock_services.node_reporter.shell.savers import SAVERS
 
 PHASES = "phases"
 WORK = "work"
@@ -58,5 +60,6 @@ def _make(folder: Path, *, work: bool, again: bool) -> None:
     folder.mkdir(mode=0o700, parents=True, exist_ok=again)
     with suppress(FileExistsError):
         os.mkfifo(folder / PHASES, 0o600)
+    (folder / SAVERS).touch(mode=0o600)
     if work:
         (folder / WORK).mkdir(mode=0o700, exist_ok=again)

@@ -308,6 +308,7 @@ GUARDS: Mapping[type[Event], Callable[[CellState, Any], str | None]] = MappingPr
         external_events.TaskExited: _exited,
         external_events.TaskPhaseChanged: _counted,
         external_events.TaskCheckpointed: _counted,
+        external_events.SaveRefused: _counted,
         external_events.CheckpointFetched: _counted,
         external_events.StepsMeasured: _counted,
         external_events.StagesMeasured: _counted,
