@@ -396,5 +396,5 @@ async def test_a_log_of_a_node_that_is_gone_comes_from_an_s3_store(
             assert await text(cell, tail=1, follow=1) == "b\n"
             store.keys["id"] = "another"
             [_, missing] = await frames(cell)
-            assert "archive s3://bucket/cell: Forbidden" in missing["problem"]
+            assert "archive s3://bucket/cell: SignatureDoesNotMatch" in missing["problem"]
             assert "credentials" in missing["problem"]

@@ -1,5 +1,6 @@
 """HTTP client of the nodes' log servers: requests for a task's output."""
 
+from collections.abc import Iterator
 from pathlib import Path
 from urllib.parse import urlencode
 
@@ -9,6 +10,7 @@ from penstock.clock import wall_ms
 from penstock.errors import ConfigurationError
 from penstock.runtime.keepalive import SOCKET_OPTIONS
 from penstock.runtime.log_keys import OFFSET, PATH, LogKey
+from penstock.runtime.task_logs import Frames, Output
 from penstock.tls import SYSTEM_CA, client_context
 from penstock_services.gateway.core.log_text import Ask, Member, NoAnswer, NoFile, Unreadable
 
@@ -62,7 +64,9 @@ class Reading:
     ) -> None:  # fmt: skip
         self._client, self._url, self._key, self._member = client, url, key, member
         self.offset = offset or 0
-        """Offset of the next byte, once it is opened."""
+        """Position of the next output, once it is opened."""
+        self._frames = Frames()
+        self._pieces: Iterator[Output] = iter(())
         self.opened = offset is not None
         asked = {"job": member.job_id, "task": member.task_id, "follow": 1 if follow else None}
         asked |= ask.parameters(wall_ms()) if offset is None else {"offset": offset}
@@ -79,13 +83,28 @@ class Reading:
         if self._response is not None:
             await self._response.aclose()
 
-    async def chunk(self) -> bytes:
-        """Empty: the output has ended. Raises `Unreadable`."""
+    async def piece(self) -> Output | None:
+        """The next one; None: the output has ended. Raises `Unreadable`."""
+        while (found := next(self._pieces, None)) is None:
+            chunk = await self._chunk()
+            if not chunk:
+                return None
+            try:
+                self._pieces = iter(tuple(self._frames.feed(chunk)))
+            except ValueError as error:
+                raise Unreadable(
+                    f"node {self._member.node_id} sends something else than output ({error})"
+                ) from error
+        self.offset = found.position
+        return found
+
+    async def _chunk(self) -> bytes:
+        """Empty: the answer has ended. Raises `Unreadable`."""
         try:
             if self._response is None:
                 self._response = await self._open()
                 self._chunks = self._response.aiter_raw()
-            found = await anext(self._chunks, b"")
+            return await anext(self._chunks, b"")
         except httpx.PoolTimeout as error:
             raise Unreadable(
                 f"this gateway reads the output of {MAX_CONNECTIONS} tasks already; ask again later"
@@ -94,8 +113,6 @@ class Reading:
             kind = Unreadable if isinstance(error, httpx.ConnectTimeout) else NoAnswer
             trusted = f"; this gateway trusts {CA}" if "CERTIFICATE_VERIFY_FAILED" in str(error) else ""
             raise kind(f"node {self._member.node_id} does not answer ({_plain(error)}){trusted}") from error
-        self.offset += len(found)
-        return found
 
     async def _open(self) -> httpx.Response:
         node_id = self._member.node_id

@@ -339,7 +339,7 @@ class Shim:
         if self._lease is not None:
             poll.register(self._lease.fd, select.POLLIN)
         while True:
-            for descriptor, _ in poll.poll():
+            for descriptor, _ in poll.poll(output.pause_ms()):
                 if descriptor == leader:
                     os.close(leader)
                     return
