@@ -129,6 +129,11 @@ PANELS: Mapping[str, Mapping[str, Entry]] = MappingProxyType({
             "Ask a running job to save a checkpoint; it continues to train.", "penstock.cli.acts:checkpoint",
             examples=('penstock checkpoint nightly --reason "before the upgrade"',),
         ),
+        "exec": Entry(
+            "Run a command in a running job's task, with its environment and GPUs; exits with the command's code.",
+            "penstock.cli.execute:execute", interspersed=False,
+            examples=("penstock exec nightly -- nvidia-smi", "penstock exec nightly --task w1 -- py-spy dump --pid 2"),
+        ),
         "cores": Entry(
             "Give each running worker of a job N cores, until this attempt ends. For operators.",
             "penstock.cli.acts:cores", examples=('penstock cores nightly 8 --reason "its loader starves"',),

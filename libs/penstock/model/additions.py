@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 
 from penstock import __version__
 from penstock.model.event import Event
+from penstock.model.external_events import JobCommandRun
 from penstock.model.types import Value
 
 ANY = "0.1.0"
@@ -44,7 +45,9 @@ class Addition(NamedTuple):
         return value in self.values if self.values else bool(value)
 
 
-ADDITIONS: Mapping[type[Event], tuple[Addition, ...]] = MappingProxyType({})
+ADDITIONS: Mapping[type[Event], tuple[Addition, ...]] = MappingProxyType(
+    {JobCommandRun: (Addition(ANY),)}  # changes nothing of the state
+)
 """Type → its additions. `infra.codegen.released` refuses a new type, value or wider bound without a row."""
 
 

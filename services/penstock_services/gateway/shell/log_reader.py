@@ -2,7 +2,7 @@
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
@@ -112,13 +112,16 @@ class LogReader:
     def _reading(self, member: Member, ask: Ask, offset: int | None, *, follow: bool) -> "Reading":
         """Raises `Unreadable`."""
         url, key = self.server_of(member.node_id)
+        return self._clients().reading(url, key, member, ask, offset, follow=follow)
+
+    def _clients(self) -> "NodeLogs":
         if self._nodes is None:
             from penstock_services.gateway.shell.node_log import (
                 NodeLogs,  # an HTTP client that most cells never need
             )
 
             self._nodes = NodeLogs(self._options.node_log_ca)
-        return self._nodes.reading(url, key, member, ask, offset, follow=follow)
+        return self._nodes
 
     async def _next(self, reading: "Reading", over: Callable[[], bool] | None) -> Output | None:
         """The next piece; None: the output has ended, or the task is over. Raises `Unreadable`."""
@@ -153,6 +156,11 @@ class LogReader:
         except PenstockError as failed:
             logger.warning("%s", failed)
             raise type(error)(f"{error}; {failed}") from failed
+
+    def command(self, node_id: str, task_id: str, token: int, argv: Sequence[str]) -> AsyncIterator[bytes]:
+        """The lines of a command's answer, which runs in this task from the first one on. Raises `Unreadable`."""
+        url, key = self.server_of(node_id)
+        return self._clients().command(url, key, node_id, {"task": task_id, "token": str(token)}, argv)
 
     def server_of(self, node_id: str) -> tuple[str, LogKey]:
         """URL and secret of a node's log server. Raises `Unreadable`."""

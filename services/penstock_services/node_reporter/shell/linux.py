@@ -40,6 +40,7 @@ from penstock_services.node_reporter.shell.checkpoint_folders import CheckpointF
 from penstock_services.node_reporter.shell.checkpoint_server import CheckpointServer
 from penstock_services.node_reporter.shell.code import remove_unchanged
 from penstock_services.node_reporter.shell.code_cache import CodeCache
+from penstock_services.node_reporter.shell.commands import Commands
 from penstock_services.node_reporter.shell.confinement import Confinement
 from penstock_services.node_reporter.shell.containers import (
     Container,
@@ -343,6 +344,9 @@ class LinuxHost:
 
     def checkpoint_server(self) -> CheckpointServer:
         return CheckpointServer(self.options.node_id, self._checkpoints, lambda: self._handovers, self.keys)
+
+    def commands(self) -> Commands:
+        return Commands(self._confinement, self.started)
 
     def checkpoints(self, order: StartTask) -> str:
         return "" if order.checkpoint is None else str(self._checkpoints.of(order.job_id))

@@ -25,11 +25,12 @@ from penstock.runtime.http_limits import LIMITS
 from penstock.runtime.http_server import Server
 from penstock.runtime.inotify import Watcher
 from penstock.runtime.keepalive import keep_alive
-from penstock.runtime.log_keys import OFFSET, PATH, LogKey, key_in_file, key_of_token
+from penstock.runtime.log_keys import EXEC_PATH, OFFSET, PATH, LogKey, key_in_file, key_of_token
 from penstock.runtime.race import first_of
 from penstock.runtime.task_logs import MAX_LINES, Folder, Output, TaskLog, Wanted, framed, log_path
 from penstock.runtime.tls_server import server_context
 from penstock_services.node_reporter.options import Options
+from penstock_services.node_reporter.shell.commands import Commands, NotRun, gone
 
 MAX_READERS = 256
 BACKLOG = 256
@@ -62,10 +63,12 @@ class NotBound(ConfigurationError):
 class TaskLogServer:
     """Of one node, from the start of its reporter to its end. `announced`: the address in the node's joining."""
 
-    def __init__(self, options: Options, more: Mapping[str, Answer] = NOTHING_MORE) -> None:
+    def __init__(
+        self, options: Options, more: Mapping[str, Answer] = NOTHING_MORE, commands: Commands | None = None
+    ) -> None:
         """Listens. `more`: path → the handler of that path. Raises `NotBound`, and `ConfigurationError` for files that cannot be used."""
         self._options = options
-        self._more = more
+        self._more, self._commands = more, commands
         self._key = _secret(options)
         self._tls = _certificate(options)
         self._listener = _listener(options)
@@ -98,7 +101,11 @@ class TaskLogServer:
             if scope["method"] == "GET" and (answer := self._more.get(scope["path"])) is not None:
                 await answer(scope, send)
                 return
-            job_id, task_id, wanted, follow = self._asked(scope)
+            query = self._proven(scope)
+            if scope["path"] == EXEC_PATH and self._commands is not None:
+                await self._command(self._commands, scope["method"], query, receive, send)
+                return
+            job_id, task_id, wanted, follow = self._asked(scope, query)
             path = log_path(self._options.log_dir, job_id, task_id)
             if follow:
                 await self._follow(path, wanted, receive, send)
@@ -109,12 +116,29 @@ class TaskLogServer:
         finally:
             self._readers -= 1
 
-    def _asked(self, scope: Scope) -> tuple[str, str, Wanted, bool]:
-        """Job, task, part, whether to follow. Raises `Refused`."""
-        query = scope["query_string"].decode("latin-1")
+    def _proven(self, scope: Scope) -> str:
+        """The query of a request by the gateway. Raises `Refused`."""
+        query: str = scope["query_string"].decode("latin-1")
         proofs = [value.decode("latin-1") for name, value in scope["headers"] if name == b"authorization"]
         if len(proofs) != 1 or not self._key.admits(proofs[0], self._options.node_id, query):
             raise Refused(403, "the proof of the gateway's secret is missing or wrong")
+        return query
+
+    async def _command(
+        self, commands: Commands, method: str, query: str, receive: Receive, send: Send
+    ) -> None:
+        """Raises `Refused`."""
+        if method == "GET":
+            await _answer(send, 200, commands.nonce())
+            return
+        asked = {name: values[0] for name, values in parse_qs(query).items()}
+        try:
+            await commands.run(asked, receive, send, self._stop)
+        except NotRun as error:
+            raise Refused(error.status, str(error)) from error
+
+    def _asked(self, scope: Scope, query: str) -> tuple[str, str, Wanted, bool]:
+        """Job, task, part, whether to follow. Raises `Refused`."""
         if (scope["method"], scope["path"]) != ("GET", PATH):
             raise Refused(404, f"only GET {PATH}")
         if self._readers > MAX_READERS:
@@ -141,7 +165,7 @@ class TaskLogServer:
     async def _follow(self, path: Path, wanted: Wanted, receive: Receive, send: Send) -> None:
         """The file as it grows, even if it does not exist yet, until the reader disconnects or the reporter ends."""
         self._watcher = self._watcher or Watcher()
-        left = asyncio.ensure_future(_left(receive))
+        left = asyncio.ensure_future(gone(receive))
         log: TaskLog | None = None
         try:
             await asyncio.to_thread(path.parent.mkdir, 0o700, True, True)
@@ -164,12 +188,6 @@ class TaskLogServer:
             left.cancel()
             if log is not None:
                 log.close()
-
-
-async def _left(receive: Receive) -> None:
-    """Returns when the reader has closed the connection."""
-    while (await receive())["type"] != "http.disconnect":
-        pass
 
 
 def _open(path: Path, wanted: Wanted) -> TaskLog:
