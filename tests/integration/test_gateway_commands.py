@@ -4,7 +4,7 @@ import asyncio
 import os
 import subprocess
 from base64 import b64decode
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -31,19 +31,23 @@ from tests.support.waiting import await_until
 pytestmark = pytest.mark.postgres
 
 
+@pytest.fixture
+def started() -> Iterator[Started]:
+    """A task: one sleeping process."""
+    with subprocess.Popen(["sleep", "600"], env={**os.environ, "PENSTOCK_TASK_ID": "j.1.w0"}) as task:
+        yield Started("j.1.w0", 1, os.getpid(), start_ticks(os.getpid()), task.pid, 0)
+        task.kill()
+
+
 @pytest_asyncio.fixture
-async def served(tmp_path: Path, key: Path) -> AsyncIterator[LogServer]:
-    """A node on which each task is one sleeping process."""
-    task = subprocess.Popen(["sleep", "600"], env={**os.environ, "PENSTOCK_TASK_ID": "j.1.w0"})
-    started = Started("j.1.w0", 1, os.getpid(), start_ticks(os.getpid()), task.pid, 0)
+async def served(tmp_path: Path, key: Path, started: Started) -> AsyncIterator[LogServer]:
+    """A node on which each task is this one."""
     options = node_options(tmp_path / "n0", node_id="n0", address="127.0.0.1", log_key=key)
     server = TaskLogServer(options, commands=Commands(Confinement(), lambda _: started))
     life = asyncio.create_task(server.serve())
     yield server.announced
     life.cancel()
     await asyncio.gather(life, return_exceptions=True)
-    task.kill()
-    task.wait()
 
 
 def job(cell: Cell, job_id: str, **spec: Any) -> None:

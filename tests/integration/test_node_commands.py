@@ -57,10 +57,16 @@ class Gateway:
         return found
 
 
+@pytest.fixture
+def key(tmp_path: Path) -> Path:
+    found = tmp_path / "key"
+    found.touch(0o600)
+    found.write_bytes(secrets.token_bytes(32))
+    return found
+
+
 @asynccontextmanager
 async def node(options: Options, broker: MemoryBroker, cell: Cell, key: Path) -> AsyncIterator[Gateway]:
-    key.touch(0o600)
-    key.write_bytes(secrets.token_bytes(32))
     async with working(replace(options, log_key=key, address="127.0.0.1"), MemoryLog(broker)):
         joined = await cell.until(external_events.NodeJoined)
         async with httpx.AsyncClient(timeout=None) as http:
@@ -85,11 +91,11 @@ def sleepers(seconds: str) -> list[int]:
 
 @pytest.mark.parametrize("isolation", [IsolationChoice.AUTO, IsolationChoice.NONE])
 async def test_a_command_is_in_its_task(
-    options: Options, broker: MemoryBroker, cell: Cell, tmp_path: Path, isolation: IsolationChoice
+    options: Options, broker: MemoryBroker, cell: Cell, key: Path, isolation: IsolationChoice
 ) -> None:
     """A training hangs: its owner looks around with its eyes. What was run ends with the task, at the latest."""
     look = LOOK.replace("{state}", str(options.state_dir))
-    async with node(replace(options, isolation=isolation), broker, cell, tmp_path / "key") as gateway:
+    async with node(replace(options, isolation=isolation), broker, cell, key) as gateway:
         await cell.order(start_order(1, "sh", "-c", f"{look} > own; echo on; exec sleep 600"))
         await await_until(lambda: printed(options, "job-1", "job-1.1.0") == "on\n", "its program")
         own = (await gateway.run("cat", "own"))["stdout"]
@@ -117,12 +123,12 @@ async def test_a_command_is_in_its_task(
 
 
 async def test_a_command_ends_with_its_caller_and_within_bounds(
-    options: Options, broker: MemoryBroker, cell: Cell, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    options: Options, broker: MemoryBroker, cell: Cell, key: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Ctrl-C at a laptop, a command that prints without end, too many at once, and a request that somebody sends again."""
     monkeypatch.setattr(commands, "MAX_COMMANDS", 1)
     monkeypatch.setattr(commands, "MAX_OUTPUT_BYTES", 1 << 20)
-    async with node(options, broker, cell, tmp_path / "key") as gateway:
+    async with node(options, broker, cell, key) as gateway:
         await cell.order(start_order(1, "sh", "-c", "echo on; exec sleep 600"))
         await await_until(lambda: printed(options, "job-1", "job-1.1.0") == "on\n", "its program")
         flood = await gateway.run("yes")

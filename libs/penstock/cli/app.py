@@ -131,7 +131,7 @@ PANELS: Mapping[str, Mapping[str, Entry]] = MappingProxyType({
         ),
         "exec": Entry(
             "Run a command in a running job's task, with its environment and GPUs; exits with the command's code.",
-            "penstock.cli.execute:execute", interspersed=False,
+            "penstock.cli.execute:execute",
             examples=("penstock exec nightly -- nvidia-smi", "penstock exec nightly --task w1 -- py-spy dump --pid 2"),
         ),
         "cores": Entry(
