@@ -12,7 +12,8 @@ TWO: dict[str, Any] = {
     "attempt": 1,
     "members": [{"task": f"w{rank}", "name": f"worker-{rank}"} for rank in (0, 1)],
 }
-BAR = ({"task": "w0", "line": "50 %"}, {"task": "w0", "line": "99 %\r"})
+BAR = tuple({"task": "w0", "line": text, "redrawn": True} for text in ("50 %", "99 %\r"))
+HALF: dict[str, Any] = {"task": "w0", "line": "half ", "redrawn": False}
 END: dict[str, Any] = {"task": "w0", "text": "100 %\n"}
 
 
@@ -26,19 +27,19 @@ def test_a_progress_bar_in_a_pipe(capsys: pytest.CaptureFixture[str]) -> None:
     """`penstock logs -f | tee out`: each state replaces the one before; a line that is printed in two parts is there once."""
     shown = Shown()
     assert printed(shown, capsys, ONE, *BAR, END) == "50 %\r99 %\r100 %\n"
-    parts = ({"task": "w0", "line": "half "}, {"task": "w0", "text": "half whole\n"})
-    assert printed(shown, capsys, *parts) == "half whole\n"
+    assert printed(shown, capsys, HALF, {"task": "w0", "text": "half whole\n"}) == "half whole\n"
     problem = {"task": "w0", "problem": "gone", "final": True}
     assert printed(shown, capsys, BAR[0], problem, END) == "50 %\n100 %\n"
 
 
-@pytest.mark.parametrize(("shown", "begin"), [(Shown(), TWO), (Shown(whole_lines=True), ONE)])
-def test_other_lines_come_between(
-    shown: Shown, begin: dict[str, Any], capsys: pytest.CaptureFixture[str]
+@pytest.mark.parametrize(
+    ("shown", "begin", "lead"), [(Shown(), TWO, "worker-0 | "), (Shown(whole_lines=True), ONE, "")]
+)
+def test_where_other_lines_come_between_states_are_lines(
+    shown: Shown, begin: dict[str, Any], lead: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """A gang, and `submit`, which prints phases as well, in the log of a pipeline: whole lines alone."""
-    assert printed(shown, capsys, begin, *BAR) == ""
-    assert printed(shown, capsys, END).endswith("100 %\n")
+    """A gang, and `submit`, which prints phases as well, in the log of a pipeline: not blind while a bar runs for hours."""
+    assert printed(shown, capsys, begin, *BAR, HALF, END) == f"{lead}50 %\n{lead}99 %\n{lead}100 %\n"
 
 
 def test_a_progress_bar_on_a_terminal(
@@ -49,7 +50,7 @@ def test_a_progress_bar_on_a_terminal(
     monkeypatch.setenv("COLUMNS", "20")
     shown = Shown(whole_lines=True)
     assert printed(shown, capsys, TWO, *BAR) == f"{CLEAR}worker-0 | 50 %{CLEAR}worker-0 | 99 %"
-    other = {"task": "w1", "line": "a line of more than twenty characters"}
+    other = {"task": "w1", "line": "a line of more than twenty characters", "redrawn": False}
     assert printed(shown, capsys, other) == f"{CLEAR}worker-1 | a line o"
     assert printed(shown, capsys, END) == f"{CLEAR}worker-0 | 100 %\n"
     printed(shown, capsys, BAR[0])

@@ -132,18 +132,21 @@ def test_text_says_what_happened_on_a_line_of_its_own() -> None:
 
 
 def test_an_unfinished_line_is_redrawn_in_its_place() -> None:
-    """A progress bar is followed by `curl`, and a line that a program prints in two parts. Of a gang whole lines are shown."""
+    """A progress bar is followed by `curl`, and a line that a program prints in two parts. Of a gang states are lines."""
     members = [Member(f"j.1.w{rank}", "j", 1, "n1", True) for rank in (0, 1)]
     pieces = (
-        Line(members[0], b"50 %"), Line(members[0], b"99 %"), Text(members[0], b"100 %\n"), Line(members[0], b"half "),
+        Line(members[0], b"50 %", redrawn=True), Line(members[0], b"99 %\r", redrawn=True), Text(members[0], b"100 %\n"), Line(members[0], b"half "),
         Text(members[0], b"half whole\n"), Line(members[0], b"7 %"), Trouble("gone", members[0]), Line(members[0], b"7 %"),
     )  # fmt: skip
     alone, gang, rows = AsText(), AsText(), AsJsonLines()
     written = b"".join(map(alone.render, (Begin(1, members[:1]), *pieces)))
-    assert written == b"50 %\r99 %\r100 %\nhalf whole\n7 %\n[penstock: worker-0: gone]\n7 %"
+    assert written == b"50 %\r99 %\r\r100 %\nhalf whole\n7 %\n[penstock: worker-0: gone]\n7 %"
     shown = b"".join(map(gang.render, (Begin(1, members), *pieces)))
-    assert shown == b"worker-0 | 100 %\nworker-0 | half whole\n[penstock: worker-0: gone]\n"
-    assert json.loads(rows.render(pieces[0])) == {"task": "w0", "line": "50 %"}
+    assert (
+        shown
+        == b"worker-0 | 50 %\nworker-0 | 99 %\nworker-0 | 100 %\nworker-0 | half whole\n[penstock: worker-0: gone]\n"
+    )
+    assert json.loads(rows.render(pieces[0])) == {"task": "w0", "line": "50 %", "redrawn": True}
 
 
 def test_since_counts_from_when_it_was_asked() -> None:

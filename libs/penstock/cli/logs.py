@@ -73,7 +73,7 @@ class Shown:
     """Printer of a job's output, with the state of the line that it is in."""
 
     whole_lines: bool = False
-    """A line is printed once it has ended, since other lines come between."""
+    """A line is printed once it has ended, since other lines come between. Each state of a progress bar is a line."""
     attempt: int | None = None
     missing: bool = False
     """Some of it could not be read."""
@@ -90,7 +90,7 @@ class Shown:
             text = self._prefixed(frame["task"], frame["text"])
             self._print(self._ended(text) if self.whole_lines else text)
         elif "line" in frame:
-            self._redraw(self._names.get(frame["task"], ""), frame["line"].rstrip("\r"))
+            self._redraw(frame["task"], frame["line"].rstrip("\r"), redraws=frame["redrawn"])
         elif "problem" in frame:
             name = self._names.get(frame["task"], frame["task"])
             if frame["final"]:
@@ -132,17 +132,21 @@ class Shown:
         prefix = f"{self._names[task]} | "
         return "".join(prefix + line + "\n" for line in text.removesuffix("\n").split("\n"))
 
-    def _redraw(self, name: str, line: str) -> None:
-        """Shows the state of a line that has not ended: on a terminal in its last row; else only where nothing comes between."""
+    def _redraw(self, task: str, line: str, *, redraws: bool) -> None:
+        """Shows the state of a line that has not ended: on a terminal in its last row, else in its place, or, where
+        other lines come between, the states of progress bars as lines of their own.
+        """
         if sys.stdout.isatty():
             if self.at_line_start or self._line:
-                line = f"{name} | {line}" if len(self._names) > 1 else line
+                line = self._prefixed(task, line).removesuffix("\n")
                 width = shutil.get_terminal_size().columns - 1
                 self._write(CLEAR + (line if "\033" in line else line[:width]))
                 self._line = line
         elif len(self._names) < 2 and not self.whole_lines:
             self._write(redrawn(self._line, line))
             self._line = line
+        elif redraws and not self._rest:
+            self._print(self._prefixed(task, line).removesuffix("\n") + "\n")
 
     def _print(self, text: str) -> None:
         if text:

@@ -30,7 +30,7 @@ TIMES, LINE = ".times", ".line"
 TIMES_RECORD = struct.Struct("<QQ")
 """ms since 1970 by the node's clock, and the size of the output then."""
 LINE_HEAD = struct.Struct("<Q")
-"""Position where the unfinished line begins; its bytes follow."""
+"""Position where the unfinished line begins; its state follows, after a carriage return if it had another one before."""
 FRAME = struct.Struct("<?QI")
 """Before each piece on its way to the gateway: whether it is an unfinished line, where the next output begins, its bytes."""
 MAX_TIMES_BYTES = 4 << 20
@@ -51,7 +51,7 @@ class Wanted(NamedTuple):
 
 
 class Output(NamedTuple):
-    """A piece of a log: output that stays, or (`line`) the present state of the line that has not ended."""
+    """A piece of a log: output that stays, or (`line`) the state of the line that has not ended, as in the file."""
 
     position: int
     """Where the next output begins."""

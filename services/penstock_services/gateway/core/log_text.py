@@ -95,6 +95,8 @@ class Line(NamedTuple):
 
     member: Member
     data: bytes
+    redrawn: bool = False
+    """It had another state before: a progress bar, and not the first half of a line."""
 
 
 class Trouble(NamedTuple):
@@ -132,7 +134,7 @@ class Lines:
 
 
 class AsText:
-    """For terminals: output as it is, of several members each line with its member before it, once it has ended."""
+    """For terminals: output as it is, of several members each line with its member before it: whole lines, and states of progress bars."""
 
     MEDIA_TYPE = "text/plain; charset=utf-8"
 
@@ -150,9 +152,10 @@ class AsText:
                 again, self._begun = self._begun, True
                 self._prefixed = len(members) > 1
                 return self._remark(f"attempt {attempt}") if again else b""
-            case Line(_, data):
+            case Line(member, data, is_redrawn):
                 if self._prefixed:
-                    return b""
+                    whole = f"{member.name} | ".encode() + data.rstrip(b"\r") + b"\n"
+                    return whole if is_redrawn else b""
                 shown, self._line, self._line_end = self._line, data, b"\n"
                 return redrawn(shown, data)
             case Text(member, data):
@@ -194,8 +197,9 @@ class AsJsonLines:
                         "replace"
                     )
                 return _line({"task": member.short, "text": decoder.decode(data)})
-            case Line(member, data):
-                return _line({"task": member.short, "line": data.decode(errors="replace")})
+            case Line(member, data, is_redrawn):
+                state = data.decode(errors="replace")
+                return _line({"task": member.short, "line": state, "redrawn": is_redrawn})
             case Trouble(text, member, final):
                 task = None if member is None else member.short
                 return _line({"task": task, "problem": text, "final": final})

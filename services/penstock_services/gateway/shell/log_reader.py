@@ -189,4 +189,7 @@ class LogReader:
 
 def _shown(member: Member, piece: Output, last: bool) -> Text | Line:
     """`last`: nothing follows, so that an unfinished line stays."""
-    return Line(member, piece.data) if piece.line and not last else Text(member, piece.data)
+    if not piece.line:
+        return Text(member, piece.data)
+    state = piece.data.removeprefix(b"\r")
+    return Text(member, state) if last else Line(member, state, redrawn=state != piece.data)

@@ -36,6 +36,8 @@ class Lines:
     def __init__(self) -> None:
         self.rest = b""
         """The last state of the unfinished line, at most LINE_BYTES."""
+        self.redrawn = False
+        """Whether that line had another state before."""
         self._decoder = codecs.getincrementaldecoder("utf-8")()
         self._unsettled = 0
 
@@ -47,14 +49,16 @@ class Lines:
             self._unsettled = SETTLE_BYTES
         data = self.rest + chunk
         if self._unsettled:
-            self.rest = b""
+            self.rest, self.redrawn = b"", False
             return data
         cut = data.rfind(b"\n") + 1
-        whole, rest = data[:cut], _last_state(data[cut:])
+        whole, line = data[:cut], data[cut:]
+        rest = _last_state(line)
+        self.redrawn = len(rest) < len(line) or (self.redrawn and not cut)
         if b"\r" in whole and whole.count(b"\r") > whole.count(b"\r\n"):
             whole = b"\n".join(map(_last_state, whole.split(b"\n")))
         if len(rest) > LINE_BYTES:
-            whole, rest = whole + rest, b""
+            whole, rest, self.redrawn = whole + rest, b"", False
         self.rest = rest
         return whole
 
@@ -208,7 +212,7 @@ class Output:
         left_s = self._due_s - time.monotonic()
         if left_s > 0:
             return round(left_s * 1_000) + 1
-        self._log.show(self._lines.rest)
+        self._log.show((b"\r" if self._lines.redrawn else b"") + self._lines.rest)
         self._due_s, self._changed = time.monotonic() + SHOW_S, False
         return None
 
