@@ -1,4 +1,5 @@
-"""Local time: dates and times that people write without a zone are of this machine's zone (`TZ`), as are all times that commands show."""
+"""Local time: dates and times that people write without a zone are of this machine's zone (`TZ`), as are all
+times that commands show."""
 
 import os
 import re
@@ -12,11 +13,13 @@ _DAYS_BACK = 3  # a time of day may lack on one day, and lie ahead on another
 
 
 class NotOneMoment(ValueError):
-    """A local time that occurs twice or never, where clocks are set back or forward. The message has the remedy."""
+    """A local time that occurs twice or never, where clocks are set back or forward. The message has the
+    remedy."""
 
 
 def moment_ms(text: str) -> int:
-    """Ms since 1970, ≥ 0, of a date, or a date and time, with or without a zone. Raises `NotOneMoment`; ValueError or OverflowError for other text."""
+    """Ms since 1970, ≥ 0, of a date, or a date and time, with or without a zone. Raises `NotOneMoment`;
+    ValueError or OverflowError for other text."""
     found = datetime.fromisoformat(text)
     if found.tzinfo is not None:
         return _ms(found)

@@ -1,4 +1,5 @@
-"""`penstock exec` through the gateway: who may run a command in whose task, and what the ledger's input has of that."""
+"""`penstock exec` through the gateway: who may run a command in whose task, and what the ledger's input has
+of that."""
 
 import asyncio
 import os
@@ -62,7 +63,8 @@ async def runs(cell: Cell) -> list[JobCommandRun]:
 async def test_a_command_is_its_owners_affair_or_an_operators_and_is_recorded(
     dsn: str, tmp_path: Path, key: Path, served: LogServer
 ) -> None:
-    """Another tenant could read a neighbour's data; what its owner and the operator ran can be read afterwards, by name."""
+    """Another tenant could read a neighbour's data; what its owner and the operator ran can be read
+    afterwards, by name."""
     tokens = write_tokens(tmp_path / "tokens", list(CALLERS))
     async with running(dsn, tokens=tokens, node_log_key=key) as cell:
         cell.placer.join(node_spec("n0", 4, logs=served), node_spec("silent", 1))

@@ -1,4 +1,5 @@
-"""`penstock exec` on a real node-reporter: commands in the namespaces of running tasks, over the log server's own HTTP."""
+"""`penstock exec` on a real node-reporter: commands in the namespaces of running tasks, over the log server's
+own HTTP."""
 
 import asyncio
 import json
@@ -93,7 +94,8 @@ def sleepers(seconds: str) -> list[int]:
 async def test_a_command_is_in_its_task(
     options: Options, broker: MemoryBroker, cell: Cell, key: Path, isolation: IsolationChoice
 ) -> None:
-    """A training hangs: its owner looks around with its eyes. What was run ends with the task, at the latest."""
+    """A training hangs: its owner looks around with its eyes. What was run ends with the task, at the
+    latest."""
     look = LOOK.replace("{state}", str(options.state_dir))
     async with node(replace(options, isolation=isolation), broker, cell, key) as gateway:
         await cell.order(start_order(1, "sh", "-c", f"{look} > own; echo on; exec sleep 600"))
@@ -125,7 +127,8 @@ async def test_a_command_is_in_its_task(
 async def test_a_command_ends_with_its_caller_and_within_bounds(
     options: Options, broker: MemoryBroker, cell: Cell, key: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Ctrl-C at a laptop, a command that prints without end, too many at once, and a request that somebody sends again."""
+    """Ctrl-C at a laptop, a command that prints without end, too many at once, and a request that somebody
+    sends again."""
     monkeypatch.setattr(commands, "MAX_COMMANDS", 1)
     monkeypatch.setattr(commands, "MAX_OUTPUT_BYTES", 1 << 20)
     async with node(options, broker, cell, key) as gateway:

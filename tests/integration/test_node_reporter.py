@@ -302,7 +302,8 @@ async def test_a_killed_launcher_costs_no_task(node: Options, cell: Cell) -> Non
 async def test_a_long_log_keeps_its_head_and_its_end(
     options: Options, broker: MemoryBroker, cell: Cell
 ) -> None:
-    """A script prints in a loop, then draws a progress bar and waits: the disk is safe, and what it prints last is seen while it runs."""
+    """A script prints in a loop, then draws a progress bar and waits: the disk is safe, and what it prints
+    last is seen while it runs."""
     go, path = options.state_dir.parent / "go", log_path(options.log_dir, "job-1", "job-1.1.0")
     script = (
         "echo first; head -c 3000000 /dev/zero | tr '\\0' x; echo; printf '\\r1 %%\\r2 %%'; "

@@ -24,7 +24,8 @@ def printed(shown: Shown, capsys: pytest.CaptureFixture[str], *frames: dict[str,
 
 
 def test_a_progress_bar_in_a_pipe(capsys: pytest.CaptureFixture[str]) -> None:
-    """`penstock logs -f | tee out`: each state replaces the one before; a line that is printed in two parts is there once."""
+    """`penstock logs -f | tee out`: each state replaces the one before; a line that is printed in two parts
+    is there once."""
     shown = Shown()
     assert printed(shown, capsys, ONE, *BAR, END) == "50 %\r99 %\r100 %\n"
     assert printed(shown, capsys, HALF, {"task": "w0", "text": "half whole\n"}) == "half whole\n"
@@ -38,7 +39,8 @@ def test_a_progress_bar_in_a_pipe(capsys: pytest.CaptureFixture[str]) -> None:
 def test_where_other_lines_come_between_states_are_lines(
     shown: Shown, begin: dict[str, Any], lead: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """A gang, and `submit`, which prints phases as well, in the log of a pipeline: not blind while a bar runs for hours."""
+    """A gang, and `submit`, which prints phases as well, in the log of a pipeline: not blind while a bar runs
+    for hours."""
     assert printed(shown, capsys, begin, *BAR, HALF, END) == f"{lead}50 %\n{lead}99 %\n{lead}100 %\n"
 
 

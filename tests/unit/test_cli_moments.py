@@ -73,7 +73,8 @@ def test_what_lies_ahead_is_refused(text: str) -> None:
 def test_times_are_of_this_zone_also_across_midnight(
     zone: Callable[[str], None], name: str, text: str, expected: datetime
 ) -> None:
-    """A laptop in India and one in New Zealand, a cluster in UTC: `logs --since` and `why --at` mean the time that `events` shows."""
+    """A laptop in India and one in New Zealand, a cluster in UTC: `logs --since` and `why --at` mean the time
+    that `events` shows."""
     zone(name)
     assert moment(text, ms(NOW)) == {"at_ms": ms(expected)}
     assert since(text, ms(NOW)) == {"since_ms": ms(expected)}
@@ -93,7 +94,8 @@ def test_since_a_duration_counts_by_each_nodes_clock() -> None:
 
 
 def test_an_hour_that_occurs_twice_or_never_is_named(zone: Callable[[str], None]) -> None:
-    """New York's clocks are set back in November and forward in March: an answer for one of two hours would be a guess."""
+    """New York's clocks are set back in November and forward in March: an answer for one of two hours would
+    be a guess."""
     zone("America/New_York")
     for ask in (moment, since):
         with pytest.raises(

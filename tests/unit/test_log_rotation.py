@@ -44,7 +44,8 @@ def stored_bytes(path: Path) -> int:
 
 
 def test_a_night_of_a_progress_bar_is_one_line(path: Path) -> None:
-    """A training redraws its bar for 18 hours, 70 times the limit, then prints a loss per second: each loss is stored and seen at once."""
+    """A training redraws its bar for 18 hours, 70 times the limit, then prints a loss per second: each loss
+    is stored and seen at once."""
     log = written(path)
     block = BAR * 700
     for _ in range(70 * LIMIT // len(block)):
@@ -60,7 +61,8 @@ def test_a_night_of_a_progress_bar_is_one_line(path: Path) -> None:
 
 
 def test_the_first_and_the_newest_of_a_flood_remain(path: Path) -> None:
-    """A loop prints ten times the limit: the disk is safe, the configuration at the beginning and the error at the end are there."""
+    """A loop prints ten times the limit: the disk is safe, the configuration at the beginning and the error
+    at the end are there."""
     log, lines = written(path), [b"%d loss=0.123456 lr=0.001\n" % number for number in range(400_000)]
     for first in range(0, len(lines), 1_000):
         log.write(b"".join(lines[first : first + 1_000]))
@@ -80,7 +82,8 @@ def test_the_first_and_the_newest_of_a_flood_remain(path: Path) -> None:
 
 
 def test_a_follower_sees_each_byte_once_while_segments_go(path: Path) -> None:
-    """One reader keeps up, one comes back after ten minutes at its position, which is gone: both see the newest line."""
+    """One reader keeps up, one comes back after ten minutes at its position, which is gone: both see the
+    newest line."""
     log = written(path)
     log.write(b"first\n")
     with TaskLog(Folder(path), Wanted()) as reader:
@@ -105,7 +108,8 @@ def test_a_follower_sees_each_byte_once_while_segments_go(path: Path) -> None:
 
 
 def test_an_unfinished_line_is_seen_within_a_second(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A bar is redrawn ten times a second, waits, and ends; a line without an end is the last of a shim that is killed."""
+    """A bar is redrawn ten times a second, waits, and ends; a line without an end is the last of a shim that
+    is killed."""
 
     class Clock:
         now_s = 1_000_000.0
@@ -193,7 +197,8 @@ def test_any_bytes_are_taken_in_bounded_memory(chunks: list[bytes]) -> None:
 
 
 def test_a_full_disk_leaves_a_readable_log(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Another job fills the disk for a while: what could not be stored is counted, and what comes later is there."""
+    """Another job fills the disk for a while: what could not be stored is counted, and what comes later is
+    there."""
     full, write = False, os.write
 
     def failing(descriptor: int, data: bytes) -> int:

@@ -132,7 +132,8 @@ def test_text_says_what_happened_on_a_line_of_its_own() -> None:
 
 
 def test_an_unfinished_line_is_redrawn_in_its_place() -> None:
-    """A progress bar is followed by `curl`, and a line that a program prints in two parts. Of a gang states are lines."""
+    """A progress bar is followed by `curl`, and a line that a program prints in two parts. Of a gang states
+    are lines."""
     members = [Member(f"j.1.w{rank}", "j", 1, "n1", True) for rank in (0, 1)]
     pieces = (
         Line(members[0], b"50 %", redrawn=True), Line(members[0], b"99 %\r", redrawn=True), Text(members[0], b"100 %\n"), Line(members[0], b"half "),

@@ -130,9 +130,12 @@ PANELS: Mapping[str, Mapping[str, Entry]] = MappingProxyType({
             examples=('penstock checkpoint nightly --reason "before the upgrade"',),
         ),
         "exec": Entry(
-            "Run a command in a running job's task, with its environment and GPUs; exits with the command's code.",
+            "Run a command in a running job's task, with its environment; exits with the command's code.",
             "penstock.cli.execute:execute",
-            examples=("penstock exec nightly -- nvidia-smi", "penstock exec nightly --task w1 -- py-spy dump --pid 2"),
+            examples=(
+                "penstock exec nightly -- nvidia-smi",
+                "penstock exec nightly --task w1 -- py-spy dump --pid 2",
+            ),
         ),
         "cores": Entry(
             "Give each running worker of a job N cores, until this attempt ends. For operators.",

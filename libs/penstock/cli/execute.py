@@ -21,11 +21,11 @@ def execute(
     task: Annotated[str | None, typer.Option(metavar="w0", help="Task; needed where several run.")] = None,
     output: Output = Format.TABLE,
 ) -> None:
-    """Run a command in a running job's task, with its environment and GPUs; exits with the command's code.
+    """Run a command in a running job's task, with its environment; exits with the command's code.
 
-    The command has the environment, working folder, user, cores and GPUs of the task's program, and no input. It
-    ends with the task, or with Ctrl-C here. `penstock events` shows who ran what. Exit code: that of the command;
-    128 + N if signal N ended it; 126 or 127 if it could not be run.
+    The command has the environment, working folder, user, cores and GPUs of the task's program, and no input.
+    It ends with the task, or with Ctrl-C here. `penstock events` shows who ran what. Exit code: that of the
+    command; 128 + N if signal N ended it; 126 or 127 if it could not be run.
     """
     client = gateway(ctx)
     asked = {"command": command} | ({} if task is None else {"task": task})

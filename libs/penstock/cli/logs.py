@@ -133,8 +133,8 @@ class Shown:
         return "".join(prefix + line + "\n" for line in text.removesuffix("\n").split("\n"))
 
     def _redraw(self, task: str, line: str, *, redraws: bool) -> None:
-        """Shows the state of a line that has not ended: on a terminal in its last row, else in its place, or, where
-        other lines come between, the states of progress bars as lines of their own.
+        """Shows the state of a line that has not ended: on a terminal in its last row, else in its place, or,
+        where other lines come between, the states of progress bars as lines of their own.
         """
         if sys.stdout.isatty():
             if self.at_line_start or self._line:

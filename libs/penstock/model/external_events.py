@@ -112,7 +112,7 @@ class JobCheckpointRequested(Event, frozen=True, kw_only=True):
 
 @event
 class JobCommandRun(Event, frozen=True, kw_only=True):
-    """A user ran a command in a running task: once as it began, once as it ended, with `exit_code` or `problem`."""
+    """A user ran a command in a running task: as it began, and as it ended, with `exit_code` or `problem`."""
 
     TYPE = "penstock.job.command_run"
     TOPIC = Topic.JOBS

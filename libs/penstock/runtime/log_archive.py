@@ -77,7 +77,8 @@ class LogArchive:
         os.replace(part, target)
 
     def open(self, job_id: str, task_id: str, wanted: Wanted) -> TaskLog:
-        """The log, at the beginning of the wanted part. Raises `FileNotFoundError` where there is none, and `ArchiveError`."""
+        """The log, at the beginning of the wanted part. Raises `FileNotFoundError` where there is none, and
+        `ArchiveError`."""
         path = f"{self._root}/{log_name(job_id, task_id)}"
         local = isinstance(self._store, LocalFileSystem)
         try:

@@ -1,10 +1,12 @@
-"""Log files of tasks: their layout, and a reader of the wanted part (the last lines, what was printed since a time, or from a position on).
+"""Log files of tasks: their layout, and a reader of the wanted part (the last lines, what was printed since a
+time, or from a position on).
 
-`TASK.log` is the head of the output. `TASK.log.POSITION` (20 digits) are the segments after it; the oldest of them are removed as the
-output goes on, so that positions between the head and the oldest segment are left out. `TASK.log.line` is the state of the last line
-while that has not ended: the position where it begins, then its bytes; void once the output is longer. `TASK.log.times` maps
-times to positions. The shim of the task writes all of them (`output.py` of the node-reporter), the node-reporter serves them;
-an archive has the same layout, so that the gateway reads both with the same code. A log of a version without segments is a head.
+`TASK.log` is the head of the output. `TASK.log.POSITION` (20 digits) are the segments after it; the oldest of
+them are removed as the output goes on, so that positions between the head and the oldest segment are left
+out. `TASK.log.line` is the state of the last line while that has not ended: the position where it begins,
+then its bytes; void once the output is longer. `TASK.log.times` maps times to positions. The shim of the task
+writes all of them (`output.py` of the node-reporter), the node-reporter serves them; an archive has the same
+layout, so that the gateway reads both with the same code. A log of a version without segments is a head.
 """
 
 import hashlib
@@ -30,9 +32,11 @@ TIMES, LINE = ".times", ".line"
 TIMES_RECORD = struct.Struct("<QQ")
 """ms since 1970 by the node's clock, and the size of the output then."""
 LINE_HEAD = struct.Struct("<Q")
-"""Position where the unfinished line begins; its state follows, after a carriage return if it had another one before."""
+"""Position where the unfinished line begins; its state follows, after a carriage return if it had another one
+before."""
 FRAME = struct.Struct("<?QI")
-"""Before each piece on its way to the gateway: whether it is an unfinished line, where the next output begins, its bytes."""
+"""Before each piece on its way to the gateway: whether it is an unfinished line, where the next output
+begins, its bytes."""
 MAX_TIMES_BYTES = 4 << 20
 MAX_LINE_BYTES = 1 << 17  # of an unfinished line; the shim keeps half of that
 FIRST_INTERVAL_MS = 1_000  # all output within it has one record
@@ -51,7 +55,8 @@ class Wanted(NamedTuple):
 
 
 class Output(NamedTuple):
-    """A piece of a log: output that stays, or (`line`) the state of the line that has not ended, as in the file."""
+    """A piece of a log: output that stays, or (`line`) the state of the line that has not ended, as in the
+    file."""
 
     position: int
     """Where the next output begins."""
@@ -198,7 +203,8 @@ class TaskLog:
         self.close()
 
     def read(self) -> Output | None:
-        """The next piece, with at most CHUNK_BYTES of output or one unfinished line; None: nothing further at present."""
+        """The next piece, with at most CHUNK_BYTES of output or one unfinished line; None: nothing further at
+        present."""
         found = self._next()
         if isinstance(found, bytes):
             self._last, self._shown = found[-1:], b""

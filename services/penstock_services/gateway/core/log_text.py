@@ -91,7 +91,8 @@ class Text(NamedTuple):
 
 
 class Line(NamedTuple):
-    """The present state of a line that has not ended, in place of the state before. Output that follows has the line again."""
+    """The present state of a line that has not ended, in place of the state before. Output that follows has
+    the line again."""
 
     member: Member
     data: bytes
@@ -134,7 +135,8 @@ class Lines:
 
 
 class AsText:
-    """For terminals: output as it is, of several members each line with its member before it: whole lines, and states of progress bars."""
+    """For terminals: output as it is, of several members each line with its member before it: whole lines,
+    and states of progress bars."""
 
     MEDIA_TYPE = "text/plain; charset=utf-8"
 

@@ -1,4 +1,5 @@
-"""`POST /v1/jobs/{id}/exec`: runs a command in a running task, for its owner or an operator; recorded as it begins and as it ends."""
+"""`POST /v1/jobs/{id}/exec`: runs a command in a running task, for its owner or an operator; recorded as it
+begins and as it ends."""
 
 import asyncio
 import secrets
@@ -35,8 +36,9 @@ MAX_NAMED = 4  # tasks in a message
     responses={200: {"content": {MEDIA_TYPE: {}}}},
 )
 async def execute(job_id: str, request: Request) -> Response:
-    """Body: `{"command": ["nvidia-smi"], "task": "w0"}`; a job of one task needs no `task`. Answer: one object per line,
-    `{"stdout": BASE64}` and `{"stderr": BASE64}` as they come, at last `{"exit_code": N}` or `{"problem": …}`.
+    """Body: `{"command": ["nvidia-smi"], "task": "w0"}`; a job of one task needs no `task`. Answer: one
+    object per line, `{"stdout": BASE64}` and `{"stderr": BASE64}` as they come, at last `{"exit_code": N}` or
+    `{"problem": …}`.
     """
     body = await read_body(request, MAX_EVENT_BYTES)
     if content_type(request) != "application/json":
@@ -61,15 +63,18 @@ async def execute(job_id: str, request: Request) -> Response:
 def _task(gateway: Gateway, job_id: str, name: str | None) -> tuple[JobState, str, TaskState]:
     """The job, and its one running task, or the one of this name. Raises `Problem`."""
     job = gateway.follower.state.jobs.get(job_id)
-    running = {} if job is None else {
-        task_id: task for task_id, task in job.tasks.items() if task.started_ms is not None and task.exited_ms is None
-    }  # fmt: skip
+    tasks = {} if job is None else job.tasks
+    running = {
+        task_id: task
+        for task_id, task in tasks.items()
+        if task.started_ms is not None and task.exited_ms is None
+    }
     if job is None or not running:
         raise Problem(
             409, "not_running", f"no task of job {job_id} is running; `penstock why {job_id}` tells more"
         )
     if job.spec.environment is not None and job.spec.environment.container is not None:
-        detail = f"job {job_id} runs in a container, which commands cannot enter yet; have its program run the command"
+        detail = f"job {job_id} runs in a container, which commands cannot enter; have its program run it"
         raise Problem(409, "in_a_container", detail)
     members = [
         Member(task_id, job_id, job.attempt, task.place.node_id, True) for task_id, task in running.items()

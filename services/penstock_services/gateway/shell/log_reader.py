@@ -158,7 +158,8 @@ class LogReader:
             raise type(error)(f"{error}; {failed}") from failed
 
     def command(self, node_id: str, task_id: str, token: int, argv: Sequence[str]) -> AsyncIterator[bytes]:
-        """The lines of a command's answer, which runs in this task from the first one on. Raises `Unreadable`."""
+        """The lines of a command's answer, which runs in this task from the first one on. Raises
+        `Unreadable`."""
         url, key = self.server_of(node_id)
         return self._clients().command(url, key, node_id, {"task": task_id, "token": str(token)}, argv)
 

@@ -46,11 +46,10 @@ class NodeLogs:
     ) -> AsyncIterator[bytes]:
         """The lines of the answer of a command that the node runs in this task. Raises `Unreadable`."""
         body, client = orjson.dumps(argv), self._client(url.startswith("https"))
-        timeout = httpx.Timeout(None, connect=CONNECT_TIMEOUT_S, pool=CONNECT_TIMEOUT_S)
         try:
-            nonce = (await self._asked(client, url, key, node_id, "GET", {}, b"", timeout)).text
+            nonce = (await self._asked(client, url, key, node_id, "GET", {}, b"")).text
             query = {**task, "nonce": nonce, "sha256": sha256(body).hexdigest()}
-            response = await self._asked(client, url, key, node_id, "POST", query, body, timeout)
+            response = await self._asked(client, url, key, node_id, "POST", query, body)
             try:
                 async for line in response.aiter_lines():
                     yield line.encode() + b"\n"
@@ -60,13 +59,21 @@ class NodeLogs:
             raise NoAnswer(f"node {node_id} does not answer ({_plain(error)})") from error
 
     async def _asked(
-        self, client: httpx.AsyncClient, url: str, key: LogKey, node_id: str, method: str, fields: dict[str, str],
-        body: bytes, timeout: httpx.Timeout,
-    ) -> httpx.Response:  # fmt: skip
-        """The answer to a request about commands; that of a GET is read. Raises `Unreadable`, and httpx's errors."""
+        self,
+        client: httpx.AsyncClient,
+        url: str,
+        key: LogKey,
+        node_id: str,
+        method: str,
+        fields: dict[str, str],
+        body: bytes,
+    ) -> httpx.Response:
+        """The answer to a request about commands; that of a GET is read. Raises `Unreadable`, and httpx's
+        errors."""
         query = urlencode(fields)
         headers = {"Authorization": key.authorization(node_id, query), "Accept-Encoding": "identity"}
         place = f"{url}{EXEC_PATH}?{query}"
+        timeout = httpx.Timeout(None, connect=CONNECT_TIMEOUT_S, pool=CONNECT_TIMEOUT_S)
         request = client.build_request(method, place, headers=headers, content=body, timeout=timeout)
         response = await client.send(request, stream=True, follow_redirects=False)
         try:

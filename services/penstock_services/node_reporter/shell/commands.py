@@ -1,8 +1,10 @@
-"""Commands in running tasks (`penstock exec`), for the gateway alone: two paths of the log server, with the same proof.
+"""Commands in running tasks (`penstock exec`), for the gateway alone: two paths of the log server, with the
+same proof.
 
-`POST /v1/exec?task=&token=&nonce=&sha256=`: runs the body, a JSON array of arguments with this digest, in that task. `GET /v1/exec`
-gives the nonce, which counts once, so that nobody can send a request again. The answer is NDJSON, `{"stdout": BASE64}` and
-`{"stderr": BASE64}` as they come, at last `{"exit_code": N}`. When the connection ends, so does the command.
+`POST /v1/exec?task=&token=&nonce=&sha256=`: runs the body, a JSON array of arguments with this digest, in
+that task. `GET /v1/exec` gives the nonce, which counts once, so that nobody can send a request again. The
+answer is NDJSON, `{"stdout": BASE64}` and `{"stderr": BASE64}` as they come, at last `{"exit_code": N}`. When
+the connection ends, so does the command.
 """
 
 import asyncio

@@ -109,7 +109,8 @@ def enter_namespaces(plan: Confinement) -> None:
 
 
 def join_namespaces(plan: Confinement, pid: int) -> int | None:
-    """Moves the caller's next children to the namespaces of this task's process. Returns its mounts, for `join_mounts`."""
+    """Moves the caller's next children to the namespaces of this task's process. Returns its mounts, for
+    `join_mounts`."""
     used = (("user", plan.user_namespace), ("pid", plan.exits == "pid_namespace"), ("mnt", plan.mounts))
     found = {name: os.open(f"/proc/{pid}/ns/{name}", os.O_RDONLY) for name, is_used in used if is_used}
     for name in ("user", "pid"):

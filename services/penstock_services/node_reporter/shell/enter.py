@@ -1,10 +1,13 @@
-"""Execution of a command in a running task (`setns`): a helper process per command, in the task's namespaces and cgroups, as its user.
+"""Execution of a command in a running task (`setns`): a helper process per command, in the task's namespaces
+and cgroups, as its user.
 
-Standard library only (see `confinement`). Its stdin has one line of JSON, `{shim, shim_start, pid, plan, groups, argv}`, and stays open:
-when it closes, or the task's program ends, the command is killed. The command has the helper's stdout and stderr, the
-environment, working folder, cores and limits of the task's program, and ends with the task: it is in its PID namespace or cgroup.
+Standard library only (see `confinement`). Its stdin has one line of JSON, `{shim, shim_start, pid, plan,
+groups, argv}`, and stays open: when it closes, or the task's program ends, the command is killed. The command
+has the helper's stdout and stderr, the environment, working folder, cores and limits of the task's program,
+and ends with the task: it is in its PID namespace or cgroup.
 
-Exit code: that of the command; 128 + N if signal N killed it; NOT_FOUND; NOT_ENTERED, with the reason on stderr.
+Exit code: that of the command; 128 + N if signal N killed it; NOT_FOUND; NOT_ENTERED, with the reason on
+stderr.
 """
 
 import json

@@ -1,8 +1,9 @@
-"""HTTP server of the tasks' output, for the gateway alone: whole, its end, from an offset or a time on, and as it grows.
+"""HTTP server of the tasks' output, for the gateway alone: whole, its end, from an offset or a time on, and
+as it grows.
 
-`GET /v1/logs?job=&task=&tail=&since_ms=&age_ms=&offset=&follow=1`, with the proof of `penstock.runtime.log_keys`. An answer has
-pieces (`task_logs.framed`), from the position in its header `penstock-offset` on. One that follows ends with its connection: the
-ledger records when a task has exited.
+`GET /v1/logs?job=&task=&tail=&since_ms=&age_ms=&offset=&follow=1`, with the proof of
+`penstock.runtime.log_keys`. An answer has pieces (`task_logs.framed`), from the position in its header
+`penstock-offset` on. One that follows ends with its connection: the ledger records when a task has exited.
 """
 
 import asyncio

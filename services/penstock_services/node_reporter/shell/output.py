@@ -1,7 +1,8 @@
-"""Log rotation of a task, as its shim writes it: a head, a ring of the newest segments, and the line that has not ended.
+"""Log rotation of a task, as its shim writes it: a head, a ring of the newest segments, and the line that has
+not ended.
 
-Standard library only (see `confinement`). Read by `penstock.runtime.task_logs`, which describes the files. A position in the
-log is one in the task's output after redraws are collapsed; rotation moves no position.
+Standard library only (see `confinement`). Read by `penstock.runtime.task_logs`, which describes the files. A
+position in the log is one in the task's output after redraws are collapsed; rotation moves no position.
 """
 
 import codecs
@@ -17,7 +18,7 @@ from penstock_services.node_reporter.shell.last_lines import LAST_BYTES
 
 HEAD_SHARE, SEGMENT_SHARE = 4, 16  # the limit divided by these: the head's bytes, and a segment's
 SEGMENTS = SEGMENT_SHARE - SEGMENT_SHARE // HEAD_SHARE  # of the ring, with the one being written
-LINE_BYTES = 65_536  # of an unfinished line; a longer line is stored in parts. As CHUNK_BYTES of the shim and of readers
+LINE_BYTES = 65_536  # of an unfinished line; a longer line is stored in parts
 SETTLE_BYTES = 65_536  # of text after bytes that are not text, before redraws are collapsed again
 SHOW_S = 1.0  # at least, between two stored states of an unfinished line
 TIMES, TIMES_RECORD = ".times", struct.Struct("<QQ")  # these five: as in `penstock.runtime.task_logs`
@@ -28,7 +29,8 @@ APPEND = os.O_WRONLY | os.O_CREAT | os.O_APPEND
 
 
 class Lines:
-    """Buffer of the unfinished line. Of a line that is redrawn by carriage returns only the last state leaves it. Pure.
+    """Buffer of the unfinished line. Of a line that is redrawn by carriage returns only the last state leaves
+    it. Pure.
 
     Bytes that are not UTF-8 text, and SETTLE_BYTES after them, pass unchanged at once.
     """
@@ -77,7 +79,8 @@ def _last_state(line: bytes) -> bytes:
 
 
 class Storage:
-    """The files of one log. No error of the disk reaches the task: what cannot be written leaves a gap in the positions."""
+    """The files of one log. No error of the disk reaches the task: what cannot be written leaves a gap in the
+    positions."""
 
     def __init__(self, path: str, limit_bytes: int) -> None:
         self._path = path
@@ -120,7 +123,8 @@ class Storage:
             data = data[written:]
 
     def show(self, line: bytes) -> None:
-        """Stores the unfinished line at the end, in place of the state before; it is no part of the output yet."""
+        """Stores the unfinished line at the end, in place of the state before; it is no part of the output
+        yet."""
         if not self._path:
             return
         new = f"{self._path}{LINE}~"
@@ -206,7 +210,8 @@ class Output:
         self._changed = bool(self._lines.rest)
 
     def pause_ms(self) -> int | None:
-        """Stores the unfinished line if that is due. Milliseconds until it is; None: not before further output."""
+        """Stores the unfinished line if that is due. Milliseconds until it is; None: not before further
+        output."""
         if not self._changed:
             return None
         left_s = self._due_s - time.monotonic()
