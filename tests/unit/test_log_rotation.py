@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.runtime.task_logs import (
+    LINE,
     MAX_LINE_BYTES,
     Folder,
     Frames,
@@ -148,6 +149,10 @@ def test_an_unfinished_line_is_seen_within_a_second(path: Path, monkeypatch: pyt
         log.pause_ms()
         assert [reader.read() for _ in range(2)] == [Output(12, b"100 %\n"), Output(12, b"end", line=True)]
     assert shown(path) == b"begin\n100 %\nend"
+    state = path.with_name(path.name + LINE)
+    whole = state.read_bytes()
+    state.write_bytes(whole[:20] + b"END" + whole[23:27] + b"\xff")
+    assert shown(path) == b"begin\n100 %\n", "half of a state is none"
     log.close()
     assert shown(path) == b"begin\n100 %\nend"
     assert sorted(one.name for one in path.parent.iterdir()) == ["j.1.w0.log", "j.1.w0.log.times"]

@@ -3,10 +3,10 @@ time, or from a position on).
 
 `TASK.log` is the head of the output. `TASK.log.POSITION` (20 digits) are the segments after it; the oldest of
 them are removed as the output goes on, so that positions between the head and the oldest segment are left
-out. `TASK.log.line` is the state of the last line while that has not ended: the position where it begins,
-then its bytes; void once the output is longer. `TASK.log.times` maps times to positions. The shim of the task
-writes all of them (`output.py` of the node-reporter), the node-reporter serves them; an archive has the same
-layout, so that the gateway reads both with the same code. A log of a version without segments is a head.
+out. `TASK.log.line` has the state of the last line while that has not ended, and the position where the line
+begins; void once the output is longer. `TASK.log.times` maps times to positions. The shim of the task writes
+all of them (`output.py` of the node-reporter), the node-reporter serves them; an archive has the same layout,
+so that the gateway reads both with the same code. A log of a version without segments is a head.
 """
 
 import hashlib
@@ -31,9 +31,9 @@ SEGMENT = re.compile(r"\.([0-9]{20})")
 TIMES, LINE = ".times", ".line"
 TIMES_RECORD = struct.Struct("<QQ")
 """ms since 1970 by the node's clock, and the size of the output then."""
-LINE_HEAD = struct.Struct("<Q")
-"""Position where the unfinished line begins; its state follows, after a carriage return if it had another one
-before."""
+LINE_HEAD, LINE_TAIL = struct.Struct("<QQI"), struct.Struct("<Q")
+"""Position where the unfinished line begins, number of its state, bytes of that; then the state, after a carriage
+return if the line had another one before; then the number again."""
 FRAME = struct.Struct("<?QI")
 """Before each piece on its way to the gateway: whether it is an unfinished line, where the next output
 begins, its bytes."""
@@ -260,9 +260,12 @@ class TaskLog:
     def _unfinished(self, position: int) -> bytes:
         """The state of the unfinished line that begins there; empty: there is none."""
         found = self._parts.beside(LINE, MAX_LINE_BYTES)
-        if len(found) < LINE_HEAD.size or LINE_HEAD.unpack_from(found)[0] != position:
+        if len(found) < LINE_HEAD.size:
             return b""
-        return found[LINE_HEAD.size :]
+        begins, number, size = LINE_HEAD.unpack_from(found)
+        end = LINE_HEAD.size + size
+        whole = found[end : end + LINE_TAIL.size] == LINE_TAIL.pack(number)  # else it is being written
+        return found[LINE_HEAD.size : end] if whole and begins == position else b""
 
     def _beginning(self, wanted: Wanted) -> int:
         """Of the wanted part."""

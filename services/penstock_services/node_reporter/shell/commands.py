@@ -75,8 +75,6 @@ class Commands:
         self._running += 1
         try:
             await self._run(started, argv, receive, send, stop)
-        except OSError as error:
-            raise NotRun(500, f"no process for the command: {error.strerror}") from error
         finally:
             self._running -= 1
 
@@ -101,7 +99,10 @@ class Commands:
             "shim": started.shim, "shim_start": started.shim_start, "pid": started.pid, "plan": self._plan,
             "groups": started.groups, "argv": argv,
         }  # fmt: skip
-        process = await asyncio.to_thread(_helper, json.dumps(request).encode() + b"\n")
+        try:
+            process = await asyncio.to_thread(_helper, json.dumps(request).encode() + b"\n")
+        except OSError as error:
+            raise NotRun(500, f"no process for the command: {error.strerror}") from error
         left = asyncio.ensure_future(gone(receive))
         try:
             await send({

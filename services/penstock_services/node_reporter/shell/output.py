@@ -22,7 +22,7 @@ LINE_BYTES = 65_536  # of an unfinished line; a longer line is stored in parts
 SETTLE_BYTES = 65_536  # of text after bytes that are not text, before redraws are collapsed again
 SHOW_S = 1.0  # at least, between two stored states of an unfinished line
 TIMES, TIMES_RECORD = ".times", struct.Struct("<QQ")  # these five: as in `penstock.runtime.task_logs`
-LINE, LINE_HEAD = ".line", struct.Struct("<Q")
+LINE, LINE_HEAD, LINE_TAIL = ".line", struct.Struct("<QQI"), struct.Struct("<Q")
 SEGMENT = ".%020d"
 FIRST_INTERVAL_MS, INTERVAL_SHARE = 1_000, 10_000
 APPEND = os.O_WRONLY | os.O_CREAT | os.O_APPEND
@@ -86,6 +86,9 @@ class Storage:
         self._path = path
         self._segment_bytes = limit_bytes // SEGMENT_SHARE
         self._segments: deque[int] = deque()
+        self._line: int | None = None
+        self._states = 0
+        """Number of stored states of unfinished lines."""
         self._began_ms = self._next_ms = 0
         try:
             os.makedirs(os.path.dirname(path), mode=0o700, exist_ok=True)
@@ -125,23 +128,21 @@ class Storage:
     def show(self, line: bytes) -> None:
         """Stores the unfinished line at the end, in place of the state before; it is no part of the output
         yet."""
-        if not self._path:
-            return
-        new = f"{self._path}{LINE}~"
+        self._states += 1
+        head = LINE_HEAD.pack(self.end, self._states, len(line))
         with suppress(OSError):
-            file = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
-            try:
-                os.write(file, LINE_HEAD.pack(self.end) + line)
-            finally:
-                os.close(file)
-            os.rename(new, self._path + LINE)
+            if self._line is None:
+                self._line = os.open(
+                    self._path + LINE if self._path else os.devnull, os.O_WRONLY | os.O_CREAT, 0o600
+                )
+            os.pwrite(self._line, head + line + LINE_TAIL.pack(self._states), 0)
 
     def close(self) -> None:
         if self._path:
             with suppress(OSError):
                 os.unlink(self._path + LINE)
-        for descriptor in {self._file, self._times}:
-            os.close(descriptor)
+        for descriptor in {self._file, self._times, self._line} - {None}:
+            os.close(descriptor)  # type: ignore[arg-type]
 
     def _go_on(self) -> None:
         """After the segments that exist. Raises OSError."""
