@@ -107,7 +107,7 @@ async def test_a_command_is_in_its_task(
         assert ends == {"stdout": "", "stderr": "no\n", "exit_code": 7}
         assert (await gateway.run("sh", "-c", "kill -9 $$"))["exit_code"] == 137
         assert (await gateway.run("sh", "-c", "sleep 602 & echo left"))["stdout"] == "left\n"
-        missing = await gateway.run("no-such-program")
+        missing = await gateway.run("/no-such-program")
         assert missing["exit_code"] == 127
         assert "name a program that the task sees" in missing["stderr"]
         asked = asyncio.ensure_future(gateway.run("sh", "-c", "echo > began; sleep 600"))
