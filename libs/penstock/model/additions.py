@@ -46,7 +46,9 @@ class Addition(NamedTuple):
 
 
 ADDITIONS: Mapping[type[Event], tuple[Addition, ...]] = MappingProxyType(
-    {JobCommandRun: (Addition(ANY),)}  # changes nothing of the state
+    {
+        JobCommandRun: (Addition(ANY),),  # changes nothing of the state
+    }
 )
 """Type → its additions. `infra.codegen.released` refuses a new type, value or wider bound without a row."""
 
