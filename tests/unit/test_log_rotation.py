@@ -235,8 +235,11 @@ def test_a_ring_on_a_full_disk_gives_way_to_the_newest(path: Path, monkeypatch: 
 
     monkeypatch.setattr(os, "write", failing)
     log = written(path)
-    for number in range(20_000):
-        log.write(b"%d loss=0.123456 lr=0.001 tokens/s=12345.6 x=%d\n" % (number, number))
+    lines = [
+        b"%d loss=0.123456 lr=0.001 tokens/s=12345.6 x=%d\n" % (number, number) for number in range(20_000)
+    ]
+    for first in range(0, len(lines), 50):
+        log.write(b"".join(lines[first : first + 50]))
     log.close()
     assert shown(path).startswith(b"0 loss=")
     assert shown(path, Wanted(tail=1)).startswith(b"19999 loss=")
@@ -246,8 +249,8 @@ def test_a_log_goes_on_after_a_restart_of_its_task(path: Path) -> None:
     """A task is started again under its id: positions go on where they were."""
     for run in range(3):
         log = written(path)
-        for number in range(20_000):
-            log.write(b"run %d line %d\n" % (run, number))
+        for first in range(0, 20_000, 100):
+            log.write(b"".join(b"run %d line %d\n" % (run, number) for number in range(first, first + 100)))
         log.close()
     newest = shown(path, Wanted(tail=25_000))
     assert newest.endswith(b"run 2 line 19999\n")
