@@ -134,6 +134,9 @@ _JOBS_AND_ESTIMATES: tuple[Event, ...] = (
     external_events.JobHoldRequested(job_id=JOB, reason="its data are being copied", by="ops/on-call"),
     external_events.JobReleaseRequested(job_id=JOB, by="ops/on-call"),
     external_events.JobCheckpointRequested(job_id=JOB, reason="before the upgrade", by="ops/on-call"),
+    external_events.JobCommandRun(
+        job_id=JOB, task_id=WORKER, command="nvidia-smi -L", exit_code=0, by="ops/on-call"
+    ),
 )
 
 _NODES: tuple[Event, ...] = (

@@ -102,9 +102,13 @@ def test_the_output_of_all_members_and_attempts(up: Installation, tmp_path: Path
 
 
 def test_a_cancelled_job_ends_with_its_own_code_for_whoever_follows_it(up: Installation) -> None:
-    """A colleague cancels the job that a pipeline waits for."""
+    """A colleague looks into the job that a pipeline waits for, and cancels it."""
     following = up.started("submit", "--name", "cancel-me", "--", *ENDLESS)
     until_line(following, "started")
+    own = "echo $PENSTOCK_ATTEMPT of $PENSTOCK_JOB_ID; exit 3"
+    looked = up.run("exec", "cancel-me", "--", "sh", "-c", own)
+    job_id = listed(up, "describe", "job", "cancel-me")["job_id"]
+    assert (looked.returncode, looked.stdout) == (3, f"1 of {job_id}\n"), looked.stderr
     answer = up.run("cancel", "cancel-me", "--reason", "wrong data")
     assert answer.returncode == 0, answer.stderr
     rest, _ = following.communicate()

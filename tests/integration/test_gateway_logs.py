@@ -3,6 +3,7 @@
 import asyncio
 import json
 import os
+import re
 from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from hashlib import sha256
@@ -24,6 +25,7 @@ from penstock.runtime.task_logs import log_name, log_path
 from penstock_services.gateway.shell import log_reader, logs
 from penstock_services.gateway.shell.store import Store
 from penstock_services.node_reporter.shell.log_server import TaskLogServer
+from penstock_services.node_reporter.shell.output import Output
 from tests.support.gateway_cell import Cell, problem, running
 from tests.support.hand_placer import node_spec
 from tests.support.node_cell import node_options
@@ -251,6 +253,42 @@ async def test_a_log_that_cannot_be_read_is_named_in_one_line(
         assert await text(cell, task="w1") == "one\ntwo\n"
 
 
+async def test_a_followed_log_never_goes_blind(
+    dsn: str, tmp_path: Path, key: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A bar prints four times the log's limit, then a loss. While the reporter restarts, the ring goes on without its reader."""
+    monkeypatch.setattr(log_reader, "FIRST_PAUSE_S", 0.01)
+    log = Output(str(log_path(tmp_path / "n1" / "logs", "j", "j.1.w1")), 1 << 20)
+    async with serving(tmp_path, "n0", log_key=key) as first, running(dsn, node_log_key=key) as cell:
+        async with serving(tmp_path, "n1", log_key=key) as served:
+            await gang(cell, first, served)
+        async with cell.http.stream("GET", "/v1/jobs/j/logs", params={"follow": 1, "task": "w1"}) as response:
+            chunks = response.aiter_text()
+            async with serving(tmp_path, "n1", log_key=key) as back:
+                await comes_back(cell, back)
+                log.write(b"\r 1 %")
+                log.pause_ms()
+                assert (await until(chunks, " 1 %")).endswith(" 1 %")
+                for number in range(10_000):
+                    log.write(b"\r%2d %%" % (number % 100) * 100)
+                log.write(b"\nval_loss=0.5\n")
+                assert (await until(chunks, "val_loss=0.5\n")).endswith("\r99 %\nval_loss=0.5\n")
+            lines = "".join(f"line {number}\n" for number in range(200_000))
+            for at in range(0, len(lines), 1 << 16):
+                log.write(lines[at : at + (1 << 16)].encode())
+            async with serving(tmp_path, "n1", log_key=key) as back:
+                await comes_back(cell, back)
+                text = re.sub(r"\[penstock: worker-1.*\n", "", await until(chunks, "line 199999\n"))
+                head, left_out, newest = re.split(r"\[penstock: (\d+) bytes left out\]\n", text)
+                assert lines.startswith(head)
+                assert lines.endswith(newest)
+                assert len(head) + int(left_out) + len(newest) == len(lines)
+                log.close()
+                cell.placer.finish("j")
+                await cell.tell()
+                assert "".join([chunk async for chunk in chunks]) == ""
+
+
 @asynccontextmanager
 async def foreign(answer: Callable[[str], bytes]) -> AsyncIterator[tuple[int, list[str]]]:
     """Another server than a node-reporter's, and the requests' paths that reach it. `answer`: of a path."""
@@ -396,5 +434,5 @@ async def test_a_log_of_a_node_that_is_gone_comes_from_an_s3_store(
             assert await text(cell, tail=1, follow=1) == "b\n"
             store.keys["id"] = "another"
             [_, missing] = await frames(cell)
-            assert "archive s3://bucket/cell: Forbidden" in missing["problem"]
+            assert "archive s3://bucket/cell: SignatureDoesNotMatch" in missing["problem"]
             assert "credentials" in missing["problem"]

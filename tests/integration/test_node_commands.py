@@ -1,187 +1,155 @@
-"""`penstock node cordon | drain | uncordon | fence`: real gateway, projector, placer and Postgres; nodes without processes."""
+"""`penstock exec` on a real node-reporter: commands in the namespaces of running tasks, over the log server's
+own HTTP."""
 
 import asyncio
 import json
-import os
-import pwd
-import socket
+import secrets
+from base64 import b64decode
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from contextlib import asynccontextmanager, suppress
+from dataclasses import replace
+from hashlib import sha256
+from pathlib import Path
 from typing import Any
+from urllib.parse import urlencode
 
+import httpx
+import psutil
 import pytest
 
-from penstock.cli.app import run as penstock
-from penstock.log.port import Message, Partition
-from penstock.log.topic_settings import topic_partitions
-from penstock.model.envelope import Envelope, to_wire
-from penstock.model.external_events import NodeLeft, NodeSuspected
-from penstock.model.topics import Topic
-from penstock.runtime.settings import Settings
-from penstock_services.estimator.shell.service import run as run_estimator
-from penstock_services.placer.shell.service import run as run_placer
-from tests.support.driver import node_spec
-from tests.support.fake_nodes import FakeNodes
-from tests.support.forgeries import GATEWAYS, proofs
-from tests.support.gateway_cell import JSON, SPEC, Cell, problem, running
-from tests.support.services import while_running
+from penstock.model import external_events
+from penstock.runtime.log_keys import EXEC_PATH, LogKey, key_in_file
+from penstock_services.node_reporter.options import IsolationChoice, Options
+from penstock_services.node_reporter.shell import commands
+from tests.support import node_fixtures
+from tests.support.memory_log import MemoryBroker, MemoryLog
+from tests.support.node_cell import NODE, Cell, printed, start_order, stop_order, working
 from tests.support.waiting import await_until
 
-pytestmark = pytest.mark.postgres
-ACT = {"reason": "fans"}
-WHO = f"{pwd.getpwuid(os.geteuid()).pw_name}@{socket.gethostname()}"
-HOUR_MS = 3_600_000.0
+options, broker, cell = node_fixtures.options, node_fixtures.broker, node_fixtures.cell
+nothing_left = node_fixtures.nothing_left
+
+
+class Gateway:
+    """Asks a node as the gateway does."""
+
+    def __init__(self, http: httpx.AsyncClient, url: str, key: LogKey) -> None:
+        self.http, self.url, self.key = http, url, key
+
+    async def ask(self, method: str, query: str = "", body: bytes = b"") -> httpx.Response:
+        headers = {"Authorization": self.key.authorization(NODE, query)}
+        return await self.http.request(method, f"{self.url}?{query}", content=body, headers=headers)
+
+    async def query(self, body: bytes, task_id: str, token: int) -> str:
+        nonce = (await self.ask("GET")).text
+        return urlencode(
+            {"task": task_id, "token": token, "nonce": nonce, "sha256": sha256(body).hexdigest()}
+        )
+
+    async def run(self, *argv: str, task: int = 1) -> dict[str, Any]:
+        """The command's whole output and exit code."""
+        body = json.dumps(argv).encode()
+        answer = await self.ask("POST", await self.query(body, f"job-{task}.1.0", task), body)
+        assert answer.status_code == 200, answer.text
+        found: dict[str, Any] = {"stdout": "", "stderr": ""}
+        for line in answer.text.splitlines():
+            for name, value in json.loads(line).items():
+                found[name] = value if name == "exit_code" else found[name] + b64decode(value).decode()
+        return found
+
+
+@pytest.fixture
+def key(tmp_path: Path) -> Path:
+    found = tmp_path / "key"
+    found.touch(0o600)
+    found.write_bytes(secrets.token_bytes(32))
+    return found
 
 
 @asynccontextmanager
-async def system(dsn: str) -> AsyncIterator[tuple[Cell, "asyncio.Task[None]"]]:
-    """Two nodes of four GPUs whose tasks run for an hour."""
-    async with running(dsn) as cell:
-        await cell.log.inner.create(topic_partitions(1))
-        settings, stop = Settings(log_url=dsn, dsn=dsn), asyncio.Event()
-        nodes = FakeNodes(cell.log.inner, [node_spec("n1"), node_spec("n2")], run_ms=HOUR_MS)
-        obeying = asyncio.create_task(nodes.run())
-        try:
-            async with (
-                while_running(run_placer(settings, stop, log=cell.log.inner), stop),
-                while_running(run_estimator(settings, stop, log=cell.log.inner), stop),
-            ):
-                yield cell, obeying
-        finally:
-            obeying.cancel()
-            await asyncio.gather(obeying, return_exceptions=True)
+async def node(options: Options, broker: MemoryBroker, cell: Cell, key: Path) -> AsyncIterator[Gateway]:
+    async with working(replace(options, log_key=key, address="127.0.0.1"), MemoryLog(broker)):
+        joined = await cell.until(external_events.NodeJoined)
+        async with httpx.AsyncClient(timeout=None) as http:
+            yield Gateway(http, f"http://127.0.0.1:{joined.node.logs.port}{EXEC_PATH}", key_in_file(key))
 
 
-async def until(cell: Cell, path: str, holds: Any) -> dict[str, Any]:
-    found: dict[str, Any] = {}
-
-    async def look() -> bool:
-        found.clear()
-        found.update((await cell.http.get(path)).json())
-        return bool(holds(found))
-
-    await await_until(look, lambda: f"{path}: {found}")
-    return dict(found)
+LOOK = (
+    "{ ls -A {state}/tasks; sed -n '/CapBnd/p;/NoNewPrivs/p;/Groups/p' /proc/self/status; id; pwd; nproc; ulimit -d -c; "
+    "cat /proc/self/cgroup; readlink /proc/self/ns/pid /proc/self/ns/mnt; env | sort | grep -E 'PENSTOCK|CUDA'; }"
+)
 
 
-async def submitted(cell: Cell) -> tuple[str, str]:
-    """Submits a job of three GPUs; its id, and the node where it then runs."""
-    spec = {**SPEC, "resources": {"gpus": 3, "cores": 1, "host_memory_mib": 64, "gpu_memory_mib": 64}}
-    answer = await cell.http.post("/v1/jobs", json=spec)
-    assert answer.status_code == 202, answer.text
-    found = await until(cell, f"/v1/jobs/{answer.json()['job_id']}", lambda job: job["status"] == "running")
-    return str(found["job_id"]), str(found["nodes"][0])
+def sleepers(seconds: str) -> list[int]:
+    """Processes of these tests, known by the odd length of their sleep."""
+    found = []
+    for process in psutil.process_iter():
+        with suppress(psutil.Error):
+            if process.cmdline() == ["sleep", seconds] and process.status() != psutil.STATUS_ZOMBIE:
+                found.append(process.pid)
+    return found
 
 
-@dataclass(slots=True)
-class Operator:
-    """Acts on nodes by HTTP and by command."""
-
-    cell: Cell
-    capsys: pytest.CaptureFixture[str]
-
-    async def command(self, *arguments: str) -> tuple[int, str, str]:
-        """`penstock …` against this gateway: exit code, standard output and standard error."""
-        code = await asyncio.to_thread(penstock, ["--server", self.cell.url, *arguments])
-        out, err = self.capsys.readouterr()
-        return code, out, err
-
-    async def drain(self, job_id: str, first: str, other: str) -> None:
-        """The job moves to the other node."""
-        http = self.cell.http
-        problem(await http.post("/v1/nodes/n9/drain", json=ACT), 404)
-        problem(await http.post(f"/v1/nodes/{first}/drain", json={**ACT, "by": "ada"}), 400)
-        problem(await http.post(f"/v1/nodes/{first}/drain", content=b"{", headers=JSON), 400)
-        problem(await http.post(f"/v1/nodes/{first}/uncordon", json=ACT), 409)
-        drained = await http.post(f"/v1/nodes/{first}/drain", json=ACT)
-        assert (drained.status_code, drained.json()["applied"]) == (200, True)
-        assert drained.json()["cordon"]["by"] == WHO
-        moved = await until(
-            self.cell, f"/v1/jobs/{job_id}", lambda job: job["status"] == "running" and job["attempt"] == 2
+@pytest.mark.parametrize("isolation", [IsolationChoice.AUTO, IsolationChoice.NONE])
+async def test_a_command_is_in_its_task(
+    options: Options, broker: MemoryBroker, cell: Cell, key: Path, isolation: IsolationChoice
+) -> None:
+    """A training hangs: its owner looks around with its eyes. What was run ends with the task, at the
+    latest."""
+    look = LOOK.replace("{state}", str(options.state_dir))
+    async with node(replace(options, isolation=isolation), broker, cell, key) as gateway:
+        await cell.order(start_order(1, "sh", "-c", f"{look} > own; echo on; exec sleep 600"))
+        await await_until(lambda: printed(options, "job-1", "job-1.1.0") == "on\n", "its program")
+        own = (await gateway.run("cat", "own"))["stdout"]
+        assert (await gateway.run("sh", "-c", look))["stdout"] == own
+        assert "PENSTOCK_TASK_ID=job-1.1.0" in own
+        ends = await gateway.run("sh", "-c", "echo no >&2; exit 7")
+        assert ends == {"stdout": "", "stderr": "no\n", "exit_code": 7}
+        assert (await gateway.run("sh", "-c", "kill -9 $$"))["exit_code"] == 137
+        assert (await gateway.run("sh", "-c", "sleep 602 & echo left"))["stdout"] == "left\n"
+        missing = await gateway.run("/no-such-program")
+        assert missing["exit_code"] == 127
+        assert "name a program that the task sees" in missing["stderr"]
+        asked = asyncio.ensure_future(gateway.run("sh", "-c", "echo > began; sleep 600"))
+        work = options.state_dir / "tasks" / "job-1.1.0@1" / "work"
+        await await_until((work / "began").exists, "the command")
+        await cell.order(stop_order(2, "job-1.1.0", grace_ms=0))
+        await cell.until(external_events.TaskExited, task_id="job-1.1.0")
+        assert (await asked)["exit_code"] == 137
+        body = b'["true"]'
+        late = await gateway.ask("POST", await gateway.query(body, "job-1.1.0", 1), body)
+        assert late.status_code == 404 or b"it has ended" in b64decode(
+            json.loads(late.text.splitlines()[0])["stderr"]
         )
-        assert moved["nodes"] == [other]
-        problem(await http.post(f"/v1/nodes/{first}/drain", json=ACT), 409)
-        code, out, _ = await self.command("get", "nodes", "-o", "wide")
-        assert code == 0
-        assert "ready, drained" in out
-        events = (await http.get(f"/v1/jobs/{job_id}/events")).json()["events"]
-        assert [e["data"]["reason"] for e in events if e["type"] == "penstock.job.requeued"] == ["drained"]
-        assert (await http.get("/v1/queue")).json()["waiting"] == 0
-
-    async def uncordon(self, first: str) -> str:
-        """A job that waits for the drained node runs there; its id."""
-        spec = {**SPEC, "resources": {"gpus": 2}}
-        waits = str((await self.cell.http.post("/v1/jobs", json=spec)).json()["job_id"])
-        reason = await until(self.cell, f"/v1/jobs/{waits}/why", lambda found: found.get("histogram"))
-        assert reason["histogram"]["nodes_cordoned"] == 1
-        code, out, _ = await self.command("node", "uncordon", first, "--reason", "new fans", "-o", "json")
-        assert code == 0
-        assert json.loads(out)["cordon"] is None
-        runs = await until(self.cell, f"/v1/jobs/{waits}", lambda job: job["status"] == "running")
-        assert runs["nodes"] == [first]
-        return waits
-
-    async def fence(self, job_id: str, other: str) -> None:
-        """The job is lost, and why."""
-        code, _, err = await self.command("node", "fence", other)
-        assert code != 0
-        assert job_id in err, "the question names the jobs"
-        assert "--yes" in err
-        code, out, err = await self.command(
-            "node", "fence", other, "--yes", "--reason", "burnt", "-o", "json"
-        )
-        assert code == 0, err
-        assert json.loads(out)["status"] == "gone"
-        [left] = [e.data for e in await self.cell.written(Topic.NODES) if isinstance(e.data, NodeLeft)]
-        assert (left.proof, left.reason, left.by) == ("fenced", "burnt", WHO)
-        lost = await until(
-            self.cell,
-            f"/v1/jobs/{job_id}/events",
-            lambda found: any(e["type"] == "penstock.task.lost" for e in found["events"]),
-        )
-        [fact] = [e["data"] for e in lost["events"] if e["type"] == "penstock.task.lost"]
-        assert fact["reason"] == f"its node was fenced by {left.by}: burnt"
-        problem(await self.cell.http.post(f"/v1/nodes/{other}/fence", json=ACT), 409)
-
-    async def lose(self, job_id: str, waits: str, first: str) -> dict[str, Any]:
-        """The other node is silent: each answer about its job names what is unproven. The row of that."""
-        http, silent = self.cell.http, NodeSuspected(node_id=first, reason="its connection broke")
-        envelope = Envelope(id="watch-1", source="/watch", time_ms=1, data=silent)
-        headers, value = to_wire(envelope)
-        headers = (*headers, *proofs(GATEWAYS, envelope, value))
-        await self.cell.log.inner.append([Message(Partition(Topic.NODES, 0), value, headers)])
-        row = {"task_id": f"{waits}.1.w0", "node_id": first, "node": "suspect", "task": "running"}
-        await until(self.cell, f"/v1/jobs/{waits}", lambda job: job["unproven"] == [row])
-        for answer in ("eta", "tasks"):
-            assert (await http.get(f"/v1/jobs/{waits}/{answer}")).json()["unproven"] == [row]
-        listed = (await http.get("/v1/jobs")).json()["jobs"]
-        assert {job["job_id"]: job["unproven"] for job in listed} == {job_id: [], waits: [row]}
-        _, out, _ = await self.command("get", "jobs")
-        assert f"({first} silent)" in out
-        _, out, _ = await self.command("eta", waits)
-        assert f"not proven: {row['task_id']} on {first}" in out
-        return row
+        assert sleepers("602") == []
 
 
-async def test_operators_take_nodes_out_of_use(dsn: str, capsys: pytest.CaptureFixture[str]) -> None:
-    """Fans of one machine are replaced, then the other burns and the first dies: every step is stored with who and why."""
-    async with system(dsn) as (cell, machines):
-        operator = Operator(cell, capsys)
-        await until(cell, "/v1/nodes", lambda found: len(found["nodes"]) == 2)
-        job_id, first = await submitted(cell)
-        other = {"n1": "n2", "n2": "n1"}[first]
-        await operator.drain(job_id, first, other)
-        waits = await operator.uncordon(first)
-        await operator.fence(job_id, other)
-        row = await operator.lose(job_id, waits, first)
-        machines.cancel()  # they die
-        await cell.http.post(f"/v1/jobs/{waits}/cancel", json={})
-        why = await until(cell, f"/v1/jobs/{waits}/why", lambda found: found["status"] == "stopping")
-        assert "It ends as cancelled" in why["text"]
-        assert why["unproven"] == [{**row, "task": "stopping"}]
-        code, _, err = await operator.command("node", "fence", first, "--yes")
-        assert code == 0, err
-        await until(cell, f"/v1/jobs/{waits}", lambda job: job["outcome"] == "cancelled")
-        verified = json.loads((await cell.http.post("/v1/projections/verify")).text)
-        assert verified["ok"], verified
+async def test_a_command_ends_with_its_caller_and_within_bounds(
+    options: Options, broker: MemoryBroker, cell: Cell, key: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Ctrl-C at a laptop, a command that prints without end, too many at once, and a request that somebody
+    sends again."""
+    monkeypatch.setattr(commands, "MAX_COMMANDS", 1)
+    monkeypatch.setattr(commands, "MAX_OUTPUT_BYTES", 1 << 20)
+    async with node(options, broker, cell, key) as gateway:
+        await cell.order(start_order(1, "sh", "-c", "echo on; exec sleep 600"))
+        await await_until(lambda: printed(options, "job-1", "job-1.1.0") == "on\n", "its program")
+        flood = await gateway.run("yes")
+        assert flood["exit_code"] == 137
+        assert "write it to a file" in flood["stderr"]
+        body = json.dumps(["sh", "-c", "echo > began; exec sleep 601"]).encode()
+        query = await gateway.query(body, "job-1.1.0", 1)
+        headers = {"Authorization": gateway.key.authorization(NODE, query)}
+        work = options.state_dir / "tasks" / "job-1.1.0@1" / "work"
+        async with gateway.http.stream("POST", f"{gateway.url}?{query}", content=body, headers=headers):
+            await await_until((work / "began").exists, "the command")
+            again = await gateway.ask("POST", query, body)
+            assert (again.status_code, "nonce" in again.text) == (403, True)
+            other = await gateway.ask("POST", await gateway.query(body, "job-1.1.0", 1), body)
+            assert (other.status_code, "1 commands are run" in other.text) == (503, True)
+            wrong = await gateway.ask("POST", await gateway.query(body, "job-1.1.0", 1), b'["true"]')
+            assert wrong.status_code == 400
+        await await_until(lambda: not sleepers("601"), "the end of the command")
+        assert (
+            await gateway.http.get(gateway.url, headers={"Authorization": "Penstock no"})
+        ).status_code == 403

@@ -21,7 +21,7 @@ from penstock.model import external_events
 from penstock.model.envelope import from_wire
 from penstock.model.orders import Peer, SetCores, pack_peers
 from penstock.model.topics import Topic, node_partition
-from penstock.runtime.task_logs import log_path
+from penstock.runtime.task_logs import Folder, TaskLog, Wanted, log_path
 from penstock_services.node_reporter.options import Options
 from penstock_services.node_reporter.shell import cgroups
 from penstock_services.node_reporter.shell.journal import Journal
@@ -302,17 +302,27 @@ async def test_a_killed_launcher_costs_no_task(node: Options, cell: Cell) -> Non
 async def test_a_long_log_keeps_its_head_and_its_end(
     options: Options, broker: MemoryBroker, cell: Cell
 ) -> None:
-    """A script prints in a loop: the disk is safe, and the last words, which matter most, are there."""
+    """A script prints in a loop, then draws a progress bar and waits: the disk is safe, and what it prints
+    last is seen while it runs."""
+    go, path = options.state_dir.parent / "go", log_path(options.log_dir, "job-1", "job-1.1.0")
+    script = (
+        "echo first; head -c 3000000 /dev/zero | tr '\\0' x; echo; printf '\\r1 %%\\r2 %%'; "
+        f"until [ -e {go} ]; do sleep 0.05; done; printf '\\r3 %%\\n'; echo last"
+    )
+
+    def text() -> str:
+        with TaskLog(Folder(path), Wanted()) as log:
+            return b"".join(piece.data.removeprefix(b"\r") for piece in log.present()).decode()
+
     async with working(replace(options, log_limit_mib=1), MemoryLog(broker, "n")):
-        await cell.order(
-            start_order(1, "sh", "-c", "echo first; head -c 3000000 /dev/zero | tr '\\0' x; echo; echo last")
-        )
+        await cell.order(start_order(1, "sh", "-c", script))
+        await await_until(lambda: path.exists() and text().endswith("x\n2 %"), "the bar")
+        go.touch()
         await cell.until(external_events.TaskExited)
-    text = log_path(options.log_dir, "job-1", "job-1.1.0").read_text()
-    assert text.startswith("first\n")
-    assert text.endswith("\nlast\n")
-    assert "limit is reached" in text
-    assert len(text) < (1 << 20) + (1 << 17)
+    assert text().startswith("first\n")
+    assert " bytes left out]\n" in text()
+    assert text().endswith("x\n3 %\nlast\n")
+    assert sum(one.stat().st_size for one in path.parent.iterdir()) < (1 << 20) + (1 << 17)
 
 
 async def test_a_large_gangs_peers_are_one_file(node: Options, cell: Cell) -> None:

@@ -21,7 +21,7 @@ from penstock.model.orders import Peer
 from penstock.model.types import TaskPlacement
 from penstock.runtime.log_archive import LogArchive
 from penstock.runtime.log_keys import key_in_file
-from penstock.runtime.task_logs import log_name, log_path
+from penstock.runtime.task_logs import Output, framed, log_name, log_path
 from penstock_services.node_reporter.options import IsolationChoice, Options
 from penstock_services.node_reporter.shell import archiver
 from penstock_services.node_reporter.shell.spawner import lock_state
@@ -390,7 +390,7 @@ async def test_a_tasks_output_is_served_and_copied_to_the_archive(
         headers = {"Authorization": key_in_file(key).authorization(NODE, query)}
         async with httpx.AsyncClient(headers=headers, timeout=None) as http:
             url = f"http://127.0.0.1:{joined.node.logs.port}/v1/logs"
-            assert (await http.get(f"{url}?{query}")).text == "on\n"
+            assert (await http.get(f"{url}?{query}")).content == framed(Output(3, b"on\n"))
             assert (await http.get(f"{url}?job=job-1&task=job-1.1.0")).status_code == 403, (
                 "of another question"
             )

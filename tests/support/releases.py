@@ -58,16 +58,14 @@ class NodeGreeted(NodeEvent, frozen=True, kw_only=True):
 
 @event
 class GpuFaulted("""
-NEW_ROWS = """from penstock.model import estimates, external_events, ledger_events
+ADDITIONS = "ADDITIONS: Mapping[type[Event], tuple[Addition, ...]] = MappingProxyType(\n    {\n"
+NEW_ROWS = f"""from penstock.model import estimates, external_events, ledger_events
 
-ADDITIONS: Mapping[type[Event], tuple[Addition, ...]] = MappingProxyType(
-    {
-        ledger_events.ColourChosen: (Addition(ANY),),
+{ADDITIONS}        ledger_events.ColourChosen: (Addition(ANY),),
         external_events.NodeGreeted: (Addition(ANY),),
-        external_events.TaskExited: (Addition(ANY, "exhausted", frozenset({"patience"})),),
-        estimates.JobEstimated: (Addition(ANY, "estimate.tier", frozenset({"oracle"})),),
-    }
-)"""
+        external_events.TaskExited: (Addition(ANY, "exhausted", frozenset({{"patience"}})),),
+        estimates.JobEstimated: (Addition(ANY, "estimate.tier", frozenset({{"oracle"}})),),
+"""
 NEXT_VERSION = (
     Change("libs/penstock/__init__.py", f'"{__version__}"', f'"{NEXT}"'),
     Change(
@@ -77,7 +75,7 @@ NEXT_VERSION = (
     ),
     Change(
         f"{MODEL}/additions.py",
-        "ADDITIONS: Mapping[type[Event], tuple[Addition, ...]] = MappingProxyType({})",
+        ADDITIONS,
         NEW_ROWS,
     ),
     # a decision of a new type, at each estimate

@@ -281,7 +281,7 @@ def test_a_new_version_needs_an_upcaster(published: Path) -> None:
     assert ["is new, and readers of 0.1.0 stop at it" in text for text in generate(published, upcast)[1]] == [
         True
     ]
-    upcast = replace(upcast, additions={**ADDITIONS, CancelSecond: [Addition(ANY)]})
+    upcast = replace(upcast, additions={**upcast.additions, CancelSecond: [Addition(ANY)]})
     written, refused = generate(published, upcast)
     assert refused == []
     assert f"events/{CANCEL}/v2.json" in written

@@ -1,8 +1,8 @@
 """Logs of tasks: which part is wanted, whole lines of several tasks, and copies to an archive."""
 
 import asyncio
-import io
 import json
+import os
 from pathlib import Path
 
 import pytest
@@ -13,11 +13,13 @@ from penstock.runtime.task_logs import (
     MAX_TAIL_BYTES,
     TIMES,
     TIMES_RECORD,
+    Folder,
+    TaskLog,
     Wanted,
     is_at,
     log_name,
     log_path,
-    start_of,
+    part_name,
 )
 from penstock_services.gateway.core.log_text import (
     MAX_LINE_BYTES,
@@ -25,6 +27,7 @@ from penstock_services.gateway.core.log_text import (
     Ask,
     AsText,
     Begin,
+    Line,
     Lines,
     Member,
     Text,
@@ -46,6 +49,15 @@ class Clock:
     def time_ns(self) -> int:
         return round(self.now_s * SECOND_NS)
 
+    def monotonic(self) -> float:
+        return self.now_s
+
+
+def read(path: Path, wanted: Wanted) -> bytes:
+    """The wanted part of a log."""
+    with TaskLog(Folder(path), wanted) as log:
+        return b"".join(piece.data for piece in log.present())
+
 
 def test_what_was_printed_since_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A training prints for a second, is silent for an hour, prints again; days later its records are far apart."""
@@ -59,22 +71,23 @@ def test_what_was_printed_since_a_time(tmp_path: Path, monkeypatch: pytest.Monke
     month_s = 30 * 86_400
     for number in range(2_000):
         clock.now_s = Clock.now_s + month_s + number
-        log.write(b"f")
+        log.write(b"f\n")
     log.close()
     times = path.with_name(path.name + TIMES).read_bytes()
     assert len(times) < 30 * 16, "few records in an old log"
 
     def since(after_s: float) -> bytes:
-        file = io.BytesIO(path.read_bytes())
-        start = start_of(file, Wanted(since_ms=round((Clock.now_s + after_s) * 1_000)), times, 0)
-        return path.read_bytes()[start : start + 10]
+        return read(path, Wanted(since_ms=round((Clock.now_s + after_s) * 1_000)))[:10]
 
     assert since(-10) == b"a\nb\nc\nd\ne\n"
-    assert since(1.5) == b"c\nd\ne\nffff"
-    assert since(60) == since(3_600) == b"d\ne\nffffff"
-    assert since(3_603) == b"ffffffffff"
+    assert since(1.5) == b"c\nd\ne\nf\nf\n"
+    assert since(60) == since(3_600) == b"d\ne\nf\nf\nf\n"
+    assert since(3_603) == b"f\nf\nf\nf\nf\n"
     assert since(month_s + 9_999) == b""
-    assert start_of(io.BytesIO(b"old"), Wanted(since_ms=5), b"", 4) == 3, "no record of times: the file's own"
+    path.with_name(path.name + TIMES).unlink()
+    os.utime(path, (4, 4))
+    assert read(path, Wanted(since_ms=5_000)) == b"", "no record of times: the file's own"
+    assert read(path, Wanted(since_ms=3_000)) != b""
 
 
 @pytest.mark.parametrize(
@@ -84,9 +97,12 @@ def test_what_was_printed_since_a_time(tmp_path: Path, monkeypatch: pytest.Monke
         (b"x" * (MAX_TAIL_BYTES + 9), 1, b"x" * MAX_TAIL_BYTES),
     ],
 )  # fmt: skip
-def test_the_last_lines(text: bytes, tail: int, wanted: bytes) -> None:
-    assert text[start_of(io.BytesIO(text), Wanted(tail=tail), b"", 0) :] == wanted
-    assert start_of(io.BytesIO(text), Wanted(tail=tail, offset=1), b"", 0) == min(1, len(text))
+def test_the_last_lines(tmp_path: Path, text: bytes, tail: int, wanted: bytes) -> None:
+    """Of a log as earlier versions wrote it, in one file."""
+    path = tmp_path / "j.1.w0.log"
+    path.write_bytes(text)
+    assert read(path, Wanted(tail=tail)) == wanted
+    assert read(path, Wanted(tail=tail, offset=1)) == text[1:]
 
 
 def test_lines_of_several_tasks_are_whole_and_bounded() -> None:
@@ -113,6 +129,25 @@ def test_text_says_what_happened_on_a_line_of_its_own() -> None:
     )  # fmt: skip
     written = b"".join(map(text.render, pieces))
     assert written == b"50 %\n[penstock: worker-0: gone]\n99 %\n[penstock: attempt 2]\n"
+
+
+def test_an_unfinished_line_is_redrawn_in_its_place() -> None:
+    """A progress bar is followed by `curl`, and a line that a program prints in two parts. Of a gang states
+    are lines."""
+    members = [Member(f"j.1.w{rank}", "j", 1, "n1", True) for rank in (0, 1)]
+    pieces = (
+        Line(members[0], b"50 %", redrawn=True), Line(members[0], b"99 %\r", redrawn=True), Text(members[0], b"100 %\n"), Line(members[0], b"half "),
+        Text(members[0], b"half whole\n"), Line(members[0], b"7 %"), Trouble("gone", members[0]), Line(members[0], b"7 %"),
+    )  # fmt: skip
+    alone, gang, rows = AsText(), AsText(), AsJsonLines()
+    written = b"".join(map(alone.render, (Begin(1, members[:1]), *pieces)))
+    assert written == b"50 %\r99 %\r\r100 %\nhalf whole\n7 %\n[penstock: worker-0: gone]\n7 %"
+    shown = b"".join(map(gang.render, (Begin(1, members), *pieces)))
+    assert (
+        shown
+        == b"worker-0 | 50 %\nworker-0 | 99 %\nworker-0 | 100 %\nworker-0 | half whole\n[penstock: worker-0: gone]\n"
+    )
+    assert json.loads(rows.render(pieces[0])) == {"task": "w0", "line": "50 %", "redrawn": True}
 
 
 def test_since_counts_from_when_it_was_asked() -> None:
@@ -143,6 +178,9 @@ async def test_logs_in_an_s3_store(
     path.with_name(path.name + TIMES).write_bytes(
         TIMES_RECORD.pack(5_000, 0) + TIMES_RECORD.pack(9_000, 700_000)
     )
+    end = path.stat().st_size
+    for first, line in ((end + 1_000, b"newer\n"), (end + 1_006, b"newest\n")):
+        path.with_name(part_name(path.name, first)).write_bytes(line)
     with S3Server("id", "secret").serving() as store:
         for name, value in store.environment("wrong").items():
             monkeypatch.setenv(name, value)
@@ -162,16 +200,20 @@ async def test_logs_in_an_s3_store(
         stored = f"cell/logs/{log_name('j/x:1', 'j/x:1.1.w0')}"
         assert store.objects["bucket"][stored] == path.read_bytes()
         before = store.sent_bytes
-        with archive.open("j/x:1", "j/x:1.1.w0", Wanted()) as file:
-            assert archive.read(file, 10) == b"line 0\nlin"
+        with archive.open("j/x:1", "j/x:1.1.w0", Wanted()) as log:
+            piece = archive.read(log)
+            assert piece is not None
+            assert piece.data.startswith(b"line 0\nlin")
         assert store.sent_bytes - before < 2 * BLOCK_BYTES, "not the whole log for its first line"
-        for wanted, first in (
-            (Wanted(tail=2), -24),
-            (Wanted(offset=3), 3),
-            (Wanted(since_ms=9_500), 700_000),
+        rest = b"[penstock: 1000 bytes left out]\nnewer\nnewest\n"
+        for wanted, expected in (
+            (Wanted(tail=1), b"newest\n"),
+            (Wanted(offset=3), path.read_bytes()[3:] + rest),
+            (Wanted(offset=end + 999), b"[penstock: 1 bytes left out]\nnewer\nnewest\n"),
+            (Wanted(since_ms=9_500), path.read_bytes()[700_000:] + rest),
         ):
-            with archive.open("j/x:1", "j/x:1.1.w0", wanted) as file:
-                assert file.read() == path.read_bytes()[first:]
+            with archive.open("j/x:1", "j/x:1.1.w0", wanted) as log:
+                assert b"".join(piece.data for piece in log.present()) == expected
         with pytest.raises(FileNotFoundError):
             archive.open("j", "j.1.w0", Wanted())
         monkeypatch.delenv("AWS_ACCESS_KEY_ID")

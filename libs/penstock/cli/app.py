@@ -1,6 +1,7 @@
 """The command tree of `penstock`, as a table. A command's module is imported when the command is asked for."""
 
 import shlex
+import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
@@ -13,6 +14,7 @@ from penstock import __version__, commandline
 from penstock.cli.session import Session
 from penstock.commandline import Entry, LazyGroup
 from penstock.exits import MEANING
+from penstock.local_time import unknown_zone
 from penstock.redaction import without_passwords
 
 GLOBAL_FLAGS = ("--server", "--token-file", "--ca")
@@ -126,6 +128,14 @@ PANELS: Mapping[str, Mapping[str, Entry]] = MappingProxyType({
         "checkpoint": Entry(
             "Ask a running job to save a checkpoint; it continues to train.", "penstock.cli.acts:checkpoint",
             examples=('penstock checkpoint nightly --reason "before the upgrade"',),
+        ),
+        "exec": Entry(
+            "Run a command in a running job's task, with its environment; exits with the command's code.",
+            "penstock.cli.execute:execute",
+            examples=(
+                "penstock exec nightly -- nvidia-smi",
+                "penstock exec nightly --task w1 -- py-spy dump --pid 2",
+            ),
         ),
         "cores": Entry(
             "Give each running worker of a job N cores, until this attempt ends. For operators.",
@@ -336,4 +346,6 @@ def hoist(arguments: Sequence[str]) -> list[str]:
 def run(arguments: Sequence[str], session: Session | None = None) -> int:
     """Runs one command line without the leading `penstock`; returns its exit code (`penstock.exits`)."""
     session = session or Session(without_passwords(shlex.join(["penstock", *arguments])))
+    if zone := unknown_zone():
+        print(f"penstock: TZ={zone} is no time zone of this machine; times are in UTC", file=sys.stderr)
     return commandline.run(tree(), hoist(arguments), "penstock", session)

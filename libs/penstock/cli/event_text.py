@@ -263,6 +263,7 @@ TEXTS: Mapping[str, tuple[str, Callable[[Data], str]]] = MappingProxyType(
         "penstock.job.hold_requested": ("held", lambda d: _operator(d).removeprefix(", ")),
         "penstock.job.release_requested": ("released", lambda d: _operator(d).removeprefix(", ")),
         "penstock.job.checkpoint_requested": ("save", lambda d: _operator(d).removeprefix(", ")),
+        "penstock.job.command_run": ("command", lambda d: _command_run(d)),
         "penstock.checkpoint.decided": ("saving", lambda d: f"{_short(d)} on {d['node_id']} is asked to save"),
         "penstock.job.found_unschedulable": ("never fits", lambda d: without_prefix(d["reason"])),
         "penstock.job.found_schedulable": ("fits", lambda d: "the cell has changed and can hold it"),
@@ -332,6 +333,12 @@ def _operator(data: Data) -> str:
     """`, by ada@workstation-7: fans`; empty if no person acted."""
     by, reason = data.get("by"), data.get("reason")
     return (f", by {by}" if by else "") + (f": {reason}" if reason else "")
+
+
+def _command_run(data: Data) -> str:
+    """`w0: nvidia-smi, by ada begins`, `… ended with 0`."""
+    end = "begins" if data.get("exit_code") is None else f"ended with {data['exit_code']}"
+    return f"{_short(data)}: {data['command']}{_operator(data)}: {data.get('problem') or end}"
 
 
 def _proposed(data: Data) -> str:

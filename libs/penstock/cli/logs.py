@@ -1,25 +1,25 @@
 """`penstock logs`, and the output that `submit` prints: the output of a job's tasks, with the task before each line if there are several."""
 
 import json
-import re
+import shutil
 import sys
 import threading
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
-from datetime import UTC, datetime
 from typing import Annotated, Any
 
 import typer
 
+from penstock.cli import moments
 from penstock.cli.common import JobArgument, find_job, gateway
 from penstock.cli.output import remark
 from penstock.client import Client
 from penstock.exits import Exit, Stop
-from penstock.redaction import brief
-from penstock.sdk.units import DURATION_PATTERN
+from penstock.redraw import redrawn
 
 AFTER_END_S = 10.0  # without any output; then a job that has ended is followed no further
+CLEAR = "\r\033[K"  # to the beginning of the row, and empty it
 MAX_LINE_CHARS = 65_536  # of a line that has not ended; a longer one is shown in parts
 
 
@@ -36,37 +36,26 @@ def logs(
         int | None, typer.Option(min=1, help="Number of an earlier attempt; by default the latest.")
     ] = None,
     tail: Annotated[int | None, typer.Option(min=1, help="Only the last lines of each task.")] = None,
-    since: Annotated[str | None, typer.Option(metavar="5m|TIME", help="Only output since then.")] = None,
+    since: Annotated[
+        str | None,
+        typer.Option(metavar="10:42|5m|DATE", help="Only output since this time, or no older than this."),
+    ] = None,
 ) -> None:
     """Print a job's output.
 
     Exit code 1 if some of it cannot be read, which a line on stderr explains, else 0, whatever the job's outcome.
     """
     client = gateway(ctx)
-    job_id = find_job(client, job)["job_id"]
+    found = find_job(client, job)
+    job_id, part = found["job_id"], moments.since(since, found["now_ms"])
     shown = Shown()
-    asked = {"task": task, "attempt": attempt, "tail": tail, "follow": 1 if go_on else None, **_since(since)}
+    asked = {"task": task, "attempt": attempt, "tail": tail, "follow": 1 if go_on else None, **part}
     for frame in frames(client, job_id, **asked):
         shown.take(frame)
     if shown.attempt is None and not shown.missing:
         remark(f"{job_id} has no output: none of its tasks was started.")
     if shown.missing:
         raise typer.Exit(Exit.PROBLEM)
-
-
-def _since(text: str | None) -> dict[str, Any]:
-    """`5m` counts by the node's clock, a date and time is absolute. Raises `Stop`."""
-    if text is None or re.fullmatch(DURATION_PATTERN, text):
-        return {"since": text}
-    try:
-        moment = datetime.fromisoformat(text)
-    except ValueError:
-        raise Stop(
-            Exit.BAD_SPEC,
-            f"--since {brief(text)}: write 5m, 2h, or a date and time such as 2026-05-04T10:42Z",
-        ) from None
-    moment = moment if moment.tzinfo is not None else moment.replace(tzinfo=UTC)
-    return {"since_ms": max(0, round(moment.timestamp() * 1_000))}
 
 
 def frames(client: Client, job_id: str, **asked: Any) -> Iterator[dict[str, Any]]:
@@ -92,12 +81,16 @@ class Shown:
     _rest: str = ""
     """The buffered beginning of a line that is printed whole."""
     _names: dict[str, str] = field(default_factory=dict)
+    _line: str = ""
+    """The shown state of a line that has not ended, such as a progress bar."""
 
     def take(self, frame: dict[str, Any]) -> None:
         """Prints one piece; a frame that is not output goes to stderr."""
         if "text" in frame:
             text = self._prefixed(frame["task"], frame["text"])
             self._print(self._ended(text) if self.whole_lines else text)
+        elif "line" in frame:
+            self._redraw(frame["task"], frame["line"].rstrip("\r"), redraws=frame["redrawn"])
         elif "problem" in frame:
             name = self._names.get(frame["task"], frame["task"])
             if frame["final"]:
@@ -113,9 +106,10 @@ class Shown:
             self._names = {one["task"]: one["name"] for one in frame["members"]}
 
     def fresh_line(self) -> None:
-        """Ends a line that has not ended."""
+        """Ends a line that has not ended; on a terminal its shown state is removed."""
         if not self.at_line_start:
-            self._print("\n")
+            self._write(CLEAR if self._line and sys.stdout.isatty() else "\n")
+        self._line, self.at_line_start = "", True
 
     def end(self) -> None:
         """The output ends here, in the middle of a line or not."""
@@ -138,7 +132,30 @@ class Shown:
         prefix = f"{self._names[task]} | "
         return "".join(prefix + line + "\n" for line in text.removesuffix("\n").split("\n"))
 
+    def _redraw(self, task: str, line: str, *, redraws: bool) -> None:
+        """Shows the state of a line that has not ended: on a terminal in its last row, else in its place, or,
+        where other lines come between, the states of progress bars as lines of their own.
+        """
+        if sys.stdout.isatty():
+            if self.at_line_start or self._line:
+                line = self._prefixed(task, line).removesuffix("\n")
+                width = shutil.get_terminal_size().columns - 1
+                self._write(CLEAR + (line if "\033" in line else line[:width]))
+                self._line = line
+        elif len(self._names) < 2 and not self.whole_lines:
+            self._write(redrawn(self._line, line))
+            self._line = line
+        elif redraws and not self._rest:
+            self._print(self._prefixed(task, line).removesuffix("\n") + "\n")
+
     def _print(self, text: str) -> None:
+        if text:
+            if self._line:
+                text = CLEAR + text if sys.stdout.isatty() else redrawn(self._line, text)
+                self._line = ""
+            self._write(text)
+
+    def _write(self, text: str) -> None:
         if text:
             sys.stdout.write(text)
             sys.stdout.flush()

@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
-from contextlib import closing, contextmanager
+from contextlib import AbstractContextManager, closing, contextmanager
 from pathlib import Path
 from typing import Any, Self, TypeVar, Unpack
 
@@ -265,11 +265,18 @@ class Client:
         response = self.run(self._calls.request(request))
         return response.status_code, response.json()
 
-    @contextmanager
-    def lines(self, path: str, **params: Any) -> Iterator[Iterator[str]]:
+    def lines(self, path: str, **params: Any) -> AbstractContextManager[Iterator[str]]:
         """The text at this path, in pieces as they come."""
+        return self._pieces("GET", path, params=given(params))
+
+    def posted_lines(self, path: str, body: Any) -> AbstractContextManager[Iterator[str]]:
+        """The text of the answer to this body, in pieces as they come."""
+        return self._pieces("POST", path, json=body)
+
+    @contextmanager
+    def _pieces(self, method: str, path: str, **request: Any) -> Iterator[Iterator[str]]:
         try:
-            with self._http.stream("GET", path, params=given(params), timeout=ENDLESS) as response:
+            with self._http.stream(method, path, timeout=ENDLESS, **request) as response:
                 if response.is_error:
                     response.read()
                     raise self._connection.refused(response)

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 from penstock import __version__
 from penstock.model.event import Event
-from penstock.model.external_events import SaveRefused
+from penstock.model.external_events import JobCommandRun, SaveRefused
 from penstock.model.types import Value
 
 ANY = "0.1.0"
@@ -45,7 +45,12 @@ class Addition(NamedTuple):
         return value in self.values if self.values else bool(value)
 
 
-ADDITIONS: Mapping[type[Event], tuple[Addition, ...]] = MappingProxyType({SaveRefused: (Addition(ANY),)})
+ADDITIONS: Mapping[type[Event], tuple[Addition, ...]] = MappingProxyType(
+    {
+        JobCommandRun: (Addition(ANY),),  # changes nothing of the state
+        SaveRefused: (Addition(ANY),),
+    }
+)
 """Type → its additions. `infra.codegen.released` refuses a new type, value or wider bound without a row."""
 
 

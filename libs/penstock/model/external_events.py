@@ -110,6 +110,28 @@ class JobCheckpointRequested(Event, frozen=True, kw_only=True):
     """The caller may ask only jobs of this tenant; None: any job, as an operator may."""
 
 
+@event
+class JobCommandRun(Event, frozen=True, kw_only=True):
+    """A user ran a command in a running task: as it began, and as it ended, with `exit_code` or `problem`."""
+
+    TYPE = "penstock.job.command_run"
+    TOPIC = Topic.JOBS
+    OMITTED = ("exit_code", "problem", "by", "tenant")
+
+    job_id: Identifier
+    task_id: Identifier
+    command: ShortText
+    """As a shell would take it."""
+    exit_code: Annotated[int, Meta(ge=0, le=255)] | None = None
+    """None: it began, or its end is not known."""
+    problem: ShortText = ""
+    """Why its end is not known."""
+    by: ShortText = ""
+    """As `Operator`; empty: not known."""
+    tenant: Identifier | None = None
+    """The caller may run commands in jobs of this tenant; None: in any job, as an operator may."""
+
+
 class RunningTask(Value, frozen=True, kw_only=True):
     """A task that a node found alive when it (re)joined."""
 

@@ -70,6 +70,7 @@ RULES: Mapping[type[Event], Rule] = MappingProxyType(
         external_events.JobHoldRequested: _OF_JOBS,
         external_events.JobReleaseRequested: _OF_JOBS,
         external_events.JobCheckpointRequested: _OF_JOBS,
+        external_events.JobCommandRun: _OF_JOBS,
         external_events.NodeJoined: _OF_ITSELF,
         external_events.NodeLeft: _OF_ITSELF,  # another proof than its own shutdown: an operator
         external_events.GpuFaulted: _OF_ITSELF,

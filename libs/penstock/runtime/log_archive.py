@@ -10,11 +10,23 @@ from pathlib import Path
 from typing import BinaryIO, cast
 
 import fsspec
+from fsspec import AbstractFileSystem
 from fsspec.implementations.local import LocalFileSystem
 
 from penstock.errors import ConfigurationError, PenstockError
 from penstock.redaction import without_password, without_passwords
-from penstock.runtime.task_logs import ARCHIVE, MAX_TIMES_BYTES, TIMES, Wanted, log_name, open_at, start_of
+from penstock.runtime.task_logs import (
+    ARCHIVE,
+    LINE,
+    SEGMENT,
+    TIMES,
+    Folder,
+    Output,
+    TaskLog,
+    Wanted,
+    log_name,
+    part_name,
+)
 
 FOLDER_MODE, FILE_MODE = 0o750, 0o640
 """Modes in a folder: for owner and group, since node-reporter and gateway may run as different users."""
@@ -42,14 +54,17 @@ class LogArchive:
             ) from error
 
     def put(self, name: str, path: Path) -> None:
-        """Stores a log and its times file. A partial copy is never visible under the final name. Raises `ArchiveError`."""
-        for suffix in (TIMES, ""):
-            source = path.with_name(path.name + suffix)
-            if source.exists():  # a task that could not be started has none
-                try:
+        """Stores a log: the head at last, with which the rest becomes visible. Raises `ArchiveError`."""
+        if not path.exists():  # of a task that could not be started
+            return
+        try:
+            segments = [part_name("", first) for first in sorted(Folder(path).sizes())]
+            for suffix in (TIMES, LINE, *segments, ""):
+                source = path.with_name(path.name + suffix)
+                if source.exists():
                     self._put(f"{self._root}/{name}{suffix}", source)
-                except Exception as error:  # each store raises its own types
-                    raise self._explained(error) from error
+        except Exception as error:  # each store raises its own types
+            raise self._explained(error) from error
 
     def _put(self, target: str, source: Path) -> None:
         if not isinstance(self._store, LocalFileSystem):
@@ -61,36 +76,22 @@ class LogArchive:
         part.chmod(FILE_MODE)
         os.replace(part, target)
 
-    def open(self, job_id: str, task_id: str, wanted: Wanted) -> BinaryIO:
-        """The log, at the offset where the wanted part begins. Raises `FileNotFoundError` where there is none, and `ArchiveError`."""
+    def open(self, job_id: str, task_id: str, wanted: Wanted) -> TaskLog:
+        """The log, at the beginning of the wanted part. Raises `FileNotFoundError` where there is none, and
+        `ArchiveError`."""
+        path = f"{self._root}/{log_name(job_id, task_id)}"
+        local = isinstance(self._store, LocalFileSystem)
         try:
-            return self._open(f"{self._root}/{log_name(job_id, task_id)}", wanted)
+            return TaskLog(Folder(Path(path)) if local else Objects(self._store, path), wanted)
         except FileNotFoundError:
             raise
         except Exception as error:
             raise self._explained(error) from error
 
-    def _open(self, path: str, wanted: Wanted) -> BinaryIO:
-        if isinstance(self._store, LocalFileSystem):  # where tasks may make links
-            return open_at(Path(path), wanted)[0]
-        times, modified_ms = b"", 0
-        if wanted.since_ms is not None:
-            with suppress(FileNotFoundError):
-                times = self._store.cat_file(path + TIMES, end=MAX_TIMES_BYTES)
-            modified = self._store.info(path).get("LastModified")
-            modified_ms = int(modified.timestamp() * 1_000) if isinstance(modified, datetime) else 0
-        file = cast(BinaryIO, self._store.open(path, "rb", block_size=BLOCK_BYTES))
+    def read(self, log: TaskLog) -> Output | None:
+        """The next piece of a log from `open`; None: its end. Raises `ArchiveError`."""
         try:
-            file.seek(start_of(file, wanted, times, modified_ms))
-        except BaseException:
-            file.close()
-            raise
-        return file
-
-    def read(self, file: BinaryIO, size: int) -> bytes:
-        """The next bytes of a file from `open`; empty: its end. Raises `ArchiveError`."""
-        try:
-            return file.read(size)
+            return log.read()
         except Exception as error:
             raise self._explained(error) from error
 
@@ -106,3 +107,34 @@ class LogArchive:
             case _:
                 remedy = f"check that this machine reaches it, and {ARCHIVE}"
         return ArchiveError(f"archive {self.name}: {why}; {remedy}")
+
+
+class Objects:
+    """The files of a log in an object store."""
+
+    def __init__(self, store: AbstractFileSystem, path: str) -> None:
+        self._store, self._path = store, path
+        self._sizes: dict[int, int] | None = None
+
+    def sizes(self) -> dict[int, int]:
+        if self._sizes is None:  # complete logs are archived
+            folder, self._sizes = self._path.rpartition("/")[0], {}
+            self._store.invalidate_cache(folder)  # another task's log may have been added
+            for one in self._store.ls(folder, detail=True):
+                name = one["name"]
+                if name.startswith(self._path) and (part := SEGMENT.fullmatch(name, len(self._path))):
+                    self._sizes[int(part[1])] = one["size"]
+        return self._sizes
+
+    def open(self, first: int) -> BinaryIO:
+        name = part_name(self._path, first)
+        return cast(BinaryIO, self._store.open(name, "rb", block_size=BLOCK_BYTES))
+
+    def beside(self, suffix: str, limit_bytes: int) -> bytes:
+        with suppress(FileNotFoundError):
+            return cast(bytes, self._store.cat_file(self._path + suffix, end=limit_bytes))
+        return b""
+
+    def modified_ms(self) -> int:
+        modified = self._store.info(self._path).get("LastModified")
+        return int(modified.timestamp() * 1_000) if isinstance(modified, datetime) else 0

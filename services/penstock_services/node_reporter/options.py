@@ -132,7 +132,12 @@ class Options:
         DEFAULT_DRAIN_GRACE_MS
     )
     log_limit_mib: Annotated[
-        int, _memory("--log-limit", "64MiB", "Maximum output of a task that is stored.")
+        int,
+        _memory(
+            "--log-limit",
+            "64MiB",
+            "Maximum output of a task that is stored: the first quarter, then the newest.",
+        ),
     ] = DEFAULT_LOG_LIMIT_MIB
     log_bind: Annotated[
         str | None,

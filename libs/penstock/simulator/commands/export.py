@@ -2,13 +2,13 @@
 
 import re
 from collections.abc import Iterator, Sequence
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from penstock.exits import BadCommand
+from penstock.local_time import NotOneMoment, moment_ms
 from penstock.runtime.event_import import read_events, read_ledger
 from penstock.screen import console
 from penstock.simulator.commands.options import bad_input_stops
@@ -34,7 +34,7 @@ def export(
         typer.Option(
             "--from",
             metavar="WHEN",
-            help="Jobs submitted since then: a date and time, or a time before now: 30d, 12h, 45m (of a FILE: before its last record).",
+            help="Jobs submitted since then: a date and time of this zone, or a time before now: 30d, 12h, 45m (of a FILE: before its last record).",
         ),
     ] = None,
     until: Annotated[str | None, typer.Option(metavar="WHEN", help="Jobs submitted before then.")] = None,
@@ -115,7 +115,8 @@ def _moment_ms(text: str | None, last_ms: int, option: str) -> int | None:
     if ago is not None:
         return last_ms - int(ago[1]) * UNITS_MS[ago[2]]
     try:
-        found = datetime.fromisoformat(text)
-    except ValueError as error:
+        return moment_ms(text)
+    except NotOneMoment as error:
+        raise BadCommand(f"{option} {text}: {error}") from None
+    except (ValueError, OverflowError) as error:
         raise BadCommand(f"{option} {text}: neither a date and time nor a span as 30d, 12h, 45m") from error
-    return round((found if found.tzinfo is not None else found.replace(tzinfo=UTC)).timestamp() * 1_000)

@@ -14,7 +14,7 @@ from penstock.model.external_events import (
     JobReleaseRequested,
 )
 from penstock.model.proposals import CoresProposed, MigrationProposed, ThrottleProposed
-from penstock.model.types import MAX_CORES_PER_NODE, MAX_GANG_TASKS, Identifier, ShortText, Value
+from penstock.model.types import MAX_CORES_PER_NODE, MAX_GANG_TASKS, MAX_TEXT, Identifier, ShortText, Value
 from penstock.model.validation import checked
 from penstock_services.gateway.core.problems import BadField, Problem, bad_fields, invalid
 
@@ -41,6 +41,23 @@ class MoveAct(Act, frozen=True, kw_only=True):
 
     to: Annotated[tuple[Identifier, ...], Meta(min_length=1, max_length=MAX_GANG_TASKS)]
     """Node of each task in rank order; a single one is that of all."""
+
+
+class ExecAct(Value, frozen=True, kw_only=True):
+    """What to run, and where."""
+
+    command: Annotated[
+        tuple[Annotated[str, Meta(max_length=MAX_TEXT)], ...], Meta(min_length=1, max_length=512)
+    ]
+    """An argv list; never handed to a shell."""
+    task: Identifier | None = None
+    """Id of one task, or its end such as `w0`; None: the only one that runs."""
+
+    def __post_init__(self) -> None:
+        if any("\0" in text for text in self.command) or not self.command[0]:
+            raise ValueError(
+                "command: the program has no name, or an argument has a zero byte; leave them out"
+            )
 
 
 A = TypeVar("A", bound=Value)

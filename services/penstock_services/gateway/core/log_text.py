@@ -7,6 +7,8 @@ from typing import NamedTuple
 
 import orjson
 
+from penstock.redraw import redrawn
+
 MAX_LINE_BYTES = 65_536  # a longer line of one of several tasks is cut
 LINE_END = re.compile(rb"\r\n|\r")
 """Progress bars end their lines with a carriage return."""
@@ -88,6 +90,16 @@ class Text(NamedTuple):
     data: bytes
 
 
+class Line(NamedTuple):
+    """The present state of a line that has not ended, in place of the state before. Output that follows has
+    the line again."""
+
+    member: Member
+    data: bytes
+    redrawn: bool = False
+    """It had another state before: a progress bar, and not the first half of a line."""
+
+
 class Trouble(NamedTuple):
     """Why there is no output, for now or (`final`) permanently."""
 
@@ -96,7 +108,7 @@ class Trouble(NamedTuple):
     final: bool = True
 
 
-Piece = Begin | Text | Trouble
+Piece = Begin | Text | Line | Trouble
 
 
 class Lines:
@@ -123,7 +135,8 @@ class Lines:
 
 
 class AsText:
-    """For terminals: output as it is, of several members each line with its member before it."""
+    """For terminals: output as it is, of several members each line with its member before it: whole lines,
+    and states of progress bars."""
 
     MEDIA_TYPE = "text/plain; charset=utf-8"
 
@@ -132,6 +145,8 @@ class AsText:
         self._begun = False
         self._line_end = b""
         """The end of the line that has begun."""
+        self._line = b""
+        """The shown state of a line that has not ended."""
 
     def render(self, piece: Piece) -> bytes:
         match piece:
@@ -139,17 +154,24 @@ class AsText:
                 again, self._begun = self._begun, True
                 self._prefixed = len(members) > 1
                 return self._remark(f"attempt {attempt}") if again else b""
+            case Line(member, data, is_redrawn):
+                if self._prefixed:
+                    whole = f"{member.name} | ".encode() + data.rstrip(b"\r") + b"\n"
+                    return whole if is_redrawn else b""
+                shown, self._line, self._line_end = self._line, data, b"\n"
+                return redrawn(shown, data)
             case Text(member, data):
                 self._line_end = b"" if data.endswith(b"\n") else b"\n"
                 if not self._prefixed:
-                    return data
+                    shown, self._line = self._line, b""
+                    return redrawn(shown, data)
                 prefix = f"{member.name} | ".encode()
                 return b"".join(prefix + line for line in data.splitlines(keepends=True))
             case Trouble(text, member, _):
                 return self._remark(text if member is None else f"{member.name}: {text}")
 
     def _remark(self, text: str) -> bytes:
-        end, self._line_end = self._line_end, b""
+        end, self._line_end, self._line = self._line_end, b"", b""
         return end + f"[penstock: {text}]\n".encode()
 
 
@@ -177,6 +199,9 @@ class AsJsonLines:
                         "replace"
                     )
                 return _line({"task": member.short, "text": decoder.decode(data)})
+            case Line(member, data, is_redrawn):
+                state = data.decode(errors="replace")
+                return _line({"task": member.short, "line": state, "redrawn": is_redrawn})
             case Trouble(text, member, final):
                 task = None if member is None else member.short
                 return _line({"task": task, "problem": text, "final": final})

@@ -12,6 +12,7 @@ from penstock.model.event import REGISTRY, Event
 from penstock.model.external_events import (
     JobCancelRequested,
     JobCheckpointRequested,
+    JobCommandRun,
     JobHoldRequested,
     JobReleaseRequested,
     JobSubmitted,
@@ -87,7 +88,7 @@ def _just(name: str, pattern: str) -> dict[str, Any]:
 def _events(schemas: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
     """(wire type, schema of its data) of every event that is accepted; adds the schemas that they refer to."""
     for wire_type, model in REGISTRY.items():
-        if model.TOPIC in TOPICS:
+        if model.TOPIC in TOPICS and model is not JobCommandRun:
             more = NARROWER.get(model)
             data = _add(schemas, model)
             yield wire_type, {"allOf": [data, {"properties": more}]} if more else data

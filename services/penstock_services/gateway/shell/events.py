@@ -13,6 +13,7 @@ from penstock.model.envelope import Envelope, topic_of
 from penstock.model.external_events import (
     JobCancelRequested,
     JobCheckpointRequested,
+    JobCommandRun,
     JobHoldRequested,
     JobReleaseRequested,
     JobSubmitted,
@@ -111,6 +112,10 @@ async def _permitted(gateway: Gateway, caller: Caller, envelope: Envelope) -> En
             "node_events",
             f"{what} is refused: facts about nodes and tasks come from {node_id}'s own reporter; "
             "operators use POST /v1/nodes/ID/cordon, drain, uncordon or fence",
+        )
+    if isinstance(event, JobCommandRun):
+        raise Problem(
+            403, "gateways_event", f"{what} is refused: POST /v1/jobs/ID/exec runs and records commands"
         )
     if isinstance(event, JobSubmitted):
         caller.demand(what, Role.SUBMIT)

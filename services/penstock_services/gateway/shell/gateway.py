@@ -57,7 +57,8 @@ class Gateway:
     submitting: "WeakValueDictionary[str, asyncio.Lock]" = field(default_factory=WeakValueDictionary)
     """Idempotency key → lock, held while a submission with it is under way."""
     marking: "set[asyncio.Future[None]]" = field(default_factory=set)
-    """Keys that are being marked as done; referenced here so that they are not garbage-collected."""
+    """Keys that are being marked as done, and ends of commands that are being recorded; referenced here so
+    that they are not garbage-collected."""
     streams: int = 0
     log_streams: int = 0
     connections: dict[str, object] = field(default_factory=dict)

@@ -20,6 +20,7 @@ from penstock.model.envelope import Envelope
 from penstock.model.external_events import (
     JobCancelRequested,
     JobCheckpointRequested,
+    JobCommandRun,
     JobHoldRequested,
     JobReleaseRequested,
     JobSubmitted,
@@ -51,7 +52,7 @@ from penstock_services.gateway.shell.gateway import (
 from penstock_services.gateway.shell.roles import caller_of, needs
 from penstock_services.gateway.shell.starts import start_of
 
-Command = JobCancelRequested | JobHoldRequested | JobReleaseRequested | JobCheckpointRequested
+Command = JobCancelRequested | JobHoldRequested | JobReleaseRequested | JobCheckpointRequested | JobCommandRun
 
 router = APIRouter(prefix="/v1/jobs", tags=["jobs"])
 

@@ -2,7 +2,7 @@
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
@@ -11,8 +11,17 @@ from penstock.model.nodes import LogServer
 from penstock.retry import Backoff
 from penstock.runtime.log_keys import VARIABLE, LogKey, key_in_file, key_of_token
 from penstock.runtime.race import first_of
-from penstock.runtime.task_logs import CHUNK_BYTES, Wanted
-from penstock_services.gateway.core.log_text import Ask, Member, NoAnswer, NoFile, Trouble, Unreadable
+from penstock.runtime.task_logs import Output, Wanted
+from penstock_services.gateway.core.log_text import (
+    Ask,
+    Line,
+    Member,
+    NoAnswer,
+    NoFile,
+    Text,
+    Trouble,
+    Unreadable,
+)
 from penstock_services.gateway.shell.follower import Follower
 from penstock_services.gateway.shell.options import Options
 from penstock_services.gateway.shell.tokens import TokenFile
@@ -47,7 +56,7 @@ class LogReader:
 
     async def read(
         self, member: Member, ask: Ask, follow: bool, over: Callable[[], bool]
-    ) -> AsyncIterator[bytes | Trouble]:
+    ) -> AsyncIterator[Text | Line | Trouble]:
         """The present output; with `follow` also further output, until `over` holds: the task has exited by the ledger."""
         offset: int | None = None
         backoff, failures = Backoff(FIRST_PAUSE_S, LONGEST_PAUSE_S), 0
@@ -57,10 +66,10 @@ class LogReader:
             try:
                 async with self._reading(member, ask, offset, follow=not last) as reading:
                     try:
-                        while chunk := await self._next(reading, over if not last else None):
+                        while piece := await self._next(reading, over if not last else None):
                             failures = 0
                             backoff.reset()
-                            yield chunk
+                            yield _shown(member, piece, last)
                     finally:
                         offset = reading.offset if reading.opened else offset
                 if last:
@@ -70,9 +79,9 @@ class LogReader:
                 failed, failures = error, failures + 1
             if last:
                 try:
-                    async for chunk in self._archived(member, ask, offset, failed):
-                        offset = None if offset is None else offset + len(chunk)
-                        yield chunk
+                    async for piece in self._archived(member, ask, offset, failed):
+                        offset = piece.position
+                        yield _shown(member, piece, last)
                     return
                 except Unreadable as error:
                     # The reporter, from which output was read before, may be restarting.
@@ -103,25 +112,28 @@ class LogReader:
     def _reading(self, member: Member, ask: Ask, offset: int | None, *, follow: bool) -> "Reading":
         """Raises `Unreadable`."""
         url, key = self.server_of(member.node_id)
+        return self._clients().reading(url, key, member, ask, offset, follow=follow)
+
+    def _clients(self) -> "NodeLogs":
         if self._nodes is None:
             from penstock_services.gateway.shell.node_log import (
                 NodeLogs,  # an HTTP client that most cells never need
             )
 
             self._nodes = NodeLogs(self._options.node_log_ca)
-        return self._nodes.reading(url, key, member, ask, offset, follow=follow)
+        return self._nodes
 
-    async def _next(self, reading: "Reading", over: Callable[[], bool] | None) -> bytes:
-        """The next chunk; empty: the output has ended, or the task is over. Raises `Unreadable`."""
+    async def _next(self, reading: "Reading", over: Callable[[], bool] | None) -> Output | None:
+        """The next piece; None: the output has ended, or the task is over. Raises `Unreadable`."""
         if over is None:
-            return await reading.chunk()
-        coming = asyncio.ensure_future(reading.chunk())
+            return await reading.piece()
+        coming = asyncio.ensure_future(reading.piece())
         try:
             while not coming.done() and not over() and not self._stopping.is_set():
                 change = self._follower.next_change()
                 if not over():
                     await first_of(asyncio.shield(coming), change.wait(), self._stopping.wait())
-            return coming.result() if coming.done() else b""
+            return coming.result() if coming.done() else None
         finally:
             coming.cancel()
             with suppress(asyncio.CancelledError, Unreadable):
@@ -129,22 +141,27 @@ class LogReader:
 
     async def _archived(
         self, member: Member, ask: Ask, offset: int | None, error: Unreadable
-    ) -> AsyncIterator[bytes]:
+    ) -> AsyncIterator[Output]:
         """The log, or the rest of it, from the archive. `error`: why the node cannot be read; raised with details where the archive cannot help."""
         if self._archive is None:
             raise error
         wanted = Wanted(ask.tail, ask.since(), offset)
         try:
-            file = await asyncio.to_thread(self._archive.open, member.job_id, member.task_id, wanted)
-            with file:
-                while chunk := await asyncio.to_thread(self._archive.read, file, CHUNK_BYTES):
-                    yield chunk
+            with await asyncio.to_thread(self._archive.open, member.job_id, member.task_id, wanted) as log:
+                while (piece := await asyncio.to_thread(self._archive.read, log)) is not None:
+                    yield piece
         except FileNotFoundError as absent:
             more = f"the archive does not have it either ({absent.strerror or absent})"
             raise type(error)(f"{error}; {more}") from absent
         except PenstockError as failed:
             logger.warning("%s", failed)
             raise type(error)(f"{error}; {failed}") from failed
+
+    def command(self, node_id: str, task_id: str, token: int, argv: Sequence[str]) -> AsyncIterator[bytes]:
+        """The lines of a command's answer, which runs in this task from the first one on. Raises
+        `Unreadable`."""
+        url, key = self.server_of(node_id)
+        return self._clients().command(url, key, node_id, {"task": task_id, "token": str(token)}, argv)
 
     def server_of(self, node_id: str) -> tuple[str, LogKey]:
         """URL and secret of a node's log server. Raises `Unreadable`."""
@@ -169,3 +186,11 @@ class LogReader:
         raise Unreadable(
             f"this gateway does not have the secret of node {node_id}: its token in PENSTOCK_TOKENS, or the same file {VARIABLE}"
         )
+
+
+def _shown(member: Member, piece: Output, last: bool) -> Text | Line:
+    """`last`: nothing follows, so that an unfinished line stays."""
+    if not piece.line:
+        return Text(member, piece.data)
+    state = piece.data.removeprefix(b"\r")
+    return Text(member, state) if last else Line(member, state, redrawn=state != piece.data)

@@ -266,9 +266,9 @@ async def _member(
     lines = Lines()
     over = partial(_is_over, gateway, member)
     async for found in gateway.logs.read(member, ask, follow, over):
-        if isinstance(found, Trouble):
+        if not several or not isinstance(found, Text):
             yield found
-        elif data := (lines.feed(found) if several else found):
+        elif data := lines.feed(found.data):
             yield Text(member, data)
     if rest := lines.end():
         yield Text(member, rest)

@@ -1,14 +1,18 @@
 """HTTP client of the nodes' log servers: requests for a task's output."""
 
+from collections.abc import AsyncIterator, Iterator, Sequence
+from hashlib import sha256
 from pathlib import Path
 from urllib.parse import urlencode
 
 import httpx
+import orjson
 
 from penstock.clock import wall_ms
 from penstock.errors import ConfigurationError
 from penstock.runtime.keepalive import SOCKET_OPTIONS
-from penstock.runtime.log_keys import OFFSET, PATH, LogKey
+from penstock.runtime.log_keys import EXEC_PATH, OFFSET, PATH, LogKey
+from penstock.runtime.task_logs import Frames, Output
 from penstock.tls import SYSTEM_CA, client_context
 from penstock_services.gateway.core.log_text import Ask, Member, NoAnswer, NoFile, Unreadable
 
@@ -37,6 +41,51 @@ class NodeLogs:
         """One request to the server at `url`; `offset`: of the first wanted byte, None: `ask` decides. Raises `Unreadable`."""
         return Reading(self._client(url.startswith("https")), url, key, member, ask, offset, follow=follow)
 
+    async def command(
+        self, url: str, key: LogKey, node_id: str, task: dict[str, str], argv: Sequence[str]
+    ) -> AsyncIterator[bytes]:
+        """The lines of the answer of a command that the node runs in this task. Raises `Unreadable`."""
+        body, client = orjson.dumps(argv), self._client(url.startswith("https"))
+        try:
+            nonce = (await self._asked(client, url, key, node_id, "GET", {}, b"")).text
+            query = {**task, "nonce": nonce, "sha256": sha256(body).hexdigest()}
+            response = await self._asked(client, url, key, node_id, "POST", query, body)
+            try:
+                async for line in response.aiter_lines():
+                    yield line.encode() + b"\n"
+            finally:
+                await response.aclose()
+        except httpx.HTTPError as error:
+            raise NoAnswer(f"node {node_id} does not answer ({_plain(error)})") from error
+
+    async def _asked(
+        self,
+        client: httpx.AsyncClient,
+        url: str,
+        key: LogKey,
+        node_id: str,
+        method: str,
+        fields: dict[str, str],
+        body: bytes,
+    ) -> httpx.Response:
+        """The answer to a request about commands; that of a GET is read. Raises `Unreadable`, and httpx's
+        errors."""
+        query = urlencode(fields)
+        headers = {"Authorization": key.authorization(node_id, query), "Accept-Encoding": "identity"}
+        place = f"{url}{EXEC_PATH}?{query}"
+        timeout = httpx.Timeout(None, connect=CONNECT_TIMEOUT_S, pool=CONNECT_TIMEOUT_S)
+        request = client.build_request(method, place, headers=headers, content=body, timeout=timeout)
+        response = await client.send(request, stream=True, follow_redirects=False)
+        try:
+            if response.status_code != httpx.codes.OK or _offset(response) is None:
+                raise Unreadable(f"node {node_id} at {url}: {await _reason(response, _offset(response))}")
+            if method == "GET":
+                await response.aread()
+        except BaseException:
+            await response.aclose()
+            raise
+        return response
+
     def _client(self, encrypted: bool) -> httpx.AsyncClient:
         """Raises `Unreadable`."""
         found = self._clients.get(encrypted)
@@ -62,7 +111,9 @@ class Reading:
     ) -> None:  # fmt: skip
         self._client, self._url, self._key, self._member = client, url, key, member
         self.offset = offset or 0
-        """Offset of the next byte, once it is opened."""
+        """Position of the next output, once it is opened."""
+        self._frames = Frames()
+        self._pieces: Iterator[Output] = iter(())
         self.opened = offset is not None
         asked = {"job": member.job_id, "task": member.task_id, "follow": 1 if follow else None}
         asked |= ask.parameters(wall_ms()) if offset is None else {"offset": offset}
@@ -79,13 +130,28 @@ class Reading:
         if self._response is not None:
             await self._response.aclose()
 
-    async def chunk(self) -> bytes:
-        """Empty: the output has ended. Raises `Unreadable`."""
+    async def piece(self) -> Output | None:
+        """The next one; None: the output has ended. Raises `Unreadable`."""
+        while (found := next(self._pieces, None)) is None:
+            chunk = await self._chunk()
+            if not chunk:
+                return None
+            try:
+                self._pieces = iter(tuple(self._frames.feed(chunk)))
+            except ValueError as error:
+                raise Unreadable(
+                    f"node {self._member.node_id} sends something else than output ({error})"
+                ) from error
+        self.offset = found.position
+        return found
+
+    async def _chunk(self) -> bytes:
+        """Empty: the answer has ended. Raises `Unreadable`."""
         try:
             if self._response is None:
                 self._response = await self._open()
                 self._chunks = self._response.aiter_raw()
-            found = await anext(self._chunks, b"")
+            return await anext(self._chunks, b"")
         except httpx.PoolTimeout as error:
             raise Unreadable(
                 f"this gateway reads the output of {MAX_CONNECTIONS} tasks already; ask again later"
@@ -94,8 +160,6 @@ class Reading:
             kind = Unreadable if isinstance(error, httpx.ConnectTimeout) else NoAnswer
             trusted = f"; this gateway trusts {CA}" if "CERTIFICATE_VERIFY_FAILED" in str(error) else ""
             raise kind(f"node {self._member.node_id} does not answer ({_plain(error)}){trusted}") from error
-        self.offset += len(found)
-        return found
 
     async def _open(self) -> httpx.Response:
         node_id = self._member.node_id

@@ -112,6 +112,23 @@ def enter_namespaces(plan: Confinement) -> None:
         os._exit(0)
 
 
+def join_namespaces(plan: Confinement, pid: int) -> int | None:
+    """Moves the caller's next children to the namespaces of this task's process. Returns its mounts, for
+    `join_mounts`."""
+    used = (("user", plan.user_namespace), ("pid", plan.exits == "pid_namespace"), ("mnt", plan.mounts))
+    found = {name: os.open(f"/proc/{pid}/ns/{name}", os.O_RDONLY) for name, is_used in used if is_used}
+    for name in ("user", "pid"):
+        if name in found:
+            _call("setns", found[name], 0)
+            os.close(found[name])
+    return found.get("mnt")
+
+
+def join_mounts(mounts: int | None) -> None:
+    if mounts is not None:
+        _call("setns", mounts, CLONE_NEWNS)
+
+
 class Hidden(NamedTuple):
     """Descriptors of folders that `hide` has hidden, for `reveal`."""
 

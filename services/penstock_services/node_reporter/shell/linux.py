@@ -34,7 +34,7 @@ from penstock_services.node_reporter.core.environment import (
     task_environment,
 )
 from penstock_services.node_reporter.options import IsolationChoice, Options
-from penstock_services.node_reporter.shell import processes, save_requests
+from penstock_services.node_reporter.shell import containers, processes, save_requests
 from penstock_services.node_reporter.shell.archiver import Archiver
 from penstock_services.node_reporter.shell.bandwidth_caps import BandwidthCaps
 from penstock_services.node_reporter.shell.cgroups import Cgroups
@@ -43,13 +43,8 @@ from penstock_services.node_reporter.shell.checkpoint_folders import CheckpointF
 from penstock_services.node_reporter.shell.checkpoint_server import CheckpointServer
 from penstock_services.node_reporter.shell.code import remove_unchanged
 from penstock_services.node_reporter.shell.code_cache import CodeCache
+from penstock_services.node_reporter.shell.commands import Commands
 from penstock_services.node_reporter.shell.confinement import Confinement
-from penstock_services.node_reporter.shell.containers import (
-    Container,
-    check_devices,
-    command_line,
-    find_runtime,
-)
 from penstock_services.node_reporter.shell.faults import watch_faults
 from penstock_services.node_reporter.shell.fifo import HeldFifos
 from penstock_services.node_reporter.shell.gang_files import PEERS, PEERS_FILE, GangFiles
@@ -333,13 +328,16 @@ class LinuxHost:
         image = None if order.environment is None else order.environment.container
         if image is None:
             return list(order.command)
-        runtime = find_runtime(self._base["PATH"], image, root=self._user is None and os.geteuid() == 0)
+        runtime = containers.find_runtime(
+            self._base["PATH"], image, root=self._user is None and os.geteuid() == 0
+        )
         folders = [*shown, *([cwd] if order.workdir and order.code is None else [])]
         variables = (env.keys() - self._base.keys()) | order.env.keys()
         gpus = () if virtual else order.gpu_uuids
-        check_devices(runtime, gpus)
+        containers.check_devices(runtime, gpus)
         user = (os.geteuid(), os.getegid()) if self._user is None else (self._user.uid, self._user.gid)
-        return command_line(runtime, Container(image, order.command, cwd, folders, variables, gpus, user))
+        container = containers.Container(image, order.command, cwd, folders, variables, gpus, user)
+        return containers.command_line(runtime, container)
 
     async def fetch(self, order: StartTask) -> CheckpointFetched | None:
         if order.code is not None:
@@ -356,6 +354,9 @@ class LinuxHost:
 
     def checkpoint_server(self) -> CheckpointServer:
         return CheckpointServer(self.options.node_id, self._checkpoints, lambda: self._handovers, self.keys)
+
+    def commands(self) -> Commands:
+        return Commands(self._confinement, self.started)
 
     def checkpoints(self, order: StartTask) -> str:
         return "" if order.checkpoint is None else str(self._checkpoints.of(order.job_id))

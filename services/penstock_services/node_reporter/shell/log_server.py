@@ -1,7 +1,9 @@
-"""HTTP server of the tasks' output, for the gateway alone: whole, its end, from an offset or a time on, and as it grows.
+"""HTTP server of the tasks' output, for the gateway alone: whole, its end, from an offset or a time on, and
+as it grows.
 
-`GET /v1/logs?job=&task=&tail=&since_ms=&age_ms=&offset=&follow=1`, with the proof of `penstock.runtime.log_keys`. An answer begins at
-the byte in its header `penstock-offset`. One that follows ends with its connection: the ledger records when a task has exited.
+`GET /v1/logs?job=&task=&tail=&since_ms=&age_ms=&offset=&follow=1`, with the proof of
+`penstock.runtime.log_keys`. An answer has pieces (`task_logs.framed`), from the position in its header
+`penstock-offset` on. One that follows ends with its connection: the ledger records when a task has exited.
 """
 
 import asyncio
@@ -13,7 +15,7 @@ from contextlib import suppress
 from hashlib import sha256
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, BinaryIO
+from typing import Any
 from urllib.parse import parse_qs
 
 from penstock.bearer import bearer_token
@@ -24,11 +26,12 @@ from penstock.runtime.http_limits import LIMITS
 from penstock.runtime.http_server import Server
 from penstock.runtime.inotify import Watcher
 from penstock.runtime.keepalive import keep_alive
-from penstock.runtime.log_keys import OFFSET, PATH, LogKey, key_in_file, key_of_token
+from penstock.runtime.log_keys import EXEC_PATH, OFFSET, PATH, LogKey, key_in_file, key_of_token
 from penstock.runtime.race import first_of
-from penstock.runtime.task_logs import CHUNK_BYTES, MAX_LINES, Wanted, log_path, open_at
+from penstock.runtime.task_logs import MAX_LINES, Folder, Output, TaskLog, Wanted, framed, log_path
 from penstock.runtime.tls_server import server_context
 from penstock_services.node_reporter.options import Options
+from penstock_services.node_reporter.shell.commands import Commands, NotRun, gone
 
 MAX_READERS = 256
 BACKLOG = 256
@@ -61,10 +64,12 @@ class NotBound(ConfigurationError):
 class TaskLogServer:
     """Of one node, from the start of its reporter to its end. `announced`: the address in the node's joining."""
 
-    def __init__(self, options: Options, more: Mapping[str, Answer] = NOTHING_MORE) -> None:
+    def __init__(
+        self, options: Options, more: Mapping[str, Answer] = NOTHING_MORE, commands: Commands | None = None
+    ) -> None:
         """Listens. `more`: path → the handler of that path. Raises `NotBound`, and `ConfigurationError` for files that cannot be used."""
         self._options = options
-        self._more = more
+        self._more, self._commands = more, commands
         self._key = _secret(options)
         self._tls = _certificate(options)
         self._listener = _listener(options)
@@ -97,7 +102,11 @@ class TaskLogServer:
             if scope["method"] == "GET" and (answer := self._more.get(scope["path"])) is not None:
                 await answer(scope, send)
                 return
-            job_id, task_id, wanted, follow = self._asked(scope)
+            query = self._proven(scope)
+            if scope["path"] == EXEC_PATH and self._commands is not None:
+                await self._command(self._commands, scope["method"], query, receive, send)
+                return
+            job_id, task_id, wanted, follow = self._asked(scope, query)
             path = log_path(self._options.log_dir, job_id, task_id)
             if follow:
                 await self._follow(path, wanted, receive, send)
@@ -108,12 +117,29 @@ class TaskLogServer:
         finally:
             self._readers -= 1
 
-    def _asked(self, scope: Scope) -> tuple[str, str, Wanted, bool]:
-        """Job, task, part, whether to follow. Raises `Refused`."""
-        query = scope["query_string"].decode("latin-1")
+    def _proven(self, scope: Scope) -> str:
+        """The query of a request by the gateway. Raises `Refused`."""
+        query: str = scope["query_string"].decode("latin-1")
         proofs = [value.decode("latin-1") for name, value in scope["headers"] if name == b"authorization"]
         if len(proofs) != 1 or not self._key.admits(proofs[0], self._options.node_id, query):
             raise Refused(403, "the proof of the gateway's secret is missing or wrong")
+        return query
+
+    async def _command(
+        self, commands: Commands, method: str, query: str, receive: Receive, send: Send
+    ) -> None:
+        """Raises `Refused`."""
+        if method == "GET":
+            await _answer(send, 200, commands.nonce())
+            return
+        asked = {name: values[0] for name, values in parse_qs(query).items()}
+        try:
+            await commands.run(asked, receive, send, self._stop)
+        except NotRun as error:
+            raise Refused(error.status, str(error)) from error
+
+    def _asked(self, scope: Scope, query: str) -> tuple[str, str, Wanted, bool]:
+        """Job, task, part, whether to follow. Raises `Refused`."""
         if (scope["method"], scope["path"]) != ("GET", PATH):
             raise Refused(404, f"only GET {PATH}")
         if self._readers > MAX_READERS:
@@ -130,51 +156,45 @@ class TaskLogServer:
 
     async def _send_whole(self, path: Path, wanted: Wanted, send: Send) -> None:
         """The present content."""
-        file, first = await asyncio.to_thread(_open, path, wanted)
-        with file:
-            await _begin(send, first)
-            while chunk := await asyncio.to_thread(file.read, CHUNK_BYTES):
-                await send({"type": "http.response.body", "body": chunk, "more_body": True})
+        with await asyncio.to_thread(_open, path, wanted) as log:
+            await _begin(send, log.position)
+            pieces = log.present()
+            while (piece := await asyncio.to_thread(next, pieces, None)) is not None:
+                await _send(send, piece)
         await send({"type": "http.response.body", "body": b""})
 
     async def _follow(self, path: Path, wanted: Wanted, receive: Receive, send: Send) -> None:
         """The file as it grows, even if it does not exist yet, until the reader disconnects or the reporter ends."""
         self._watcher = self._watcher or Watcher()
-        left = asyncio.ensure_future(_left(receive))
-        file: BinaryIO | None = None
+        left = asyncio.ensure_future(gone(receive))
+        log: TaskLog | None = None
         try:
             await asyncio.to_thread(path.parent.mkdir, 0o700, True, True)
             with self._watcher.watching(path.parent) as changed:
                 while not left.done() and not self._stop.is_set():
                     changed.clear()
-                    if file is None:
+                    if log is None:
                         with suppress(Refused):
-                            file, first = await asyncio.to_thread(_open, path, wanted)
-                            await _begin(send, first)
-                    if file is not None and (chunk := await asyncio.to_thread(file.read, CHUNK_BYTES)):
-                        await send({"type": "http.response.body", "body": chunk, "more_body": True})
+                            log = await asyncio.to_thread(_open, path, wanted)
+                            await _begin(send, log.position)
+                    if log is not None and (piece := await asyncio.to_thread(log.read)) is not None:
+                        await _send(send, piece)
                         continue
                     await first_of(changed.wait(), asyncio.shield(left), self._stop.wait())
         except (OSError, PenstockError) as error:
-            if file is None:
+            if log is None:
                 raise Refused(500, f"{path.parent} cannot be watched: {error}") from error
             logger.warning("%s is followed no further: %s", path, error)
         finally:
             left.cancel()
-            if file is not None:
-                file.close()
+            if log is not None:
+                log.close()
 
 
-async def _left(receive: Receive) -> None:
-    """Returns when the reader has closed the connection."""
-    while (await receive())["type"] != "http.disconnect":
-        pass
-
-
-def _open(path: Path, wanted: Wanted) -> tuple[BinaryIO, int]:
-    """The file at the offset where the wanted part begins. Raises `Refused`."""
+def _open(path: Path, wanted: Wanted) -> TaskLog:
+    """The log at the beginning of the wanted part. Raises `Refused`."""
     try:
-        return open_at(path, wanted)
+        return TaskLog(Folder(path), wanted)
     except FileNotFoundError as error:
         raise Refused(404, "there is no such output here") from error
     except OSError as error:
@@ -189,6 +209,10 @@ def _number(found: dict[str, str], name: str) -> int | None:
     if not text.isdecimal() or int(text) > MAX_NUMBER:
         raise Refused(400, f"{name} is no number of that kind")
     return int(text)
+
+
+async def _send(send: Send, piece: Output) -> None:
+    await send({"type": "http.response.body", "body": framed(piece), "more_body": True})
 
 
 async def _begin(send: Send, first: int) -> None:

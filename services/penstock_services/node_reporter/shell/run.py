@@ -109,7 +109,7 @@ async def _serving_logs(host: LinuxHost) -> AsyncIterator[None]:
         from penstock_services.node_reporter.shell.log_server import NotBound, TaskLogServer
 
         try:
-            server = TaskLogServer(options, {PATH: host.checkpoint_server()})
+            server = TaskLogServer(options, {PATH: host.checkpoint_server()}, host.commands())
         except NotBound as error:
             if options.log_bind is not None:
                 raise

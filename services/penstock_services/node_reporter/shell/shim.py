@@ -268,11 +268,12 @@ class Shim:
         """How long nothing is to be done unless something happens."""
         if self._killed:
             return 1_000 * KILL_PAUSE_S
+        waits = [self._output.pause_ms()]
         if stop is not None:
-            left_s = stop.left_s()
-        else:
-            left_s = None if self._settled_s is None else max(0.0, self._settled_s - time.monotonic())
-        return None if left_s is None else 1_000 * left_s
+            waits.append(None if (left_s := stop.left_s()) is None else 1_000 * left_s)
+        elif self._settled_s is not None:
+            waits.append(max(0.0, 1_000 * (self._settled_s - time.monotonic())))
+        return min((wait for wait in waits if wait is not None), default=None)
 
     def _end_what_is_left(self, stop: Stop | None) -> None:
         """Of a task that is stopped the next processes get SIGTERM; of one that has ended by itself the rest is killed."""

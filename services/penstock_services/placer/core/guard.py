@@ -90,6 +90,14 @@ def _save(state: CellState, event: external_events.JobCheckpointRequested) -> st
     return None if job.status is JobStatus.RUNNING else "not_running"
 
 
+def _command_run(state: CellState, event: external_events.JobCommandRun) -> str | None:
+    """A command may end with its job."""
+    job = state.jobs.get(event.job_id)
+    if job is None:
+        return None if event.job_id in state.ended else "unknown_job"
+    return None if event.tenant in (None, job.spec.owner) else "other_tenant"
+
+
 def _release(state: CellState, event: external_events.JobReleaseRequested) -> str | None:
     if (wrong := _command(state, event)) is not None:
         return wrong
@@ -304,6 +312,7 @@ GUARDS: Mapping[type[Event], Callable[[CellState, Any], str | None]] = MappingPr
         external_events.JobHoldRequested: _hold,
         external_events.JobReleaseRequested: _release,
         external_events.JobCheckpointRequested: _save,
+        external_events.JobCommandRun: _command_run,
         external_events.TaskStarted: _started,
         external_events.TaskExited: _exited,
         external_events.TaskPhaseChanged: _counted,

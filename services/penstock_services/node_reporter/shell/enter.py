@@ -1,0 +1,145 @@
+"""Execution of a command in a running task (`setns`): a helper process per command, in the task's namespaces
+and cgroups, as its user.
+
+Standard library only (see `confinement`). Its stdin has one line of JSON, `{shim, shim_start, pid, plan,
+groups, argv}`, and stays open: when it closes, or the task's program ends, the command is killed. The command
+has the helper's stdout and stderr, the environment, working folder, cores and limits of the task's program,
+and ends with the task: it is in its PID namespace or cgroup.
+
+Exit code: that of the command; 128 + N if signal N killed it; NOT_FOUND; NOT_ENTERED, with the reason on
+stderr.
+"""
+
+import json
+import os
+import resource
+import select
+import signal
+import sys
+from collections.abc import Mapping
+from contextlib import suppress
+from typing import NamedTuple, NoReturn
+
+from penstock_services.node_reporter.shell.confinement import (
+    Confinement,
+    become,
+    drop_privileges,
+    join_mounts,
+    join_namespaces,
+    leave_keyring,
+)
+from penstock_services.node_reporter.shell.pids import descendants, start_ticks
+from penstock_services.node_reporter.shell.shim import PR_SET_CHILD_SUBREAPER, PR_SET_PDEATHSIG, prctl
+from penstock_services.node_reporter.shell.whole_files import put
+
+ENTER = "from penstock_services.node_reporter.shell.enter import main; main()"
+NOT_ENTERED, NOT_FOUND = 126, 127  # as shells and container runtimes have them
+BY_SIGNAL = 128
+PR_SET_DUMPABLE = 4  # <linux/prctl.h>
+TASK_ID = b"PENSTOCK_TASK_ID"  # which the launcher's processes lack before their exec
+
+
+class Program(NamedTuple):
+    """What the command takes over from the task's program."""
+
+    env: Mapping[bytes, bytes]
+    folder: int
+    cores: set[int]
+    limits: Mapping[int, tuple[int, int]]
+
+
+def main() -> NoReturn:
+    try:
+        request = json.loads(sys.stdin.buffer.readline())
+        plan, pid = Confinement(*request["plan"]), request["pid"]
+        leader = os.pidfd_open(pid)
+        program = _program(pid, request["shim"], request["shim_start"])
+        mounts = join_namespaces(plan, pid)
+        if plan.exits == "none":
+            prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+        command = os.fork()
+        if command == 0:
+            _execute(plan, program, mounts, request["groups"], request["argv"])
+        os._exit(_until_end(leader, command))
+    except ProcessLookupError:
+        _fail(NOT_ENTERED, "the task cannot be entered: it has ended")
+    except OSError as error:
+        _fail(NOT_ENTERED, f"the task cannot be entered: {error}")
+
+
+def _program(pid: int, shim: int, shim_start: int) -> Program:
+    """Of the task's program, if it is still this one. Raises `OSError`."""
+    with open(f"/proc/{pid}/stat", "rb") as file:
+        parent = int(file.read().rpartition(b")")[2].split()[1])
+    with open(f"/proc/{pid}/environ", "rb") as file:
+        env = dict(text.split(b"=", 1) for text in file.read().split(b"\0") if b"=" in text)
+    if parent != shim or start_ticks(shim) != shim_start:
+        raise ProcessLookupError
+    if TASK_ID not in env:
+        raise OSError("its program has not started yet; ask again")
+    return Program(
+        env,
+        os.open(f"/proc/{pid}/cwd", os.O_PATH | os.O_DIRECTORY),
+        os.sched_getaffinity(pid),
+        {kind: resource.prlimit(pid, kind) for kind in (resource.RLIMIT_DATA, resource.RLIMIT_CORE)},
+    )
+
+
+def _execute(
+    plan: Confinement, program: Program, mounts: int | None, groups: list[str], argv: list[str]
+) -> NoReturn:
+    """In the child: enters the task, drops all rights and becomes the command."""
+    try:
+        prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+        prctl(
+            PR_SET_DUMPABLE, 0, 0, 0, 0
+        )  # no process of the task can read this one's memory and descriptors
+        os.setsid()
+        os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+        for group in groups:
+            put(f"{group}/cgroup.procs", "0")
+        join_mounts(mounts)
+        os.sched_setaffinity(0, program.cores)
+        with suppress(OSError):  # beyond the user's key quota the helper's keyring is shared
+            leave_keyring()
+        drop_privileges()
+        for kind, limits in program.limits.items():
+            resource.setrlimit(kind, limits)
+        become(plan)
+        prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)  # set again: a change of the user clears it
+        os.fchdir(program.folder)
+        for number in (signal.SIGPIPE, signal.SIGXFSZ):
+            signal.signal(number, signal.SIG_DFL)
+        try:
+            os.execvpe(argv[0], argv, program.env)
+        except (FileNotFoundError, NotADirectoryError) as error:
+            _fail(NOT_FOUND, f"{argv[0]}: {error.strerror}; name a program that the task sees")
+    except OSError as error:
+        _fail(NOT_ENTERED, f"the command cannot be executed: {error}")
+    finally:
+        os._exit(NOT_ENTERED)
+
+
+def _until_end(leader: int, command: int) -> int:
+    """The command's exit code. The end of the task, and of the line from the reporter, end the command."""
+    ended = os.pidfd_open(command)
+    poll = select.poll()
+    poll.register(ended, select.POLLIN)
+    poll.register(leader, select.POLLIN)
+    poll.register(0, 0)  # for its hang-up alone
+    if ended not in {descriptor for descriptor, _ in poll.poll()}:
+        with suppress(ProcessLookupError):
+            os.killpg(command, signal.SIGKILL)
+    code = os.waitstatus_to_exitcode(os.waitpid(command, 0)[1])
+    while left := descendants(os.getpid()):  # where neither namespace nor cgroup ends them with the task
+        for pid in left:
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        with suppress(ChildProcessError):
+            os.waitpid(-1, 0)
+    return code if code >= 0 else BY_SIGNAL - code
+
+
+def _fail(code: int, text: str) -> NoReturn:
+    print(f"penstock: {text}", file=sys.stderr, flush=True)
+    os._exit(code)
