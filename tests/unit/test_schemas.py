@@ -19,7 +19,7 @@ from infra.codegen.compatibility import breaks
 from infra.codegen.examples import EXAMPLES
 from infra.codegen.released import RELEASED, problems
 from infra.codegen.schemas import LOCK, ROOT, Catalogue, check, event_schema, generate
-from penstock.model.additions import ADDITIONS, ANY, Addition
+from penstock.model.additions import ANY, Addition
 from penstock.model.event import REGISTRY, Event, wire_type
 from penstock.model.topics import Topic
 from penstock.model.types import Identifier, ShortText, Value

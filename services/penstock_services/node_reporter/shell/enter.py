@@ -21,15 +21,17 @@ from contextlib import suppress
 from typing import NamedTuple, NoReturn
 
 from penstock_services.node_reporter.shell.confinement import (
+    PR_SET_CHILD_SUBREAPER,
+    PR_SET_PDEATHSIG,
     Confinement,
     become,
     drop_privileges,
     join_mounts,
     join_namespaces,
     leave_keyring,
+    prctl,
 )
 from penstock_services.node_reporter.shell.pids import descendants, start_ticks
-from penstock_services.node_reporter.shell.shim import PR_SET_CHILD_SUBREAPER, PR_SET_PDEATHSIG, prctl
 from penstock_services.node_reporter.shell.whole_files import put
 
 ENTER = "from penstock_services.node_reporter.shell.enter import main; main()"

@@ -268,7 +268,7 @@ class Shim:
         """How long nothing is to be done unless something happens."""
         if self._killed:
             return 1_000 * KILL_PAUSE_S
-        waits = [self._output.pause_ms()]
+        waits: list[float | None] = [self._output.pause_ms()]
         if stop is not None:
             waits.append(None if (left_s := stop.left_s()) is None else 1_000 * left_s)
         elif self._settled_s is not None:
