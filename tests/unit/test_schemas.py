@@ -19,7 +19,7 @@ from infra.codegen.compatibility import breaks
 from infra.codegen.examples import EXAMPLES
 from infra.codegen.released import RELEASED, problems
 from infra.codegen.schemas import LOCK, ROOT, Catalogue, check, event_schema, generate
-from penstock.model.additions import ANY, Addition
+from penstock.model.additions import ADDITIONS, ANY, Addition
 from penstock.model.event import REGISTRY, Event, wire_type
 from penstock.model.topics import Topic
 from penstock.model.types import Identifier, ShortText, Value
@@ -281,7 +281,7 @@ def test_a_new_version_needs_an_upcaster(published: Path) -> None:
     assert ["is new, and readers of 0.1.0 stop at it" in text for text in generate(published, upcast)[1]] == [
         True
     ]
-    upcast = replace(upcast, additions={CancelSecond: [Addition(ANY)]})
+    upcast = replace(upcast, additions={**ADDITIONS, CancelSecond: [Addition(ANY)]})
     written, refused = generate(published, upcast)
     assert refused == []
     assert f"events/{CANCEL}/v2.json" in written

@@ -37,6 +37,7 @@ from penstock.cli.tables import (
     jobs_table,
     measures,
     node_state,
+    nodes_remarks,
     nodes_table,
     status_of,
     suspected_for,
@@ -122,7 +123,12 @@ def get_job(
 def get_nodes(ctx: typer.Context, output: Output = Format.TABLE) -> None:
     """List nodes and their allocated resources."""
     answer = gateway(ctx).get("/v1/nodes")
-    present(answer, output, lambda: nodes_table(rows_of(answer, "nodes"), wide=output is Format.WIDE))
+    nodes = rows_of(answer, "nodes")
+
+    def draw() -> RenderableType:
+        return Group(nodes_table(nodes, wide=output is Format.WIDE), *map(Text, nodes_remarks(nodes)))
+
+    present(answer, output, draw)
 
 
 def get_gpus(ctx: typer.Context, output: Output = Format.TABLE) -> None:

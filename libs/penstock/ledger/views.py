@@ -12,6 +12,7 @@ import orjson
 
 from penstock.ledger.adjusted import Adjustment
 from penstock.ledger.evolve_moves import taken
+from penstock.ledger.index import bits
 from penstock.ledger.job_state import JobState, TaskState
 from penstock.ledger.lease import proven_ms
 from penstock.ledger.node_state import NodeState
@@ -135,6 +136,24 @@ def doubt(state: CellState, node: NodeState) -> Row | None:
         "at_ms": found.at_ms,
         "probed_ms": found.sent_ms or None,
         "proven_ms": proven_ms(node, state),
+    }
+
+
+def distrust(node: NodeState) -> Row | None:
+    """Why nothing new is placed on a node or on some of its GPUs, since when, and which probe it takes.
+
+    `gpus`: their slots; empty: the whole node. `until_ms`: the ledger's time from which a probe may start there;
+    `probe`: the job that is it; null: none is. None: the node is trusted.
+    """
+    found = node.distrust
+    if found is None:
+        return None
+    return {
+        "reason": found.reason,
+        "at_ms": found.at_ms,
+        "gpus": list(bits(found.gpu_mask)),
+        "until_ms": found.until_ms,
+        "probe": found.probe or None,
     }
 
 

@@ -13,6 +13,7 @@ from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from penstock import __version__
+from penstock.model.distrust import NodeDistrusted, NodePutOnProbation, NodeTrusted
 from penstock.model.event import Event
 from penstock.model.types import Value
 
@@ -44,7 +45,13 @@ class Addition(NamedTuple):
         return value in self.values if self.values else bool(value)
 
 
-ADDITIONS: Mapping[type[Event], tuple[Addition, ...]] = MappingProxyType({})
+ADDITIONS: Mapping[type[Event], tuple[Addition, ...]] = MappingProxyType(
+    {
+        NodeDistrusted: (Addition(ANY),),  # without them a reader shows the node as usable, and folds on
+        NodePutOnProbation: (Addition(ANY),),
+        NodeTrusted: (Addition(ANY),),
+    }
+)
 """Type → its additions. `infra.codegen.released` refuses a new type, value or wider bound without a row."""
 
 
