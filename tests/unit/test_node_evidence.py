@@ -1,5 +1,6 @@
 """Stories of broken nodes: jobs of everybody fail there at once, so the node is free and gets the next one."""
 
+import random
 from collections.abc import Collection
 
 import pytest
@@ -12,6 +13,7 @@ from penstock.ledger.views import distrust
 from penstock.model.distrust import NodeDistrusted, NodeTrusted
 from penstock.model.external_events import JobCancelRequested, NodeUncordoned
 from penstock.model.settings import PlacerSettings
+from penstock.model.transitions import JobStatus
 from penstock.model.types import JobSpec
 from penstock.policies.explain import explain
 from penstock.policies.reasons import Reason
@@ -248,3 +250,33 @@ def test_a_snapshot_keeps_the_suspicion(cell: CellDriver) -> None:
     assert found.nodes[BROKEN].distrusted
     assert found.index == cell.state.index or found.index.distrusted == cell.state.index.distrusted
     assert found.failures == cell.state.failures
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_nobody_waits_for_ever_beside_broken_nodes(seed: int) -> None:
+    """A bad week: nodes break and are mended, jobs of ten people fail here or everywhere; in the end each job has ended."""
+    chance, cell = random.Random(seed), CellDriver(PlacerSettings())
+    cell.join(*(node_spec(f"n{number}", 2) for number in range(3)))
+    broken: set[str] = set()
+    began, past_ms = cell.now_ms, 0
+    for number in range(60):
+        broken = {f"n{one}" for one in range(3) if chance.random() < 0.3} if number % 10 == 0 else broken
+        spec = spec_of(f"o{chance.randrange(10)}", script=f"s{chance.randrange(3)}.py", attempts=2)
+        cell.submit(f"j{number}", spec, estimate(chance.choice((0, 1, 1, 2)), memory_mib=64))
+        for job in list(cell.state.jobs.values()):
+            if chance.random() < 0.7 and job.status in (JobStatus.LAUNCHING, JobStatus.RUNNING):
+                [(task_id, task)] = job.tasks.items()
+                if task.started_ms is None:
+                    cell.start(job.job_id)
+                fails = task.place.node_id in broken or job.spec.command[-1] == "s0.py"
+                cell.exit(task_id, 1 if fails else 0)
+        past_ms += chance.choice((1_000, 20_000, 90_000))
+        cell.at(past_ms)
+    while cell.state.jobs:
+        for job in list(cell.state.jobs.values()):
+            for task_id in list(job.tasks):
+                cell.start(job.job_id)
+                cell.exit(task_id, 0)
+        past_ms += 60_000
+        cell.at(past_ms)
+        assert cell.now_ms - began < 20 * 3_600_000, "a pause is an hour at most"

@@ -156,6 +156,11 @@ def nodes_remarks(nodes: Iterable[Row]) -> list[str]:
     return [f"{node_id} is suspect: {text}" for node_id, text in sorted(failing.items())]
 
 
+def labels_of(node: Row) -> str:
+    """`disk=ssd zone=b`; `–` for a node without labels."""
+    return " ".join(f"{name}={value}" for name, value in sorted((node.get("labels") or {}).items())) or "–"
+
+
 def cordoned_by(node: Row) -> str:
     """`ada@workstation-7: fans are to be replaced`."""
     cordon = node.get("cordon")
@@ -168,7 +173,7 @@ def nodes_table(nodes: Iterable[Row], *, wide: bool = False) -> Table:
     """One line per node, by id, with used and total capacity."""
     columns = ["NODE", "STATE", "GPU MODEL", "GPUS", "", "CORES", "MEMORY", "TASKS"]
     if wide:
-        columns += ["RACK", "DOMAIN", "ADDRESS", "NETWORK", "FAULTED", "CORDONED BY", "ISOLATION"]
+        columns += ["RACK", "DOMAIN", "ADDRESS", "NETWORK", "FAULTED", "LABELS", "CORDONED BY", "ISOLATION"]
     table = plain_table(*columns, right=("GPUS", "CORES", "MEMORY", "TASKS", "FAULTED"))
     for node in sorted(nodes, key=lambda node: str(node["node_id"])):
         gpus = node["gpus"] - node["gpus_free"]
@@ -183,7 +188,7 @@ def nodes_table(nodes: Iterable[Row], *, wide: bool = False) -> Table:
             cells += [
                 escape(node["rack"]), escape(node["domain"]), escape(node["address"]),
                 f"{node['bandwidth_mbps'] / 1_000:g} Gbit/s", str(node["gpus_faulted"]),
-                escape(cordoned_by(node)), escape(isolation(node)),
+                escape(labels_of(node)), escape(cordoned_by(node)), escape(isolation(node)),
             ]  # fmt: skip
         table.add_row(*cells)
     return table

@@ -130,7 +130,8 @@ def placement_decided(state: CellState, fact: ledger_events.PlacementDecided) ->
         node.tasks[place.task_id] = job.job_id
         node.named += 1
         state.rebook(node)
-        evidence.placed(state, node, job.job_id, place.gpus)
+        if node.distrust is not None:
+            evidence.placed(state, node, job.job_id, place.gpus)
         evolve_sharing.changed(state, job, place)
     if job.kept_ms and job.spec.checkpoint == "sdk" and resumed(state, job) is None:
         begin_at_0(job)

@@ -128,7 +128,8 @@ def _end_task(state: CellState, node_id: str, task_id: str, cause: str) -> tuple
     if passes:
         keep(node, job)
     state.rebook(node)
-    evidence.ended(state, node, job.job_id)
+    if node.distrust is not None:
+        evidence.ended(state, node, job.job_id)
     evolve_sharing.changed(state, job, task.place)
     job.version += 1
     state.change_log.add(job.job_id)

@@ -242,10 +242,11 @@ class JobState:
     def demand_of(self, workers: int) -> Demand:
         """The same with another number of workers."""
         assert self.estimate is not None, f"{self.job_id} has no estimate yet"
+        spec = self.spec
         return Demand(
             workers,
             self.estimate.worker,
-            self.spec.parameter_servers,
+            spec.parameter_servers,
             self.estimate.parameter_server,
-            self.spec.where,
+            spec.where if spec.gpu_models or spec.nodes is not None else (),
         )

@@ -127,6 +127,8 @@ class NodeState:
     @property
     def healthy_gpu_mask(self) -> int:
         """Wholly free GPUs that may be used."""
+        if self.distrust is None:  # as of nearly all nodes, which are asked at each change
+            return self.free_gpu_mask & ~self.faulted_gpu_mask
         return self.free_gpu_mask & ~self.unusable_gpu_mask
 
     @property
@@ -204,7 +206,11 @@ class NodeState:
     @property
     def placeable(self) -> bool:
         """Whether a new task may be placed here, if it fits."""
-        return self.status is NodeStatus.READY and self.cordon is None and not self.distrusted
+        return (
+            self.status is NodeStatus.READY
+            and self.cordon is None
+            and (self.distrust is None or not self.distrusted)
+        )
 
     def sound_gpus(self) -> int:
         """Number of GPUs without fault, allocated or free; 0 while nothing may be placed on the node."""

@@ -49,13 +49,12 @@ async def nodes(request: Request) -> Response:
 
 
 def _with_doubt(gateway: Gateway, row: str) -> orjson.Fragment:
-    """The row with the keys `suspicion` and `distrust`; its text is decoded only while there is one of them."""
+    """The row with the keys `labels`, `suspicion` and `distrust`, as of the latest record."""
     state = gateway.follower.state
-    suspect = state.index.distrusted or '"status":"suspect"' in row
-    live = state.nodes.get(orjson.loads(row)["node_id"]) if suspect else None
-    found = None if live is None else (doubt(state, live), distrust(live))
-    silent, failing = (orjson.dumps(each).decode() for each in found or (None, None))
-    return row_json(f'{row[:-1]},"suspicion":{silent},"distrust":{failing}}}')
+    live = state.nodes.get(orjson.loads(row)["node_id"])
+    found = ({}, None, None) if live is None else (live.spec.labels, doubt(state, live), distrust(live))
+    labels, silent, failing = (orjson.dumps(each).decode() for each in found)
+    return row_json(f'{row[:-1]},"labels":{labels},"suspicion":{silent},"distrust":{failing}}}')
 
 
 def _logs(gateway: Gateway, node_id: str) -> dict[str, str | None]:
@@ -88,6 +87,7 @@ async def node(node_id: str, request: Request) -> Response:
         "logs": _logs(gateway, node_id),
         "suspicion": None if live is None else doubt(gateway.follower.state, live),
         "distrust": None if live is None else distrust(live),
+        "labels": {} if live is None else live.spec.labels,
     }
     return answer({**found, **more})
 

@@ -73,6 +73,10 @@ class Done(OfTask, frozen=True):
     detail: str = ""
 
 
+class Stepped(OfTask, frozen=True):
+    """Its script reports how long its iterations take."""
+
+
 class GraceOver(OfTask, frozen=True):
     """The time between SIGTERM and SIGKILL has passed."""
 
@@ -88,4 +92,4 @@ class Faulted(msgspec.Struct, frozen=True):
     event: GpuFaulted
 
 
-Input = OrderRead | Spawned | Resumed | Done | Gone | GraceOver | Drain | Faulted
+Input = OrderRead | Spawned | Resumed | Done | Gone | Stepped | GraceOver | Drain | Faulted
