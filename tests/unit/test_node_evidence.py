@@ -6,10 +6,11 @@ from collections.abc import Collection
 import pytest
 from msgspec.structs import replace
 
+from penstock.cli.doctor import suspects
 from penstock.cli.tables import distrusted_for, node_state, nodes_remarks
 from penstock.ledger.evidence import EARLY_MS
 from penstock.ledger.snapshot import dump, load
-from penstock.ledger.views import distrust
+from penstock.ledger.views import distrust, gpu_use
 from penstock.model.distrust import NodeDistrusted, NodeTrusted
 from penstock.model.external_events import JobCancelRequested, NodeUncordoned
 from penstock.model.settings import PlacerSettings
@@ -71,6 +72,8 @@ def test_a_black_hole_eats_three_jobs_of_twelve_people(cell: CellDriver) -> None
     row = {"node_id": BROKEN, "status": "ready", "tasks": 0, "distrust": found}
     assert "suspect" in node_state(row)
     assert nodes_remarks([row]) == [f"n1 is suspect: {distrusted_for(row)}"]
+    [finding] = suspects([row, {"node_id": "n2", "status": "ready", "tasks": 0, "distrust": None}])
+    assert (finding.found, "uncordon n1" in finding.remedy) == (f"n1: {distrusted_for(row)}", True)
 
 
 def test_one_fact_announces_the_suspicion(cell: CellDriver) -> None:
@@ -214,6 +217,11 @@ def test_only_a_broken_gpu_is_left_out(cell: CellDriver) -> None:
     [found] = [fact for fact in facts if isinstance(fact, NodeDistrusted)]
     assert found.gpus == (1,)
     assert not doubted(cell)
+    assert [gpu_use(cell.state, cell.state.nodes["n1"], gpu)["suspect"] for gpu in range(3)] == [
+        False,
+        True,
+        False,
+    ]
     places = []
     for number in range(3):
         cell.submit(f"k{number}", spec_of("x"))

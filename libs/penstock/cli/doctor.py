@@ -85,12 +85,18 @@ def cell_findings(client: Client, reach: Reach | None = None) -> Iterator[Findin
     yield from _addresses(nodes)
     yield from _outputs(client, [node["node_id"] for node in ready], reach)
     yield from _isolation(nodes)
-    for node in nodes:
-        if text := distrusted_for(node):
-            remedy = f"look at it (disk, mounts, driver), then `penstock node uncordon {node['node_id']}`; else its probes go on"
-            yield Finding("suspect", f"{node['node_id']}: {text}", remedy)
+    yield from suspects(nodes)
     if silent:
         yield Finding("silent", ", ".join(silent), "look at these machines and their node-reporters")
+
+
+def suspects(nodes: Sequence[dict[str, Any]]) -> Iterator[Finding]:
+    """Nodes on which jobs fail, or on GPUs of which."""
+    for node in nodes:
+        if text := distrusted_for(node):
+            name = node["node_id"]
+            remedy = f"look at it (disk, mounts, driver), then `penstock node uncordon {name}`; else its probes go on"
+            yield Finding("suspect", f"{name}: {text}", remedy)
 
 
 def _suspect(node: dict[str, Any]) -> bool:

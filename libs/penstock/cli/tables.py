@@ -260,9 +260,9 @@ def gpus_table(gpus: Iterable[Row], *, wide: bool = False) -> Table:
 
 
 def gpu_state(gpu: Row) -> str:
-    """`free`, `used`, `shared, 25% free`, `shared, in turns` by a group, `faulted`."""
+    """`free`, `used`, `shared, 25% free`, `shared, in turns` by a group, `faulted`, `suspect`."""
     if gpu["faulted"] or not gpu["holders"]:
-        return state("faulted" if gpu["faulted"] else "free")
+        return state("faulted" if gpu["faulted"] else "suspect" if gpu.get("suspect") else "free")
     if all(holder["share_milli"] == WHOLE_GPU for holder in gpu["holders"]):
         return state("used") if len(gpu["holders"]) == 1 else f"{state('shared')}, in turns"
     return state("shared") + (f", {gpu['free_milli'] / 10:g}% free" if gpu["free_milli"] else "")

@@ -262,7 +262,7 @@ def gpu_row(node: NodeState, slot: int, owners: Owners) -> Row:
 def gpu_use(state: CellState, node: NodeState, slot: int) -> Row:
     """The tasks on the GPU of one slot, in the order of placement, then those for which it is reserved, each with its share of time and memory.
 
-    Shares in thousandths of the GPU; `free_milli` is 0 on a faulted one. O(tasks on the node).
+    Shares in thousandths of the GPU; `free_milli` is 0 on a faulted one, and on one that is `suspect`: jobs fail there. O(tasks on the node).
     """
     holders: list[tuple[int, Row]] = []
     for task_id, job_id in node.tasks.items():
@@ -278,9 +278,10 @@ def gpu_use(state: CellState, node: NodeState, slot: int) -> Row:
                 holders.append((state.token, {"job_id": job_id, "task_id": place.task_id, **share}))
     holders.sort(key=lambda holder: holder[0])
     given = sum(found["share_milli"] for _, found in holders)
-    usable = node.present_gpu_mask & ~node.faulted_gpu_mask
+    usable = node.present_gpu_mask & ~node.unusable_gpu_mask
     free_milli = max(0, WHOLE_GPU - given) if usable >> slot & 1 else 0
-    return {"holders": [found for _, found in holders], "free_milli": free_milli}
+    suspect = bool(node.unusable_gpu_mask & ~node.faulted_gpu_mask & 1 << slot)
+    return {"holders": [found for _, found in holders], "free_milli": free_milli, "suspect": suspect}
 
 
 def gpu_owners(jobs: Mapping[str, JobState]) -> Owners:

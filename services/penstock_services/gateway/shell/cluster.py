@@ -108,7 +108,11 @@ def _held(gateway: Gateway, row: dict[str, Any]) -> Row:
     """The tasks that hold the GPU of this row, and its free share."""
     state = gateway.follower.state
     node = state.nodes.get(row["node_id"])
-    return {"holders": [], "free_milli": 0} if node is None else gpu_use(state, node, row["gpu"])
+    return (
+        {"holders": [], "free_milli": 0, "suspect": False}
+        if node is None
+        else gpu_use(state, node, row["gpu"])
+    )
 
 
 class Filters(NamedTuple):
