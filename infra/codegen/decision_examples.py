@@ -18,6 +18,7 @@ from infra.codegen.scenario import (
 from penstock.model import ledger_events
 from penstock.model.adjustments import BandwidthDecided, CheckpointDecided, CoresDecided
 from penstock.model.arrays import ArraysSized, CoresReclaimed
+from penstock.model.distrust import NodeDistrusted, NodePutOnProbation, NodeTrusted
 from penstock.model.event import Event
 from penstock.model.groups import GroupDecided, GroupDissolved, KindsApart, Shortfall
 from penstock.model.moves import JobConverged, MoveDecided, MoveGivenUp
@@ -141,6 +142,14 @@ DECISIONS: tuple[Event, ...] = (
     ),
     ledger_events.NodeLost(node_id=NEXT_NODE),
     ledger_events.NodeRestored(node_id=NEXT_NODE),
+    NodeDistrusted(
+        node_id=NEXT_NODE,
+        reason="3 jobs of 3 owners failed there within 12 s, each soon after its start, and none succeeded in between",
+        pause_ms=MINUTE_MS,
+        gpus=(0,),
+    ),
+    NodePutOnProbation(node_id=NEXT_NODE),
+    NodeTrusted(node_id=NEXT_NODE, reason=f"{JOB} ran there"),
     ledger_events.NodeProbed(node_id=NEXT_NODE),
     ledger_events.ProbeExpired(node_id=NEXT_NODE, probe=TOKEN),
     ledger_events.NodeJoinRefused(

@@ -86,7 +86,7 @@ def fits(node: NodeState, plan: list[Placed], demand: Demand, is_worker: bool) -
         return False
     models = {gpu.model for gpu in node.spec.gpus}
     if need.gpus:
-        if demand.gpu_models and (len(models) != 1 or not models <= set(demand.gpu_models)):
+        if demand.where and (len(models) != 1 or not models <= set(demand.where.gpu_models)):
             return False
         if any(gpu.memory_mib < need.gpu_memory_mib for gpu in node.spec.gpus):
             return False

@@ -56,7 +56,7 @@ def feasible(node: NodeState, demand: Demand) -> bool:
     need = demand.worker
     if node.status is not NodeStatus.READY:
         return False
-    if need.gpus and demand.gpu_models and {gpu.model for gpu in node.spec.gpus} - {*demand.gpu_models}:
+    if need.gpus and demand.where and {gpu.model for gpu in node.spec.gpus} - {*demand.where.gpu_models}:
         return False
     if need.gpus and any(gpu.memory_mib < need.gpu_memory_mib for gpu in node.spec.gpus):
         return False

@@ -8,6 +8,7 @@ from penstock.ledger.check import check
 from penstock.ledger.demand import Demand
 from penstock.ledger.state import CellState
 from penstock.model import external_events
+from penstock.model.allowed import Allowed, models_of
 from penstock.policies.base import LazyRng
 from penstock.policies.liquid import Liquid, PairCost
 from tests.papers import liquid_reference as reference
@@ -167,7 +168,7 @@ def demands(draw: st.DrawFn) -> Demand:
         worker=vector(4),
         parameter_servers=draw(st.sampled_from([0, 0, 1, 2])),
         parameter_server=vector(1),
-        gpu_models=draw(st.sampled_from([(), (), ("V100",), ("K80", "V100"), ("H100",)])),
+        where=draw(st.sampled_from([(), *map(Allowed, ((), ("V100",), ("K80", "V100"), ("H100",)))])),
     )
 
 
@@ -188,7 +189,7 @@ def test_the_product_decides_exactly_as_the_plain_loop(
         "job",
         workers=demand.workers,
         parameter_servers=demand.parameter_servers,
-        gpu_models=demand.gpu_models,
+        gpu_models=models_of(demand.where),
         worker=demand.worker,
         parameter_server=demand.parameter_server,
     )

@@ -1,4 +1,4 @@
-"""Out of memory under a guessed limit: caps of guesses, who is blamed, how often it is tried, and what the user reads."""
+"""Out of memory that nobody asked for: caps beyond promises, who is blamed, how often it is tried, and what the user reads."""
 
 from typing import Any
 
@@ -21,8 +21,11 @@ GUESS = Estimate(
     parameter_server=ResourceVector(gpus=0, cores=1, host_memory_mib=1_024),
     confidence=0.1, tier="default", source="default: nothing is known yet", guessed=("worker", "ps"),
 )  # fmt: skip
-SHARE_MIB = 131_072 // 4
-SERVER_SHARE_MIB = 131_072 // 32
+NODE_MIB = 131_072
+KILLED: dict[str, Any] = {
+    "cause": "out_of_memory", "exit_code": None, "signal": 9, "usage": Usage(host_memory_mib=9_000),
+}  # fmt: skip
+"""The machine ran short, and the kernel ended the task that had most beyond its promise."""
 
 
 @pytest.fixture
@@ -44,17 +47,36 @@ def exhausted(cell: CellDriver, task_id: str, memory: Any = "host_memory", **mor
     return kinds(cell.feed(msgspec.structs.replace(exited, **more)))
 
 
-def test_a_guess_is_not_capped_below_its_fair_share(cell: CellDriver) -> None:
-    """2 GiB are reserved for the new user's job; what goes with its GPU, 32 GiB, is what it may use."""
+def test_what_nobody_asked_for_is_no_cap(cell: CellDriver) -> None:
+    """2 GiB are reserved for the new user's job; what the idle node has besides is what it may use, guessed or learned."""
     cell.submit("j", job_spec(ps=1), GUESS)
     worker, server = (task.place for task in cell.job("j").tasks.values())
-    assert (worker.host_memory_mib, worker.cap_mib) == (2_048, SHARE_MIB)
-    assert (server.host_memory_mib, server.cap_mib) == (1_024, SERVER_SHARE_MIB), "by its core: it has no GPU"
-    assert cell.state.nodes["n1"].free_host_memory_mib == 131_072 - 2_048 - 1_024
+    assert (worker.host_memory_mib, worker.cap_mib) == (2_048, NODE_MIB)
+    assert (server.host_memory_mib, server.cap_mib) == (1_024, NODE_MIB - 2_048)
+    assert cell.state.nodes["n1"].free_host_memory_mib == NODE_MIB - 2_048 - 1_024
     starts = {order.place.role: order.place.cap_mib for order in cell.orders()}  # type: ignore[union-attr]
-    assert starts == {"worker": SHARE_MIB, "ps": SERVER_SHARE_MIB}
-    cell.submit("sure", None, msgspec.structs.replace(GUESS, guessed=()))
-    assert cell.job("sure").tasks["sure.1.w0"].place.cap_mib == 2_048
+    assert starts == {"worker": NODE_MIB, "ps": NODE_MIB - 2_048}
+    learned = msgspec.structs.replace(
+        GUESS, guessed=(), tier="history", worker=ResourceVector(gpus=1, cores=1, host_memory_mib=48)
+    )
+    cell.submit("nightly", None, learned)
+    place = cell.job("nightly").tasks["nightly.1.w0"].place
+    assert (place.host_memory_mib, place.cap_mib) == (48, NODE_MIB - 3_072), (
+        "48 MiB last night, 1.5 GiB today"
+    )
+
+
+def test_what_others_were_promised_is_not_taken(cell: CellDriver) -> None:
+    """Beside a neighbour that asked for 120 GiB, a job that asked for nothing may use the rest, or its fair share."""
+    asked = msgspec.structs.replace(job_spec(), resources=ResourceRequest(host_memory_mib=90_000))
+    large = estimate(memory_mib=90_000)
+    cell.submit("large", asked, large)
+    assert cell.job("large").tasks["large.1.w0"].place.cap_mib == 90_000
+    cell.submit("j", None, GUESS)
+    assert cell.job("j").tasks["j.1.w0"].place.cap_mib == NODE_MIB - 90_000
+    cell.submit("more", asked, estimate(memory_mib=30_000))
+    cell.submit("k", None, GUESS)
+    assert cell.job("k").tasks["k.1.w0"].place.cap_mib == NODE_MIB // 4
 
 
 def test_fair_shares_of_a_node_add_up_to_it() -> None:
@@ -68,19 +90,18 @@ def test_a_guess_that_was_too_small_costs_one_attempt_and_none_of_the_users_own(
     """It waits for the estimator, who knows by now what did not suffice; a late copy of the first estimate is not taken for it."""
     cell.submit("j", None, GUESS)
     cell.start("j")
-    assert exhausted(cell, "j.1.w0") == ["task.exited", "job.requeued"]
+    assert exhausted(cell, "j.1.w0", **KILLED) == ["task.exited", "job.requeued"]
     job = cell.job("j")
     assert (job.status, job.infrastructure_retries, job.estimate) == (JobStatus.SUBMITTED, 1, None)
     found = explain(cell.state, "j")
     assert found.reason == "awaiting_estimate"
-    assert "its cap was 32768 MiB" in found.detail
+    assert "its node ran short while it had 9000 MiB, and was promised 2048 MiB" in found.detail
     assert cell.feed(JobEstimated(job_id="j", estimate=GUESS)).reason == "duplicate_estimate"
-    raised = msgspec.structs.replace(
-        GUESS, worker=ResourceVector(gpus=1, cores=1, host_memory_mib=2 * SHARE_MIB)
-    )
+    raised = msgspec.structs.replace(GUESS, worker=ResourceVector(gpus=1, cores=1, host_memory_mib=18_000))
     step = cell.feed(JobEstimated(job_id="j", estimate=raised, attempt=2))
     assert kinds(step) == ["job.estimated", "placement.decided", "timer.set"]
-    assert job.tasks["j.2.w0"].place.cap_mib == 2 * SHARE_MIB
+    assert job.tasks["j.2.w0"].place.host_memory_mib == 18_000
+    assert job.short_of == {"worker:host_memory": 9_000}
     cell.start("j")
     cell.exit("j.2.w0")
     assert cell.state.ended["j"] == "succeeded"
@@ -92,7 +113,7 @@ def test_another_tenant_is_not_shown_what_failed_while_the_job_waits_to_be_estim
     """The sentence names the task, its node and what its owner's runs used."""
     cell.submit("j", None, GUESS)
     cell.start("j")
-    exhausted(cell, "j.1.w0")
+    exhausted(cell, "j.1.w0", **KILLED)
     found = msgspec.to_builtins(explain(cell.state, "j"))
     assert found["detail"]
     other, own = (Caller(frozenset({Role.READ}), tenant) for tenant in ("other", "ada"))
@@ -138,7 +159,7 @@ def test_a_parameter_server_is_blamed_although_its_worker_failed_first(cell: Cel
     assert facts == ["task.exited", "job.requeued"]
     job = cell.job("j")
     assert job.failure.startswith("j.1.ps0 on n1: out of host memory")
-    assert "its cap was 4096 MiB, its fair share of the node, since 1024 MiB was a guess" in job.failure
+    assert "its node ran short while it had 1900 MiB, and was promised 1024 MiB" in job.failure
     assert "Penstock's guess for parameter servers" in job.failure
     assert job.exit_code == 137
 
@@ -188,22 +209,22 @@ def test_memory_is_raised_a_bounded_number_of_times(cell: CellDriver) -> None:
     """An estimator that answers with the same again, or with a little more each time, does not make a job run for ever."""
     cell.submit("same", None, GUESS)
     cell.start("same")
-    exhausted(cell, "same.1.w0")
+    exhausted(cell, "same.1.w0", **KILLED)
     cell.feed(JobEstimated(job_id="same", estimate=GUESS, attempt=2))
     cell.start("same")
-    exhausted(cell, "same.2.w0")
+    exhausted(cell, "same.2.w0", **KILLED)
     assert cell.state.ended["same"] == "failed"
 
     cell.submit("more", None, GUESS)
     for attempt in range(1, MAX_RAISES + 1):
         cell.start("more")
-        exhausted(cell, f"more.{attempt}.w0")
+        exhausted(cell, f"more.{attempt}.w0", **(KILLED | {"usage": Usage(host_memory_mib=9_000 + attempt)}))
         assert cell.job("more").memory_retries == attempt
-        worker = msgspec.structs.replace(GUESS.worker, host_memory_mib=SHARE_MIB + attempt)
+        worker = msgspec.structs.replace(GUESS.worker, host_memory_mib=9_000 + attempt)
         raised = msgspec.structs.replace(GUESS, worker=worker)
         cell.feed(JobEstimated(job_id="more", estimate=raised, attempt=attempt + 1))
     cell.start("more")
-    exhausted(cell, f"more.{MAX_RAISES + 1}.w0")
+    exhausted(cell, f"more.{MAX_RAISES + 1}.w0", **(KILLED | {"usage": Usage(host_memory_mib=10_000)}))
     assert cell.state.ended["more"] == "failed"
 
 
@@ -211,7 +232,7 @@ def test_a_job_that_waits_for_its_second_estimate_can_be_cancelled_and_times_out
     """The estimator is down; the queue's time-out counts as for a new job."""
     cell.submit("j", job_spec(queue_timeout_ms=5_000), GUESS)
     cell.start("j")
-    assert exhausted(cell, "j.1.w0") == ["task.exited", "job.requeued", "timer.set"]
+    assert exhausted(cell, "j.1.w0", **KILLED) == ["task.exited", "job.requeued", "timer.set"]
     cell.at(5_000)
     assert cell.state.ended["j"] == "timed_out_queued"
 

@@ -10,7 +10,7 @@ from rich.table import Table
 
 from penstock.cli.common import rows_of
 from penstock.cli.output import duration
-from penstock.cli.tables import isolation
+from penstock.cli.tables import distrusted_for, isolation
 from penstock.client import Client
 from penstock.errors import ConfigurationError, PenstockError
 from penstock.exits import Stop
@@ -76,7 +76,7 @@ def cell_findings(client: Client, reach: Reach | None = None) -> Iterator[Findin
     yield from _services(status)
     yield _ledger(client.get("/v1/ledger"))
     nodes = rows_of(client.get("/v1/nodes"), "nodes")
-    ready = [node for node in nodes if node["status"] == "ready"]
+    ready = [node for node in nodes if node["status"] == "ready" and not _suspect(node)]
     silent = [node["node_id"] for node in nodes if node["status"] == "suspect"]
     start = "start a node-reporter, or everything on this machine with `penstock up`"
     gone = [node["node_id"] for node in nodes if node["status"] == "gone"]
@@ -85,8 +85,23 @@ def cell_findings(client: Client, reach: Reach | None = None) -> Iterator[Findin
     yield from _addresses(nodes)
     yield from _outputs(client, [node["node_id"] for node in ready], reach)
     yield from _isolation(nodes)
+    yield from suspects(nodes)
     if silent:
         yield Finding("silent", ", ".join(silent), "look at these machines and their node-reporters")
+
+
+def suspects(nodes: Sequence[dict[str, Any]]) -> Iterator[Finding]:
+    """Nodes on which jobs fail, or on GPUs of which."""
+    for node in nodes:
+        if text := distrusted_for(node):
+            name = node["node_id"]
+            remedy = f"look at it (disk, mounts, driver), then `penstock node uncordon {name}`; else its probes go on"
+            yield Finding("suspect", f"{name}: {text}", remedy)
+
+
+def _suspect(node: dict[str, Any]) -> bool:
+    """Whether jobs fail there, wherever on the node."""
+    return bool(node.get("distrust")) and not node["distrust"]["gpus"]
 
 
 def _ledger(ledger: dict[str, Any]) -> Finding:

@@ -279,6 +279,9 @@ TEXTS: Mapping[str, tuple[str, Callable[[Data], str]]] = MappingProxyType(
         "penstock.node.probe_expired": ("probe expired", lambda d: f"{d['node_id']} did not answer, and its lease is over"),
         "penstock.node.lost": ("node lost", lambda d: str(d["node_id"])),
         "penstock.node.restored": ("restored", lambda d: str(d["node_id"])),
+        "penstock.node.distrusted": ("suspect", lambda d: f"{d['node_id']}{_slots(d)}: {d['reason']}; a probe starts there in {duration(d['pause_ms'])}"),
+        "penstock.node.put_on_probation": ("probation", lambda d: f"{d['node_id']}: the next job that is placed there is its probe"),
+        "penstock.node.trusted": ("trusted", lambda d: f"{d['node_id']}: {d['reason']}"),
         "penstock.node.join_refused": ("join refused", lambda d: f"{d['node_id']}: {JOIN_REFUSALS[d['reason']]}"),
         "penstock.gpu.faulted": ("GPU fault", lambda d: f"{d['node_id']} GPU {d['gpu']}: {d['fault']} {d.get('detail', '')}"),
         "penstock.cell.frozen": ("frozen", lambda d: str(d["reason"])),
@@ -306,6 +309,11 @@ QUIET = frozenset({"penstock.timer.set", "penstock.timer.fired", "penstock.timer
 
 def _sharing(data: Data) -> str:
     return f", beside the members of {data['group']}" if data.get("group") else ""
+
+
+def _slots(data: Data) -> str:
+    """` GPU 0, 1`; empty: the whole node."""
+    return f" GPU {numbers(data['gpus'])}" if data.get("gpus") else ""
 
 
 def _after(data: Data) -> str:

@@ -35,8 +35,10 @@ from penstock.cli.tables import (
     gpus_table,
     isolation,
     jobs_table,
+    labels_of,
     measures,
     node_state,
+    nodes_remarks,
     nodes_table,
     status_of,
     suspected_for,
@@ -122,7 +124,12 @@ def get_job(
 def get_nodes(ctx: typer.Context, output: Output = Format.TABLE) -> None:
     """List nodes and their allocated resources."""
     answer = gateway(ctx).get("/v1/nodes")
-    present(answer, output, lambda: nodes_table(rows_of(answer, "nodes"), wide=output is Format.WIDE))
+    nodes = rows_of(answer, "nodes")
+
+    def draw() -> RenderableType:
+        return Group(nodes_table(nodes, wide=output is Format.WIDE), *map(Text, nodes_remarks(nodes)))
+
+    present(answer, output, draw)
 
 
 def get_gpus(ctx: typer.Context, output: Output = Format.TABLE) -> None:
@@ -283,6 +290,7 @@ def describe_node(ctx: typer.Context, node: NodeArgument, output: Output = Forma
         "State": node_state(found) + (" · leaving" if found["leaving"] else ""),
         "Suspect": escape(suspected_for(found)),
         "Cordoned by": escape(cordoned_by(found)),
+        "Labels": escape(labels_of(found)),
         "Place": escape(f"{found['rack']} in {found['domain']}, address {found['address']}"),
         "Cores": f"{found['cores_free']} of {found['cores']} free",
         "Memory": f"{memory(found['host_memory_free_mib'])} of {memory(found['host_memory_mib'])} free",

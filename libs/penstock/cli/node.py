@@ -34,7 +34,7 @@ def drain(ctx: typer.Context, node: NodeArgument, reason: Reason = "", output: O
 def uncordon(
     ctx: typer.Context, node: NodeArgument, reason: Reason = "", output: Output = Format.TABLE
 ) -> None:
-    """End a cordon, and a drain with it."""
+    """Use a node again: end a cordon, a drain with it, and the suspicion after jobs failed there."""
     _order(gateway(ctx), "uncordon", node, reason, output)
 
 

@@ -110,7 +110,13 @@ def bar(used: int, whole: int, width: int = 12) -> str:
 
 def node_state(node: Row) -> str:
     """`ready`; `ready, cordoned`; `suspect, dead at 12:40:10`; `ready, drained` once nothing is left on it."""
-    cordon, doubt = node.get("cordon"), node.get("suspicion")
+    cordon, doubt, failing = node.get("cordon"), node.get("suspicion"), node.get("distrust")
+    if failing and not cordon and not doubt:
+        return (
+            f"{state(node['status'])}, GPU {numbers(failing['gpus'])} suspect"
+            if failing["gpus"]
+            else state("suspect")
+        )
     if doubt and doubt["proven_ms"]:
         return f"{state(node['status'])}, [yellow]dead at {clock(doubt['proven_ms'])}[/]"
     if not cordon:
@@ -123,13 +129,36 @@ def suspected_for(node: Row) -> str:
     """`its connection broke (12:27:40); probed 12:27:41; proven dead at 12:40:11 unless it answers`."""
     doubt = node.get("suspicion")
     if not doubt:
-        return "–"
+        return distrusted_for(node) or "–"
     parts = [f"{doubt['reason']} ({clock(doubt['at_ms'])})"]
     if doubt["probed_ms"]:
         parts.append(f"probed {clock(doubt['probed_ms'])}")
     if doubt["proven_ms"]:
         parts.append(f"proven dead at {clock(doubt['proven_ms'])} unless it answers")
     return "; ".join(parts)
+
+
+def distrusted_for(node: Row) -> str:
+    """`3 jobs of 3 owners failed there …; a probe may start there from 12:41:10`; empty: the node is trusted."""
+    found = node.get("distrust")
+    if not found:
+        return ""
+    gpus = f"GPU {numbers(found['gpus'])}: " if found["gpus"] else ""
+    probe = f"a probe may start there from {clock(found['until_ms'])}"
+    if found["probe"]:
+        probe = f"its probe is {found['probe']}"
+    return f"{gpus}{found['reason']}; {probe}"
+
+
+def nodes_remarks(nodes: Iterable[Row]) -> list[str]:
+    """A sentence for each node on which jobs fail, by id: `node-0 is suspect: 3 jobs of 3 owners failed there …`."""
+    failing = {str(node["node_id"]): text for node in nodes if (text := distrusted_for(node))}
+    return [f"{node_id} is suspect: {text}" for node_id, text in sorted(failing.items())]
+
+
+def labels_of(node: Row) -> str:
+    """`disk=ssd zone=b`; `–` for a node without labels."""
+    return " ".join(f"{name}={value}" for name, value in sorted((node.get("labels") or {}).items())) or "–"
 
 
 def cordoned_by(node: Row) -> str:
@@ -144,7 +173,7 @@ def nodes_table(nodes: Iterable[Row], *, wide: bool = False) -> Table:
     """One line per node, by id, with used and total capacity."""
     columns = ["NODE", "STATE", "GPU MODEL", "GPUS", "", "CORES", "MEMORY", "TASKS"]
     if wide:
-        columns += ["RACK", "DOMAIN", "ADDRESS", "NETWORK", "FAULTED", "CORDONED BY", "ISOLATION"]
+        columns += ["RACK", "DOMAIN", "ADDRESS", "NETWORK", "FAULTED", "LABELS", "CORDONED BY", "ISOLATION"]
     table = plain_table(*columns, right=("GPUS", "CORES", "MEMORY", "TASKS", "FAULTED"))
     for node in sorted(nodes, key=lambda node: str(node["node_id"])):
         gpus = node["gpus"] - node["gpus_free"]
@@ -159,7 +188,7 @@ def nodes_table(nodes: Iterable[Row], *, wide: bool = False) -> Table:
             cells += [
                 escape(node["rack"]), escape(node["domain"]), escape(node["address"]),
                 f"{node['bandwidth_mbps'] / 1_000:g} Gbit/s", str(node["gpus_faulted"]),
-                escape(cordoned_by(node)), escape(isolation(node)),
+                escape(labels_of(node)), escape(cordoned_by(node)), escape(isolation(node)),
             ]  # fmt: skip
         table.add_row(*cells)
     return table
@@ -233,9 +262,9 @@ def gpus_table(gpus: Iterable[Row], *, wide: bool = False) -> Table:
 
 
 def gpu_state(gpu: Row) -> str:
-    """`free`, `used`, `shared, 25% free`, `shared, in turns` by a group, `faulted`."""
+    """`free`, `used`, `shared, 25% free`, `shared, in turns` by a group, `faulted`, `suspect`."""
     if gpu["faulted"] or not gpu["holders"]:
-        return state("faulted" if gpu["faulted"] else "free")
+        return state("faulted" if gpu["faulted"] else "suspect" if gpu.get("suspect") else "free")
     if all(holder["share_milli"] == WHOLE_GPU for holder in gpu["holders"]):
         return state("used") if len(gpu["holders"]) == 1 else f"{state('shared')}, in turns"
     return state("shared") + (f", {gpu['free_milli'] / 10:g}% free" if gpu["free_milli"] else "")

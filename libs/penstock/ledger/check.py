@@ -9,6 +9,7 @@ from typing import Any
 
 from penstock.ledger.arrays import LARGE_GPUS
 from penstock.ledger.check_groups import Lease, group_problems, lease_of, leases_on
+from penstock.ledger.distrust import TRUST_TIMER
 from penstock.ledger.evolve_arrays import gpus_of, without_gpus
 from penstock.ledger.evolve_moves import taken
 from penstock.ledger.evolve_sharing import present
@@ -66,6 +67,10 @@ def _node(state: CellState, node: NodeState) -> Iterator[str]:
     )
     if cpu != node.cpu_core_mask:
         yield f"node {name} counts cores {node.cpu_core_mask:b} of jobs without GPUs, they hold {cpu:b}"
+    if (doubt := node.distrust) is not None and doubt.probe and doubt.probe not in node.tasks.values():
+        yield f"node {name} waits for its probe {doubt.probe}, which is not there"
+    if doubt is not None and not (doubt.open or doubt.probe or timer_id(name, TRUST_TIMER) in state.timers):
+        yield f"node {name} is distrusted for ever: no timer ends its pause"
     if node.status is NodeStatus.GONE and node.tasks:
         yield f"node {name} is gone but holds {', '.join(node.tasks)}"
 
@@ -248,6 +253,8 @@ def _index(state: CellState) -> Iterator[str]:
             fresh.lose(node.bit, node.spec)
         if node.cordon is not None:
             fresh.cordoned |= node.bit
+        if node.distrust is not None:
+            fresh.distrusted |= node.bit
         if (node.gpu_uuids, node.gpu_memory_mib) != _gpus(node):
             yield f"node {node.spec.node_id} reads {node.gpu_uuids}, {node.gpu_memory_mib} MiB; its GPUs are {_gpus(node)}"
         if node.entered != node.free():

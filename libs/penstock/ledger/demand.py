@@ -5,6 +5,7 @@ from operator import attrgetter
 
 import msgspec
 
+from penstock.model.allowed import Where
 from penstock.model.types import ResourceVector
 
 NOTHING = ResourceVector()
@@ -24,7 +25,7 @@ class Demand(msgspec.Struct, frozen=True):
     worker: ResourceVector
     parameter_servers: int = 0
     parameter_server: ResourceVector = NOTHING
-    gpu_models: tuple[str, ...] = ()
+    where: Where = ()
 
     @property
     def tasks(self) -> int:
@@ -42,5 +43,5 @@ class Demand(msgspec.Struct, frozen=True):
             *vector_key(self.worker),
             self.parameter_servers,
             *(vector_key(self.parameter_server) if self.parameter_servers else ()),
-            *self.gpu_models,
+            *self.where,
         )

@@ -12,6 +12,7 @@ from typing import Any
 from penstock.errors import one_line
 from penstock.ledger import (
     departed,
+    evidence,
     evolve_adjustments,
     evolve_arrays,
     evolve_groups,
@@ -29,6 +30,7 @@ from penstock.ledger.record import RawRecord, UnfoldableRecord
 from penstock.ledger.state import CellState, FailedChoices
 from penstock.model import adjustments, external_events, ledger_events
 from penstock.model.arrays import ArraysSized, CoresReclaimed
+from penstock.model.distrust import NodeDistrusted, NodePutOnProbation, NodeTrusted
 from penstock.model.estimates import EtaEstimated, JobEstimated, StagesProfiled
 from penstock.model.event import Event
 from penstock.model.groups import GroupDecided, GroupDissolved
@@ -190,6 +192,9 @@ HANDLERS: Mapping[type[Event], Callable[[CellState, Any], None]] = MappingProxyT
         ledger_events.NodeLost: evolve_nodes.node_lost,
         ledger_events.NodeJoinRefused: evolve_nodes.node_join_refused,
         ledger_events.NodeRestored: evolve_nodes.node_restored,
+        NodeDistrusted: evidence.node_distrusted,
+        NodePutOnProbation: evidence.node_put_on_probation,
+        NodeTrusted: evidence.node_trusted,
         external_events.GpuFaulted: evolve_nodes.counted(evolve_nodes.gpu_faulted),
         ledger_events.TermStarted: _term_started,
         ledger_events.InputAccepted: _input_accepted,

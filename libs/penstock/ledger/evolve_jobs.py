@@ -2,7 +2,7 @@
 
 from msgspec.structs import replace
 
-from penstock.ledger import evolve_arrays, evolve_sharing
+from penstock.ledger import evidence, evolve_arrays, evolve_sharing
 from penstock.ledger.evolve_groups import join, leave
 from penstock.ledger.evolve_moves import end_move
 from penstock.ledger.gpu_shares import shared
@@ -131,6 +131,8 @@ def placement_decided(state: CellState, fact: ledger_events.PlacementDecided) ->
         node.tasks[place.task_id] = job.job_id
         node.named += 1
         state.rebook(node)
+        if node.distrust is not None:
+            evidence.placed(state, node, job.job_id, place.gpus)
         evolve_sharing.changed(state, job, place)
     if job.kept_ms and job.spec.checkpoint == "sdk" and resumed(state, job) is None:
         begin_at_0(job)

@@ -4,7 +4,7 @@ import heapq
 from collections.abc import Callable
 from typing import Any
 
-from penstock.ledger import evolve_arrays, lease
+from penstock.ledger import evidence, evolve_arrays, lease
 from penstock.ledger.departed import free_ordinal, withdraw
 from penstock.ledger.evolve_moves import taken
 from penstock.ledger.groups import own_parts
@@ -77,6 +77,8 @@ def node_joined(state: CellState, fact: external_events.NodeJoined) -> None:
     else:
         withdraw(state, node)
         node.rebooted = node.spec.boot_id != spec.boot_id
+        if node.rebooted or node.spec.gpus != spec.gpus:
+            evidence.forgotten(state, node)
         if node.status is not NodeStatus.READY:
             node.status = transition(NODE_TRANSITIONS, node.status, NodeStatus.READY, spec.node_id)
         node.leaving = False
@@ -128,6 +130,8 @@ def node_changed(state: CellState, fact: external_events.NodeChanged) -> None:
     node = state.nodes[fact.node.node_id]
     withdraw(state, node)
     node.faulted_gpu_mask = 0
+    if node.spec.gpus != fact.node.gpus:
+        evidence.forgotten(state, node)
     _enter_spec(state, node, fact.node)
     state.reindex(node)
 
@@ -173,6 +177,7 @@ def node_cordoned(state: CellState, fact: external_events.NodeCordoned) -> None:
 def node_uncordoned(state: CellState, fact: external_events.NodeUncordoned) -> None:
     node = state.nodes[fact.node_id]
     node.cordon = None
+    evidence.forgotten(state, node)
     node.commanded_seq = state.seq
     state.index.cordoned &= ~node.bit
     state.reindex(node)
@@ -182,6 +187,7 @@ def node_lost(state: CellState, fact: ledger_events.NodeLost) -> None:
     node = state.nodes[fact.node_id]
     node.status = transition(NODE_TRANSITIONS, node.status, NodeStatus.GONE, fact.node_id)
     lease.cleared(state, node)
+    evidence.cleared(state, node)
     state.index.lose(node.bit, node.spec)
     state.capacity_version += 1
     state.reindex(node)

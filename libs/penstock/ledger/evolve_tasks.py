@@ -2,13 +2,13 @@
 
 from msgspec.structs import replace
 
-from penstock.ledger import evolve_nodes, evolve_sharing
+from penstock.ledger import evidence, evolve_nodes, evolve_sharing
 from penstock.ledger.checkpoints import Checkpoint, Unsaved, smoothed
 from penstock.ledger.evolve_jobs import begin_at_0, set_job
 from penstock.ledger.evolve_moves import keep, let_go
 from penstock.ledger.groups import booked
 from penstock.ledger.job_state import JobState, TaskState
-from penstock.ledger.memory import failure_text
+from penstock.ledger.memory import HOST, failure_text, outgrown_mib
 from penstock.ledger.node_state import NodeState
 from penstock.ledger.promises import compare
 from penstock.ledger.state import CellState
@@ -141,6 +141,8 @@ def _end_task(state: CellState, node_id: str, task_id: str, cause: str) -> tuple
     if passes:
         keep(node, job)
     state.rebook(node)
+    if node.distrust is not None:
+        evidence.ended(state, node, job.job_id)
     evolve_sharing.changed(state, job, task.place)
     job.version += 1
     state.change_log.add(job.job_id)
@@ -158,7 +160,10 @@ def task_exited(state: CellState, fact: external_events.TaskExited) -> None:
         fact.exit_code if fact.exit_code is not None else (128 + fact.signal if fact.signal else None)
     )
     task.exhausted, task.gpu_limit_mib = fact.exhausted, fact.gpu_memory_limit_mib
+    if fact.exhausted == HOST:
+        task.outgrown_mib = outgrown_mib(task.place.cap_mib, task.place.host_memory_mib, fact)
     first = not job.failure and job.stop_reason is None
+    evidence.noted(state, job, task.place, fact, first=first)
     if fact.exhausted and (first or job.stop_reason in (None, "gang_member_failed")):
         _note_exhausted(node, job, task, fact)
         return

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple, TypeVar
 
 import msgspec
 
+from penstock.model.allowed import Where
 from penstock.model.nodes import NodeSpec
 from penstock.model.types import WHOLE_GPU, ResourceVector
 
@@ -218,6 +219,10 @@ def shape_of(spec: NodeSpec) -> NodeShape:
     )
 
 
+_SHARED = frozenset({"gpu_node", "ordinals", "labelled"})
+"""Fields of the index that its copies share."""
+
+
 @dataclass(slots=True)
 class NodeIndex:
     """All bit sets of one cell, and its GPUs. An ordinal is reused when its node is dropped."""
@@ -228,6 +233,8 @@ class NodeIndex:
     """Nodes proven gone (`evolve` enters them); a node that joins or is restored leaves the set."""
     cordoned: int = 0
     """Nodes out of use by an operator's order (`evolve` enters them), whatever their status."""
+    distrusted: int = 0
+    """Nodes that are distrusted, or GPUs of which are (`evolve` enters them), also while they take a probe."""
     shape: dict[NodeShape, int] = field(default_factory=dict)
     gpus: Thermometer = field(default_factory=Thermometer)
     cores: Thermometer = field(default_factory=Thermometer)
@@ -245,17 +252,21 @@ class NodeIndex:
     """(GPUs used, GPUs in total) → placeable nodes; the classes of Liquid's fitness. A partly allocated GPU counts as used."""
     shared: dict[Share, int] = field(default_factory=dict)
     """What is free of a partly allocated GPU → placeable nodes with such a GPU."""
+    ordinals: dict[str, int] = field(default_factory=dict)
+    """Node id → ordinal."""
+    labelled: dict[str, int] = field(default_factory=dict)
+    """`LABEL=VALUE` → nodes, also `rack=…` and `domain=…`."""
     gpu_node: dict[str, str] = field(default_factory=dict)
     """UUID → id of the node that has this GPU and is not proven gone."""
 
     def copy(self) -> "NodeIndex":
-        """A copy for trials, whose nodes neither join nor leave: it shares `gpu_node`."""
+        """A copy for trials, whose nodes neither join nor leave: it shares what only these change."""
         found = copy(self)
         for each in fields(self):
             value = getattr(self, each.name)
             if isinstance(value, Thermometer):
                 setattr(found, each.name, value.copy())
-            elif isinstance(value, dict) and value is not self.gpu_node:
+            elif isinstance(value, dict) and each.name not in _SHARED:
                 setattr(found, each.name, dict(value))
         return found
 
@@ -265,6 +276,7 @@ class NodeIndex:
         self.gone &= ~bit
         for sets, key in self._described(spec):
             _add(sets, key, bit)
+        self.ordinals[spec.node_id] = bit.bit_length() - 1
         for gpu in spec.gpus:
             self.gpu_node[gpu.uuid] = spec.node_id
 
@@ -274,6 +286,7 @@ class NodeIndex:
         self.gone &= ~bit
         for sets, key in self._described(spec):
             _drop(sets, key, bit)
+        del self.ordinals[spec.node_id]
         self._release(spec)
 
     def lose(self, bit: int, spec: NodeSpec) -> None:
@@ -293,6 +306,8 @@ class NodeIndex:
         yield self.gpu_memory, shape.gpu_memory_mib
         if shape.gpu_model:
             yield self.gpu_model, shape.gpu_model
+        for term in spec.labelled:
+            yield self.labelled, term
         yield self.rack, spec.rack
         yield self.domain, spec.domain
 
@@ -323,14 +338,37 @@ class NodeIndex:
         else:
             self.placeable &= ~bit
 
-    def eligible(self, need: ResourceVector, gpu_models: tuple[str, ...]) -> int:
-        """Nodes that suit the task by GPU model and memory, whatever is free on them."""
+    def within(self, where: Where) -> int:
+        """Nodes that the job allows by name and label; -1: all."""
+        mask = -1
+        if where and where.only:
+            mask = 0
+            for term in where.only:
+                mask |= self._having(term)
+        if where:
+            for term in where.exclude:
+                mask &= ~self._having(term)
+        return mask
+
+    def _having(self, term: str) -> int:
+        """Nodes for which a term of a job (`penstock.model.types.NodeTerm`) holds."""
+        mask = -1
+        for part in term.split("&"):
+            ordinal = self.ordinals.get(part)
+            mask &= self.labelled.get(part, 0) if ordinal is None else 1 << ordinal
+        return mask
+
+    def eligible(self, need: ResourceVector, where: Where) -> int:
+        """Nodes that the job allows and that suit the task by GPU model and memory, whatever is free on them."""
         mask = self.known
+        if where:
+            mask &= self.within(where)
         if need.gpus:
-            if gpu_models:
-                mask = 0
-                for model in gpu_models:
-                    mask |= self.gpu_model.get(model, 0)
+            if where and where.gpu_models:
+                of_models = 0
+                for model in where.gpu_models:
+                    of_models |= self.gpu_model.get(model, 0)
+                mask &= of_models
             for memory_mib, nodes in self.gpu_memory.items():
                 if memory_mib < need.gpu_memory_mib:
                     mask &= ~nodes
@@ -345,12 +383,12 @@ class NodeIndex:
                     nodes |= having
         return nodes
 
-    def candidates(self, need: ResourceVector, gpu_models: tuple[str, ...] = ()) -> int:
+    def candidates(self, need: ResourceVector, where: Where = ()) -> int:
         """Placeable nodes that can take the task now. In a full cell the free GPUs decide."""
         nodes = self.sharing(need)
         return nodes and (
             nodes
-            & self.eligible(need, gpu_models)
+            & self.eligible(need, where)
             & self.cores.having(need.cores)
             & self.host_memory.having(need.host_memory_mib)
             & self.bandwidth.having(need.bandwidth_mbps)

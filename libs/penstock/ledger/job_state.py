@@ -19,6 +19,7 @@ from penstock.model.types import Estimate, JobSpec, TaskPlacement
 
 WAITING = frozenset({JobStatus.SUBMITTED, JobStatus.QUEUED, JobStatus.BACKOFF})
 HOLDING = frozenset({JobStatus.LAUNCHING, JobStatus.RUNNING, JobStatus.STOPPING})
+MAX_FAILED_ON = 8  # nodes; a job that failed on more is its own fault
 MAX_RUNS = 16  # of a job, so that one that is preempted without end does not grow the state
 
 
@@ -46,6 +47,8 @@ class TaskState:
     """What its node has said of its success (`TaskExited.detail`), such as that processes left running were ended."""
     exhausted: str = ""
     """The memory in which one of its allocations failed (`TaskExited.exhausted`)."""
+    outgrown_mib: int = 0
+    """Host memory that it had when it ran out of it (`penstock.ledger.memory`); 0: it did not."""
     gpu_limit_mib: int = 0
     """Limit under which it ran out of GPU memory, by its node; 0: by its place."""
     lease_ms: int = 0
@@ -109,6 +112,8 @@ class JobState:
     """Those of them that ran out of memory under a guessed limit; bounded, since more memory may not help."""
     short_of: dict[str, int] = field(default_factory=dict)
     """Role and memory (`penstock.ledger.memory.short_key`) → MiB that such attempts had; the next one must have more."""
+    failed_on: dict[str, int] = field(default_factory=dict)
+    """Node → slots of the GPUs on which attempts failed by themselves, the latest node last, bounded: the next attempt avoids them."""
     token: int = 0
     """Token of the current attempt's placement (`penstock.model.token`)."""
     tasks: dict[str, TaskState] = field(default_factory=dict)
@@ -246,10 +251,11 @@ class JobState:
     def demand_of(self, workers: int) -> Demand:
         """The same with another number of workers."""
         assert self.estimate is not None, f"{self.job_id} has no estimate yet"
+        spec = self.spec
         return Demand(
             workers,
             self.estimate.worker,
-            self.spec.parameter_servers,
+            spec.parameter_servers,
             self.estimate.parameter_server,
-            self.spec.gpu_models,
+            spec.where if spec.gpu_models or spec.nodes is not None else (),
         )

@@ -1,7 +1,7 @@
 """Out-of-memory handling: memory caps of tasks, which job may retry with more memory, and the failure text with its remedy.
 
-A cap on host memory is what the user asked for, or a guess. A guess is at least the task's fair share of its node
-(`fair_share_mib`), and is raised after a failed allocation (`raisable`), so that a bad guess costs the job one attempt.
+What a user asks for is promised and is the cap. What is estimated is promised, too, and no cap (decision 136): the task
+may use what its node has free, and where the machine runs short the kernel ends it first. Then the promise is raised (`raisable`).
 """
 
 from penstock.ledger.job_state import JobState, TaskState
@@ -10,10 +10,11 @@ from penstock.ledger.state import CellState
 from penstock.model.external_events import TaskExited
 from penstock.model.nodes import NodeSpec
 from penstock.model.transitions import NodeStatus
-from penstock.model.types import MAX_TEXT, WHOLE_GPU, Estimate, ResourceVector, TaskPlacement
+from penstock.model.types import MAX_TEXT, WHOLE_GPU, ResourceVector, TaskPlacement
 
 MAX_RAISES = 12  # out-of-memory attempts of one job; doublings from 8 GiB to the largest machines are fewer
 MAX_SOURCE = 400  # characters of the estimate's source in a failure's text
+NEAR_CAP = 0.9  # a task that had so much of its cap ran into it: the kernel counts in pages and batches
 HOST, GPU = "host_memory", "gpu_memory"
 KERNEL_KILL = "out_of_memory"
 """Cause of a task that the kernel killed for its host memory; earlier versions report no other memory failure."""
@@ -26,23 +27,32 @@ def fair_share_mib(node: NodeSpec, need: ResourceVector) -> int:
     return node.host_memory_mib * need.cores // node.cores
 
 
-def cap_of(node: NodeSpec, need: ResourceVector, role: str, estimate: Estimate | None) -> int:
-    """Value of `TaskPlacement.host_memory_cap_mib`: 0 where the reserved memory itself is the cap.
+def cap_of(node: NodeState, job: JobState, need: ResourceVector, role: str) -> int:
+    """Value of `TaskPlacement.host_memory_cap_mib`: 0 where the reserved memory itself is the cap, as the user asked.
 
-    Ideal: what a task may use is reserved for it. Departure: for a guess the fair share is a limit and not a reservation, as in
-    Kubernetes' burstable pods, so that a guess costs no other task its place; where a node runs short the kernel ends such a task first.
+    Ideal: what a task may use is reserved for it. Departure: beyond an estimate, what the node can give now is a limit and not a
+    reservation, as in Kubernetes' burstable pods, so that an estimate costs neither the task its life nor others their places. Never
+    less than the fair share: others' estimates are no request, either.
     """
-    if estimate is None or role not in estimate.guessed or not need.host_memory_mib:
+    if not need.host_memory_mib or asked_for(job, role, HOST):
         return 0
-    share_mib = min(fair_share_mib(node, need), node.host_memory_mib)
-    return share_mib if share_mib > need.host_memory_mib else 0
+    cap_mib = min(max(node.free_host_memory_mib, fair_share_mib(node.spec, need)), node.spec.host_memory_mib)
+    return cap_mib if cap_mib > need.host_memory_mib else 0
 
 
-def asked_for(job: JobState, place: TaskPlacement, memory: str) -> bool:
+def asked_for(job: JobState, role: str, memory: str) -> bool:
     """Whether the user set this limit; users cannot set a parameter server's."""
     asked = job.spec.resources
     named = asked.gpu_memory_mib if memory == GPU else asked.host_memory_mib
-    return place.role == "worker" and named is not None
+    return role == "worker" and named is not None
+
+
+def outgrown_mib(cap_mib: int, promised_mib: int, fact: TaskExited) -> int:
+    """Host memory that a task had when it ran out of it: its cap; less where the kernel killed it before, since its node ran short."""
+    used_mib = fact.usage.host_memory_mib
+    if fact.cause != KERNEL_KILL or used_mib is None:
+        return cap_mib
+    return min(cap_mib, max(promised_mib, used_mib))
 
 
 def raisable(state: CellState, job: JobState) -> bool:
@@ -52,7 +62,7 @@ def raisable(state: CellState, job: JobState) -> bool:
     return any(
         _more_exists(state, job, task)
         for task in job.tasks.values()
-        if task.exhausted and not asked_for(job, task.place, task.exhausted)
+        if task.exhausted and not asked_for(job, task.place.role, task.exhausted)
     )
 
 
@@ -79,8 +89,8 @@ def short_key(place: TaskPlacement, memory: str) -> str:
 
 
 def limit_mib(node: NodeState, task: TaskState, memory: str) -> int:
-    """The task's limit of this memory."""
-    return gpu_limit_mib(node, task) if memory == GPU else task.place.cap_mib
+    """The task's limit of this memory, or what it had of it when it ran out."""
+    return gpu_limit_mib(node, task) if memory == GPU else task.outgrown_mib or task.place.cap_mib
 
 
 def gpu_limit_mib(node: NodeState, task: TaskState) -> int:
@@ -98,20 +108,24 @@ def failure_text(node: NodeState, job: JobState, task: TaskState, fact: TaskExit
     head = (
         f"{place.task_id} on {fact.node_id}: out of {'GPU' if fact.exhausted == GPU else 'host'} memory{how}"
     )
-    limit = _gpu_limit(node, job, task) if fact.exhausted == GPU else _host_limit(node, job, place)
+    limit = _gpu_limit(node, job, task) if fact.exhausted == GPU else _host_limit(node, job, task)
     used_mib = fact.usage.gpu_memory_mib if fact.exhausted == GPU else fact.usage.host_memory_mib
     measured = "" if used_mib is None else f"; measured peak {used_mib} MiB"
     return f"{head}; {limit}{measured}. {_remedy(node, task, fact.exhausted)}"[:MAX_TEXT]
 
 
-def _host_limit(node: NodeState, job: JobState, place: TaskPlacement) -> str:
+def _host_limit(node: NodeState, job: JobState, task: TaskState) -> str:
+    place = task.place
     if not place.cap_mib:
         return "it had no cap, so the machine itself ran short"
+    if 0 < task.outgrown_mib < NEAR_CAP * place.cap_mib:
+        had = f"its node ran short while it had {task.outgrown_mib} MiB, and was promised {place.host_memory_mib} MiB"
+        return f"{had}: {_origin(job, place, HOST)}"
     cap = f"its cap was {place.cap_mib} MiB"
     if place.cap_mib >= node.spec.host_memory_mib:
         cap += ", all that its node has"
     elif place.host_memory_cap_mib:
-        cap += f", its fair share of the node, since {place.host_memory_mib} MiB was a guess"
+        cap += f", what its node could give beyond the {place.host_memory_mib} MiB that it was promised"
     return f"{cap}: {_origin(job, place, HOST)}"
 
 
@@ -125,7 +139,7 @@ def _gpu_limit(node: NodeState, job: JobState, task: TaskState) -> str:
 
 
 def _origin(job: JobState, place: TaskPlacement, memory: str) -> str:
-    if asked_for(job, place, memory):
+    if asked_for(job, place.role, memory):
         return "the job asked for it"
     if place.role == "ps":
         return "Penstock's guess for parameter servers"

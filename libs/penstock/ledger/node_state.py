@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from operator import attrgetter
 
+from penstock.ledger.distrust import Distrust
 from penstock.ledger.holds import Cordon
 from penstock.ledger.index import NOT_PLACEABLE, Free, Share, shape_of
 from penstock.ledger.masks import full_mask, mask_of
@@ -63,6 +64,8 @@ class NodeState:
     """Whether its reporter ends tasks whose lease has run out."""
     suspicion: Suspicion | None = None
     """Set while the node is Suspect."""
+    distrust: Distrust | None = None
+    """Set while jobs that failed here count against the node or against some of its GPUs."""
     reserved_cores: int = -1
     """Number of its cores that belong to the GPU array (`penstock.ledger.arrays`); -1: the cell has no arrays."""
     cpu_core_mask: int = 0
@@ -123,14 +126,29 @@ class NodeState:
 
     @property
     def healthy_gpu_mask(self) -> int:
-        """Wholly free GPUs without fault."""
-        return self.free_gpu_mask & ~self.faulted_gpu_mask
+        """Wholly free GPUs that may be used."""
+        if self.distrust is None:  # as of nearly all nodes, which are asked at each change
+            return self.free_gpu_mask & ~self.faulted_gpu_mask
+        return self.free_gpu_mask & ~self.unusable_gpu_mask
+
+    @property
+    def unusable_gpu_mask(self) -> int:
+        """GPUs with a fault, and those on which jobs fail, while they take no probe."""
+        doubt = self.distrust
+        return (
+            self.faulted_gpu_mask if doubt is None or doubt.open else self.faulted_gpu_mask | doubt.gpu_mask
+        )
+
+    @property
+    def distrusted(self) -> bool:
+        """Whether nothing new is placed here, since jobs failed here whoever they belonged to."""
+        return self.distrust is not None and not self.distrust.gpu_mask and not self.distrust.open
 
     def left_of(self, gpu: int) -> Share | None:
         """The free part of a GPU without fault; None if nothing is free."""
         if self.healthy_gpu_mask >> gpu & 1:
             return Share(WHOLE_GPU, self.gpu_memory_mib)
-        return None if self.faulted_gpu_mask >> gpu & 1 else self.offered.get(gpu)
+        return None if self.unusable_gpu_mask >> gpu & 1 else self.offered.get(gpu)
 
     def give(self, place: TaskPlacement) -> None:
         """A task takes its place. A GPU that the inventory no longer has offers no free part."""
@@ -188,13 +206,17 @@ class NodeState:
     @property
     def placeable(self) -> bool:
         """Whether a new task may be placed here, if it fits."""
-        return self.status is NodeStatus.READY and self.cordon is None
+        return (
+            self.status is NodeStatus.READY
+            and self.cordon is None
+            and (self.distrust is None or not self.distrusted)
+        )
 
     def sound_gpus(self) -> int:
         """Number of GPUs without fault, allocated or free; 0 while nothing may be placed on the node."""
         if not self.placeable:
             return 0
-        return (self.present_gpu_mask & ~self.faulted_gpu_mask).bit_count()
+        return (self.present_gpu_mask & ~self.unusable_gpu_mask).bit_count()
 
     def free(self) -> Free:
         """Resources that may be allocated now. A node that shrank below what its tasks hold has nothing free."""
@@ -210,7 +232,7 @@ class NodeState:
                 sorted(
                     left
                     for gpu, left in self.offered.items()
-                    if left.milli and not self.faulted_gpu_mask >> gpu & 1
+                    if left.milli and not self.unusable_gpu_mask >> gpu & 1
                 )
             )
             if self.shared

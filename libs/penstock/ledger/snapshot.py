@@ -257,6 +257,8 @@ def _derive(state: CellState) -> None:
             state.index.lose(node.bit, node.spec)
         if node.cordon is not None:
             state.index.cordoned |= node.bit
+        if node.distrust is not None:
+            state.index.distrusted |= node.bit
         state.relist(node)
     state.total_sound_gpus = sum(state.sound_gpus)
     state.timer_heap = [(timer.at_ms, timer_id) for timer_id, timer in state.timers.items()]

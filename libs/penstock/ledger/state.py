@@ -13,6 +13,7 @@ from sortedcontainers import SortedDict
 
 from penstock.ledger.apart import Apart
 from penstock.ledger.arrays import Arrays
+from penstock.ledger.distrust import Failure
 from penstock.ledger.index import NodeIndex
 from penstock.ledger.job_state import JobState
 from penstock.ledger.node_state import NodeState
@@ -167,6 +168,8 @@ class CellState:
     nodes: dict[str, NodeState] = field(default_factory=dict)
     forgotten_nodes: "OrderedDict[str, int]" = field(default_factory=OrderedDict)
     """Node id → incarnation, of nodes gone long ago, oldest first, bounded."""
+    failures: list[Failure] = field(default_factory=list)
+    """Attempts that failed soon after their start in the latest minutes, oldest first, bounded (`penstock.ledger.evidence`)."""
     refused_joins: "OrderedDict[str, RefusedJoin]" = field(default_factory=OrderedDict)
     """Node id → its latest refused joining, until a joining is accepted; oldest first, bounded."""
     node_at: list[str] = field(default_factory=list)

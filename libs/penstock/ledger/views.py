@@ -12,6 +12,7 @@ import orjson
 
 from penstock.ledger.adjusted import Adjustment
 from penstock.ledger.evolve_moves import taken
+from penstock.ledger.index import bits
 from penstock.ledger.job_state import JobState, TaskState
 from penstock.ledger.lease import proven_ms
 from penstock.ledger.node_state import NodeState
@@ -138,6 +139,24 @@ def doubt(state: CellState, node: NodeState) -> Row | None:
     }
 
 
+def distrust(node: NodeState) -> Row | None:
+    """Why nothing new is placed on a node or on some of its GPUs, since when, and which probe it takes.
+
+    `gpus`: their slots; empty: the whole node. `until_ms`: the ledger's time from which a probe may start there;
+    `probe`: the job that is it; null: none is. None: the node is trusted.
+    """
+    found = node.distrust
+    if found is None:
+        return None
+    return {
+        "reason": found.reason,
+        "at_ms": found.at_ms,
+        "gpus": list(bits(found.gpu_mask)),
+        "until_ms": found.until_ms,
+        "probe": found.probe or None,
+    }
+
+
 class TaskOf(NamedTuple):
     """A task with the fields of its job that its row needs."""
 
@@ -243,7 +262,7 @@ def gpu_row(node: NodeState, slot: int, owners: Owners) -> Row:
 def gpu_use(state: CellState, node: NodeState, slot: int) -> Row:
     """The tasks on the GPU of one slot, in the order of placement, then those for which it is reserved, each with its share of time and memory.
 
-    Shares in thousandths of the GPU; `free_milli` is 0 on a faulted one. O(tasks on the node).
+    Shares in thousandths of the GPU; `free_milli` is 0 on a faulted one, and on one that is `suspect`: jobs fail there. O(tasks on the node).
     """
     holders: list[tuple[int, Row]] = []
     for task_id, job_id in node.tasks.items():
@@ -259,9 +278,10 @@ def gpu_use(state: CellState, node: NodeState, slot: int) -> Row:
                 holders.append((state.token, {"job_id": job_id, "task_id": place.task_id, **share}))
     holders.sort(key=lambda holder: holder[0])
     given = sum(found["share_milli"] for _, found in holders)
-    usable = node.present_gpu_mask & ~node.faulted_gpu_mask
+    usable = node.present_gpu_mask & ~node.unusable_gpu_mask
     free_milli = max(0, WHOLE_GPU - given) if usable >> slot & 1 else 0
-    return {"holders": [found for _, found in holders], "free_milli": free_milli}
+    suspect = bool(node.unusable_gpu_mask & ~node.faulted_gpu_mask & 1 << slot)
+    return {"holders": [found for _, found in holders], "free_milli": free_milli, "suspect": suspect}
 
 
 def gpu_owners(jobs: Mapping[str, JobState]) -> Owners:

@@ -13,6 +13,7 @@ from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from penstock import __version__
+from penstock.model.distrust import NodeDistrusted, NodePutOnProbation, NodeTrusted
 from penstock.model.event import Event
 from penstock.model.external_events import JobCommandRun, SaveRefused
 from penstock.model.types import Value
@@ -49,6 +50,9 @@ ADDITIONS: Mapping[type[Event], tuple[Addition, ...]] = MappingProxyType(
     {
         JobCommandRun: (Addition(ANY),),  # changes nothing of the state
         SaveRefused: (Addition(ANY),),
+        NodeDistrusted: (Addition(ANY),),  # without them a reader shows the node as usable, and folds on
+        NodePutOnProbation: (Addition(ANY),),
+        NodeTrusted: (Addition(ANY),),
     }
 )
 """Type → its additions. `infra.codegen.released` refuses a new type, value or wider bound without a row."""

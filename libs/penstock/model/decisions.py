@@ -6,6 +6,7 @@ Every event that exists only inside ledger records is a decision, except those i
 from penstock.model import ledger_events
 from penstock.model.adjustments import BandwidthDecided, CheckpointDecided, CoresDecided
 from penstock.model.arrays import ArraysSized, CoresReclaimed
+from penstock.model.distrust import NodeDistrusted, NodePutOnProbation, NodeTrusted
 from penstock.model.event import Event
 from penstock.model.groups import GroupDecided, GroupDissolved
 from penstock.model.moves import JobConverged, MoveDecided, MoveGivenUp
@@ -28,6 +29,9 @@ DECISIONS: frozenset[type[Event]] = frozenset(
         JobConverged,
         ArraysSized,
         CoresReclaimed,
+        NodeDistrusted,
+        NodePutOnProbation,
+        NodeTrusted,
         PlanAdopted,
         BatchWindowOpened,
         BatchWindowClosed,

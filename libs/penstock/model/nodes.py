@@ -2,7 +2,7 @@
 
 from typing import Annotated, Literal
 
-from msgspec import Meta
+from msgspec import Meta, field
 
 from penstock.model.types import (
     MAX_CORES_PER_NODE,
@@ -12,6 +12,8 @@ from penstock.model.types import (
     ShortText,
     Value,
 )
+
+MAX_NODE_LABELS = 32
 
 
 class Gpu(Value, frozen=True, kw_only=True):
@@ -94,7 +96,7 @@ class LogServer(Value, frozen=True, kw_only=True):
 class NodeSpec(Value, frozen=True, kw_only=True):
     """A node as its reporter describes it."""
 
-    OMITTED = ("machine_id", "isolation", "logs", "measures")
+    OMITTED = ("machine_id", "isolation", "logs", "measures", "labels")
 
     node_id: Identifier
     machine_id: Identifier | None = None
@@ -114,6 +116,22 @@ class NodeSpec(Value, frozen=True, kw_only=True):
     """None: the node serves no output."""
     measures: Measures | None = None
     """None: not reported."""
+
+    labels: Annotated[dict[Identifier, Identifier], Meta(max_length=MAX_NODE_LABELS)] = field(
+        default_factory=dict
+    )
+    """Names and values of its operator's choice, by which jobs choose nodes (`JobSpec.nodes`)."""
+
+    @property
+    def labelled(self) -> tuple[str, ...]:
+        """Its labels as `NAME=VALUE`, with `rack` and `domain`."""
+        named = {**self.labels, "rack": self.rack, "domain": self.domain}
+        return tuple(f"{name}={value}" for name, value in named.items())
+
+    @property
+    def terms(self) -> frozenset[str]:
+        """All that a job may call the node."""
+        return frozenset((self.node_id, *self.labelled))
 
     @property
     def shares_gpus(self) -> bool:

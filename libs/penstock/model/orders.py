@@ -161,6 +161,7 @@ class StartTask(TaskOrder, frozen=True, kw_only=True):
         "global_batch_size",
         "companions",
         "prelaunch",
+        "spare_cores",
     )
 
     job_id: Identifier
@@ -208,6 +209,8 @@ class StartTask(TaskOrder, frozen=True, kw_only=True):
     """Tasks of its group on this node: it may start on their GPUs while they are alive, and they while it is."""
     prelaunch: bool = False
     """It launches while other tasks hold its GPUs, and gets the GPUs at its gate when these are proven dead."""
+    spare_cores: bool = False
+    """Its job asked for no number of cores: beside `place.cores` it may use cores of the node that no task was given, until one is."""
 
     @property
     def gpu_memory_limit_mib(self) -> int:

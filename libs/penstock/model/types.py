@@ -11,6 +11,9 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from msgspec import Meta, Struct, field, structs
 
+from penstock.model.allowed import Allowed, Where
+from penstock.model.worker_range import wrong_shape
+
 MAX_GPUS_PER_NODE = 16  # the largest boards sold hold 16
 MAX_CORES_PER_NODE = 1024
 MAX_GANG_TASKS = 512
@@ -34,6 +37,10 @@ SecretName = Annotated[str, Meta(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,127}\Z")
 Sha256 = Annotated[str, Meta(pattern=r"^[0-9a-f]{64}\Z")]
 SHARED_TENANT = "shared"
 """Used in place of a tenant's name for secrets that every tenant may request."""
+_WORD = r"[A-Za-z0-9][A-Za-z0-9._:/-]{0,127}"
+NodeTerm = Annotated[str, Meta(pattern=rf"^{_WORD}(={_WORD})?(&{_WORD}(={_WORD})?){{0,7}}\Z")]
+"""Nodes: an id, `LABEL=VALUE`, or several of these that must all hold, joined by `&`."""
+NodeTerms = Annotated[tuple[NodeTerm, ...], Meta(max_length=64)]
 Mebibytes = Annotated[int, Meta(ge=0, le=1 << 30)]
 Megabits = Annotated[int, Meta(ge=0, le=10_000_000)]
 Milliseconds = Annotated[int, Meta(ge=0, le=MAX_MS)]
@@ -199,35 +206,17 @@ class Environment(Value, frozen=True, kw_only=True):
         _refuse_nul(*given)
 
 
-def wrong_shape(
-    fewest: int | None, most: int, servers: int, batch_size: int | None, global_batch_size: int | None
-) -> tuple[str, str] | None:
-    """The problem of a job's range of workers, or of their shares of the batch: (field of `JobSpec`, text with the remedy)."""
-    if fewest is not None and fewest > most:
-        return "min_workers", f"{fewest} is more than the most workers, {most}; give a smaller one"
-    if fewest is not None and servers:
-        return (
-            "parameter_servers",
-            "a job with a range of workers has none, since how many servers it needs depends on the workers; "
-            "remove them or give one number of workers",
-        )
-    if global_batch_size is None:
-        return (
-            None
-            if fewest is None
-            else (
-                "global_batch_size",
-                "is missing; a job with a range of workers needs it in place of batch_size: the samples of all workers together",
-            )
-        )
-    if batch_size is not None:
-        return "batch_size", "contradicts global_batch_size, which the workers share; remove one of them"
-    if global_batch_size < most:
-        return (
-            "global_batch_size",
-            f"{global_batch_size} leaves some of {most} workers without a sample; give at least {most}",
-        )
-    return None
+class NodeChoice(Value, frozen=True, kw_only=True):
+    """Nodes on which a job may run, by id or label; `rack=…` and `domain=…` are labels of every node."""
+
+    OMITTED = ("only", "exclude", "prefer")
+
+    only: NodeTerms = ()
+    """It runs on nodes with any of these; empty: on all."""
+    exclude: NodeTerms = ()
+    """It runs on no node with any of these."""
+    prefer: NodeTerms = ()
+    """It starts on nodes with any of these where it fits there now, else elsewhere."""
 
 
 class JobSpec(Value, frozen=True, kw_only=True):
@@ -250,6 +239,7 @@ class JobSpec(Value, frozen=True, kw_only=True):
         "qos",
         "deadline_ms",
         "companions",
+        "nodes",
     )
     RULES = {
         "command": _command_can_run,
@@ -284,6 +274,8 @@ class JobSpec(Value, frozen=True, kw_only=True):
     """The job ends once its loss reaches this value, after `iterations` at the latest."""
     gpu_models: Annotated[tuple[Identifier, ...], Meta(max_length=16)] = ()
     """Allowed GPU models; empty: any."""
+    nodes: NodeChoice | None = None
+    """None: any node."""
     retry: RetryPolicy = RetryPolicy()
     queue_timeout_ms: Annotated[int, Meta(ge=1, le=1 << 40)] | None = None
     """Limit of each wait in the queue: the first, and every one after a lost, failed or preempted attempt."""
@@ -311,6 +303,14 @@ class JobSpec(Value, frozen=True, kw_only=True):
     companions: Companions = "tenant"
     """Whose jobs may take turns with it on the same GPUs. tenant: only its own tenant's. any: also other
     tenants' whose jobs allow any, too."""
+
+    @property
+    def where(self) -> Where:
+        """GPU models and nodes that it allows."""
+        chosen = self.nodes
+        if chosen is None:
+            return Allowed(self.gpu_models) if self.gpu_models else ()
+        return Allowed(self.gpu_models, chosen.only, chosen.exclude)
 
     @property
     def timed(self) -> bool:

@@ -57,7 +57,7 @@ class ArrayPlace:
         do not borrow."""
         demand = job.demand
         index = state.index
-        if not index.candidates(demand.worker, demand.gpu_models) & within:
+        if not index.candidates(demand.worker, demand.where) & within:
             return None
         array = array_of(job)
         plan = place_greedily(self.name, state, job, _rank(state, array, waits=waits), within=within)

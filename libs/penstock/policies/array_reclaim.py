@@ -106,7 +106,7 @@ class _Taking:
             ordinal = self._worker()
             if ordinal is None:
                 return None
-            self._trial.claim(Demand(1, demand.worker, gpu_models=demand.gpu_models), (ordinal,))
+            self._trial.claim(Demand(1, demand.worker, where=demand.where), (ordinal,))
             fit.append(ordinal)
         if not self._stops and not self._moves:
             return None
@@ -126,10 +126,10 @@ class _Taking:
         """The node for the next worker; the jobs that have to leave it are released in the trial."""
         state, demand = self._state, self._job.demand
         need, index = demand.worker, state.index
-        free = self._trial.candidates(need, demand.gpu_models) & ~self._others
+        free = self._trial.candidates(need, demand.where) & ~self._others
         if free:
             return next(bits(free))
-        suited = index.eligible(need, demand.gpu_models) & index.placeable & ~self._others
+        suited = index.eligible(need, demand.where) & index.placeable & ~self._others
         may_move = array_of(self._job) == LARGE and need.gpus >= LARGE_GPUS and self._gpus_elsewhere()
         nodes = suited & (index.sharing(need) | (self._large if may_move else 0))
         best: tuple[tuple[int, int, int], list[JobState], list[MovesOut]] | None = None
@@ -285,7 +285,7 @@ def _reserved(state: CellState, job: JobState) -> Reclaimed | None:
     if demand.parameter_servers:
         return None
     suited = (
-        index.eligible(need, demand.gpu_models)
+        index.eligible(need, demand.where)
         & index.placeable
         & ~reserved_for(state, job, state.planned.values())[1]
     )

@@ -271,7 +271,7 @@ def place_on(
     role: Role = "worker" if rank < demand.workers else "ps"
     need = demand.worker if role == "worker" else demand.parameter_server
     if gpus is None and need.gpu_share_milli == WHOLE_GPU:
-        gpus = take_lowest(node.healthy_gpu_mask, need.gpus)
+        gpus = _whole(node, job, need.gpus)
     elif gpus is None:
         gpus = (_share(node, need),)
     return TaskPlacement(
@@ -285,8 +285,19 @@ def place_on(
         gpu_memory_mib=need.gpu_memory_mib if need.gpus else 0,
         bandwidth_mbps=need.bandwidth_mbps,
         gpu_share_milli=need.gpu_share_milli,
-        host_memory_cap_mib=cap_of(node.spec, need, role, job.estimate),
+        host_memory_cap_mib=cap_of(node, job, need, role),
     )
+
+
+def _whole(node: NodeState, job: JobState, count: int) -> tuple[int, ...]:
+    """The lowest free GPUs, without those on which attempts failed, if there are enough."""
+    free = node.healthy_gpu_mask
+    failed = job.failed_on.get(node.spec.node_id, 0) if job.failed_on else 0
+    if node.distrust is not None:
+        failed |= node.distrust.failed_gpu_mask
+    if failed and (free & ~failed).bit_count() >= count:
+        free &= ~failed
+    return take_lowest(free, count)
 
 
 def _share(node: NodeState, need: ResourceVector) -> int:
@@ -294,6 +305,6 @@ def _share(node: NodeState, need: ResourceVector) -> int:
     held = [
         (share, gpu)
         for gpu, share in node.offered.items()
-        if share.holds(need) and not node.faulted_gpu_mask >> gpu & 1
+        if share.holds(need) and not node.unusable_gpu_mask >> gpu & 1
     ]
     return min(held)[1] if held else take_lowest(node.healthy_gpu_mask, 1)[0]

@@ -20,6 +20,7 @@ from penstock.ledger.index import bits
 from penstock.ledger.job_state import JobState
 from penstock.ledger.node_state import NodeState
 from penstock.ledger.state import CellState
+from penstock.model.allowed import Where
 from penstock.model.plans import MAX_PROPOSED_UNITS
 from penstock.model.proposals import ProposedJob, ProposedUnit
 from penstock.model.types import MAX_GANG_TASKS, WHOLE_GPU, ResourceVector, TaskPlacement
@@ -151,8 +152,8 @@ class Burst:
         number = {shadow.state.nodes[node_id].ordinal: place for place, node_id in enumerate(node_ids)}
         kinds: dict[DemandKey, Gang] = {}
 
-        def suits(need: ResourceVector, models: tuple[str, ...]) -> int:
-            return sum(1 << number[one] for one in bits(index.eligible(need, models)) if one in number)
+        def suits(need: ResourceVector, where: Where) -> int:
+            return sum(1 << number[one] for one in bits(index.eligible(need, where)) if one in number)
 
         for demand in demands:
             if demand.key not in kinds:
@@ -161,8 +162,8 @@ class Burst:
                     _need(demand.worker),
                     demand.parameter_servers,
                     _need(demand.parameter_server),
-                    suits(demand.worker, demand.gpu_models),
-                    suits(demand.parameter_server, demand.gpu_models),
+                    suits(demand.worker, demand.where),
+                    suits(demand.parameter_server, demand.where),
                 )
         costs = Costs(
             tuple(network.inside_rack(rack, domain) for rack, domain in racks),
@@ -247,7 +248,7 @@ def _has_room(state: CellState) -> bool:
     """Whether a node has room for a worker of one of the jobs that are looked at: else the immediate path starts none."""
     waiting = (state.jobs[job_id] for job_id in state.queue.values()[:MAX_LOOKED_AT])
     demands = {demand.key: demand for demand in (job.demand for job in waiting)}
-    return any(state.index.candidates(one.worker, one.gpu_models) for one in demands.values())
+    return any(state.index.candidates(one.worker, one.where) for one in demands.values())
 
 
 def _planned(job: JobState) -> bool:

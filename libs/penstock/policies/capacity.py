@@ -12,10 +12,12 @@ from typing import NamedTuple
 from penstock.ledger.demand import Demand
 from penstock.ledger.index import Free, NodeIndex, NodeShape, Share
 from penstock.ledger.state import CellState
+from penstock.model.allowed import Where, models_of
 from penstock.model.types import WHOLE_GPU, ResourceVector
 from penstock.policies.reasons import Reason
 from penstock.policies.two_roles import Beside, Role, arranged, beside
 
+EVERYWHERE = -1  # the set of all nodes
 Shapes = list[tuple[NodeShape, int]]
 """Shapes with the number of nodes of each, ≥ 1."""
 
@@ -48,48 +50,60 @@ def shortfall(index: NodeIndex, demand: Demand) -> Shortfall | None:
     roles = [("worker", demand.worker, demand.workers)]
     if demand.parameter_servers:
         roles.append(("parameter server", demand.parameter_server, demand.parameter_servers))
+    where = demand.where
+    within = index.within(where) if where else EVERYWHERE
     for role, need, wanted in roles:
-        fits = _capacity(index, need, wanted, demand.gpu_models)
+        fits = _capacity(index, need, wanted, where, within)
         if fits < wanted:
-            shapes = _alive(index)
+            shapes = _alive(index, within)
             if not shapes:
-                return None
-            return _one_task(shapes, role, need, demand.gpu_models) or Shortfall(
+                return _no_node(where) if _alive(index, EVERYWHERE) else None
+            return _one_task(shapes, role, need, where) or Shortfall(
                 Reason.NEVER_FITS_GANG,
                 f"{wanted} {role}s must run at once; the empty cell has room for {fits}",
             )
-    return _together(_alive(index), demand) if demand.parameter_servers else None
+    return _together(_alive(index, within), demand) if demand.parameter_servers else None
 
 
-def _alive(index: NodeIndex) -> Shapes:
-    counted = ((shape, (nodes & ~index.gone).bit_count()) for shape, nodes in index.shape.items())
+def _no_node(where: Where) -> Shortfall:
+    """None of the cell's nodes is allowed."""
+    only, exclude = (where.only, where.exclude) if where else ((), ())
+    allowed = f"allowed are {', '.join(only) or 'all'}"
+    without = f" without {', '.join(exclude)}" if exclude else ""
+    return Shortfall(Reason.NEVER_FITS_NODES, f"{allowed}{without}; no node of the cell is one of these")
+
+
+def _alive(index: NodeIndex, within: int) -> Shapes:
+    usable = within & ~index.gone
+    counted = ((shape, (nodes & usable).bit_count()) for shape, nodes in index.shape.items())
     return [(shape, count) for shape, count in counted if count]
 
 
-def _capacity(index: NodeIndex, need: ResourceVector, wanted: int, gpu_models: tuple[str, ...]) -> int:
+def _capacity(index: NodeIndex, need: ResourceVector, wanted: int, where: Where, within: int) -> int:
     """How many tasks of one role the empty cell holds, if the other role did not exist; counts up to `wanted`.
 
     Exact: equal tasks never block each other.
     """
-    fits = 0
+    fits, usable = 0, within & ~index.gone
     for shape, nodes in index.shape.items():
-        each = slots(shape, need, gpu_models, wanted)
+        each = slots(shape, need, where, wanted)
         if each:
-            fits += each * (nodes & ~index.gone).bit_count()
+            fits += each * (nodes & usable).bit_count()
             if fits >= wanted:
                 break
     return fits
 
 
-def suits(shape: NodeShape, need: ResourceVector, gpu_models: tuple[str, ...]) -> bool:
+def suits(shape: NodeShape, need: ResourceVector, where: Where) -> bool:
     """Whether an empty node of this shape can hold one task."""
-    return slots(shape, need, gpu_models, 1) == 1
+    return slots(shape, need, where, 1) == 1
 
 
-def slots(shape: NodeShape, need: ResourceVector, gpu_models: tuple[str, ...], limit: int) -> int:
+def slots(shape: NodeShape, need: ResourceVector, where: Where, limit: int) -> int:
     """How many such tasks an empty node of this shape holds at once, at most `limit`."""
     if need.gpus and (
-        (gpu_models and shape.gpu_model not in gpu_models) or shape.gpu_memory_mib < need.gpu_memory_mib
+        (where and where.gpu_models and shape.gpu_model not in where.gpu_models)
+        or shape.gpu_memory_mib < need.gpu_memory_mib
     ):
         return 0
     fits = limit
@@ -109,9 +123,7 @@ def slots(shape: NodeShape, need: ResourceVector, gpu_models: tuple[str, ...], l
     return fits
 
 
-def _one_task(
-    shapes: Shapes, role: str, need: ResourceVector, gpu_models: tuple[str, ...]
-) -> Shortfall | None:
+def _one_task(shapes: Shapes, role: str, need: ResourceVector, where: Where) -> Shortfall | None:
     """Filters the shapes by one resource after the other; the resource that leaves none is the reason."""
     left: Iterable[NodeShape] = [shape for shape, _ in shapes]
     for reason, name, unit in NEEDS if need.gpus else NEEDS[2:]:
@@ -123,13 +135,13 @@ def _one_task(
                 reason, f"one {role} needs {asked} {unit}; the largest {suitable}node has {largest}"
             )
         left = [shape for shape in left if getattr(shape, name) >= asked]
-        if reason is Reason.NEVER_FITS_GPUS and gpu_models:
+        if reason is Reason.NEVER_FITS_GPUS and (allowed := models_of(where)):
             models = sorted({shape.gpu_model or "mixed" for shape in left})
-            left = [shape for shape in left if shape.gpu_model in gpu_models]
+            left = [shape for shape in left if shape.gpu_model in allowed]
             if not left:
                 return Shortfall(
                     Reason.NEVER_FITS_GPU_MODEL,
-                    f"allowed are {', '.join(gpu_models)}; suitable nodes have {', '.join(models)}",
+                    f"allowed are {', '.join(allowed)}; suitable nodes have {', '.join(models)}",
                 )
     return None
 
@@ -140,7 +152,7 @@ def _together(shapes: Shapes, demand: Demand) -> Shortfall | None:
     usable = [
         (shape, count)
         for shape, count in shapes
-        if suits(shape, worker, demand.gpu_models) or suits(shape, server, demand.gpu_models)
+        if suits(shape, worker, demand.where) or suits(shape, server, demand.where)
     ]
     whole = worker.gpu_share_milli == server.gpu_share_milli == WHOLE_GPU
     for reason, name, unit in NEEDS:
@@ -173,7 +185,7 @@ def _beside(shape: NodeShape, demand: Demand) -> Beside:
     worker, server = (
         Role(
             need,
-            count if suits(shape, need, demand.gpu_models) else 0,
+            count if suits(shape, need, demand.where) else 0,
             Share(WHOLE_GPU, shape.gpu_memory_mib)
             if shape.shares_gpus
             else Share(need.gpu_share_milli, need.gpu_memory_mib),

@@ -13,14 +13,16 @@ from msgspec import field, structs
 from penstock.counting import count
 from penstock.errors import one_line
 from penstock.ledger.holds import Cordon, Hold
-from penstock.ledger.index import NodeIndex
+from penstock.ledger.index import NodeIndex, bits
 from penstock.ledger.job_state import WAITING, JobState
 from penstock.ledger.lease import lease_of
+from penstock.ledger.node_state import NodeState
 from penstock.ledger.plans import units_of_proposals
 from penstock.ledger.state import CellState
 from penstock.ledger.succession import awaited
 from penstock.ledger.timers import timer_id
 from penstock.ledger.views import doubt, unproven
+from penstock.model.allowed import Where
 from penstock.model.settings import PlacerSettings
 from penstock.model.transitions import JobStatus, TaskStatus
 from penstock.model.types import ResourceVector, Value
@@ -39,6 +41,7 @@ from penstock.policies.turns import Line, line_of
 
 WAITING_HELPS = (
     Reason.NODES_CORDONED,
+    Reason.NODES_DISTRUSTED,
     Reason.NODES_SUSPECT,
     Reason.GPUS_BUSY,
     Reason.CORES,
@@ -280,8 +283,8 @@ def _lack(state: CellState, job: JobState) -> tuple[Reason, str]:
     if demand.parameter_servers:
         roles.append(("parameter server", demand.parameter_server))
     for role, need in roles:
-        if not index.candidates(need, demand.gpu_models):
-            return _dominant(index, role, need, demand.gpu_models)
+        if not index.candidates(need, demand.where):
+            return _dominant(state, role, need, demand.where)
     fit = tasks_that_fit(state, demand)
     if fit == demand.tasks and (apart := apart_text(state, job)):
         return Reason.GPU_NEIGHBOURS, apart
@@ -290,20 +293,30 @@ def _lack(state: CellState, job: JobState) -> tuple[Reason, str]:
     return Reason.GANG_INCOMPLETE, f"{fit} of {demand.tasks} tasks fit now, and all must start together"
 
 
-def _dominant(
-    index: NodeIndex, role: str, need: ResourceVector, gpu_models: tuple[str, ...]
-) -> tuple[Reason, str]:
-    """What most of the nodes lack that could hold the task when empty."""
-    suitable = 0
+def _dominant(state: CellState, role: str, need: ResourceVector, where: Where) -> tuple[Reason, str]:
+    """What most of the nodes lack that could hold the task when empty; with each that is suspect, since that is no usual wait."""
+    index, suitable = state.index, 0
     for shape, nodes in index.shape.items():
-        if suits(shape, need, gpu_models):
+        if suits(shape, need, where):
             suitable |= nodes & ~index.gone
-    refused = refusals(index, need, gpu_models)
+    suitable &= index.within(where)
+    refused = refusals(index, need, where)
+    reason, detail = _most_lack(index, role, need, suitable, refused)
+    doubted = islice(bits(refused.get(Reason.NODES_DISTRUSTED, 0) & suitable), MAX_NAMED)
+    texts = [distrust_text(state.node(ordinal), state.now_ms) for ordinal in doubted]
+    return reason, f"{detail}; suspect is {'; '.join(texts)}" if texts else detail
+
+
+def _most_lack(
+    index: NodeIndex, role: str, need: ResourceVector, suitable: int, refused: Mapping[Reason, int]
+) -> tuple[Reason, str]:
     counts = {reason: (refused.get(reason, 0) & suitable).bit_count() for reason in WAITING_HELPS}
     reason = max(WAITING_HELPS, key=counts.__getitem__)
     among = f"{counts[reason]} of {suitable.bit_count()} suitable nodes"
     if reason is Reason.NODES_CORDONED:
         return reason, f"{among} are cordoned"
+    if reason is Reason.NODES_DISTRUSTED:
+        return reason, f"{among} are suspect"
     if reason is Reason.NODES_SUSPECT:
         return reason, f"{among} are silent"
     if reason is not Reason.GPUS_BUSY:
@@ -333,7 +346,7 @@ def _waiting(
     counts: dict[str, int] = {}
     feasible = 0
     if job.estimate is not None:
-        need, models = job.demand.worker, job.demand.gpu_models
+        need, models = job.demand.worker, job.demand.where
         counts = {str(why): nodes.bit_count() for why, nodes in refusals(state.index, need, models).items()}
         feasible = state.index.candidates(need, models).bit_count()
     in_queue = job.order in state.queue
@@ -445,6 +458,18 @@ def doubt_text(state: CellState, node_id: str, now_ms: int) -> str:
     else:
         until = "no lease proves its end" if lease_of(node, state) is None else "its probe is under way"
     return f" Why {node_id} is suspect: {found['reason']}; {until}."
+
+
+def distrust_text(node: NodeState, now_ms: int) -> str:
+    """`n1: 3 jobs of 3 owners failed there …; a probe starts there in 40 s`; empty: the node is trusted."""
+    found = node.distrust
+    if found is None:
+        return ""
+    gpus = f" GPU {', '.join(map(str, bits(found.gpu_mask)))}" if found.gpu_mask else ""
+    probe = f"a probe starts there in {max(0, found.until_ms - now_ms) // 1_000} s"
+    if found.probe or found.open:
+        probe = f"its probe is {found.probe}" if found.probe else "the next job there is its probe"
+    return f"{node.spec.node_id}{gpus}: {found.reason}; {probe}"
 
 
 def cordon_text(cordon: Cordon) -> str:

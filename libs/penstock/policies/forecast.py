@@ -21,6 +21,7 @@ from penstock.ledger.index import bits
 from penstock.ledger.job_state import JobState
 from penstock.ledger.node_state import NodeState
 from penstock.ledger.state import CellState
+from penstock.model.allowed import Where
 from penstock.model.settings import MAX_OVERTAKES
 from penstock.model.types import MAX_GANG_TASKS, WHOLE_GPU, ResourceVector, TaskPlacement
 from penstock.policies.base import Turns
@@ -276,7 +277,7 @@ class _Forecast:
             roles.append((demand.parameter_server, demand.parameter_servers))
         free = []
         for need, tasks in roles:
-            fits = self._fitting(need, demand.gpu_models)
+            fits = self._fitting(need, demand.where)
             if sum(fits.values()) < tasks:
                 return None
             free.append([name for name in sorted(fits, key=self._ordinals.__getitem__) if name not in barred])
@@ -297,13 +298,13 @@ class _Forecast:
         for name, slots, need in taken:
             self._rooms[name].give_back(slots, need)
 
-    def _fitting(self, need: ResourceVector, gpu_models: tuple[str, ...]) -> Mapping[str, int]:
+    def _fitting(self, need: ResourceVector, where: Where) -> Mapping[str, int]:
         """Node → how many such tasks fit, if at least one. Only nodes that have changed are examined again."""
-        key = (*vector_key(need), *gpu_models)
+        key = (*vector_key(need), *where)
         known = self._fits.get(key)
         if known is None:
             index = self._state.index
-            free = [self._state.node_at[ordinal] for ordinal in bits(index.candidates(need, gpu_models))]
+            free = [self._state.node_at[ordinal] for ordinal in bits(index.candidates(need, where))]
             known = self._fits[key] = _Fits({}, 0)
             changed = {*free, *self._changed}
         else:
@@ -312,7 +313,7 @@ class _Forecast:
         self._visits += len(changed)
         for name in changed:
             room, node = self._rooms.get(name), self._state.nodes[name]
-            count = room.fits(need) if room is not None and suits_node(node, need, gpu_models) else 0
+            count = room.fits(need) if room is not None and suits_node(node, need, where) else 0
             if count:
                 known.nodes[name] = count
             else:
@@ -350,17 +351,19 @@ def _looked_at(state: CellState, asked: Sequence[JobState], line: Line) -> dict[
     return found
 
 
-def suits_node(node: NodeState, need: ResourceVector, gpu_models: tuple[str, ...]) -> bool:
+def suits_node(node: NodeState, need: ResourceVector, where: Where) -> bool:
     """Whether the empty node could hold such a task."""
     model = node.spec.gpus[0].model if node.spec.gpus else ""
-    if need.gpus and (gpu_models and model not in gpu_models):
+    if where and not where.allows(node.spec.terms):
+        return False
+    if need.gpus and where and where.gpu_models and model not in where.gpu_models:
         return False
     return not need.gpus or node.gpu_memory_mib >= need.gpu_memory_mib
 
 
 def _holders(state: CellState, job: JobState, ends_ms: Mapping[str, int]) -> tuple[Holder, ...]:
     """Jobs that hold resources on nodes that suit a worker of this job, earliest end first."""
-    need, models = job.demand.worker, job.demand.gpu_models
+    need, models = job.demand.worker, job.demand.where
     suitable = {
         name for name, node in state.nodes.items() if node.placeable and suits_node(node, need, models)
     }

@@ -11,6 +11,7 @@ from penstock.ledger.groups import frees_gpus
 from penstock.ledger.job_state import JobState
 from penstock.ledger.state import CellState
 from penstock.ledger.succession import successors
+from penstock.model.allowed import models_of
 from penstock.model.types import WHOLE_GPU
 from penstock.policies.trial import living_places
 
@@ -68,7 +69,7 @@ class GpuKinds:
             if len(self._needs) == MAX_NEEDS:
                 self._needs.clear()
             demand = job.demand
-            need, models = demand.worker, demand.gpu_models
+            need, models = demand.worker, models_of(demand.where)
             suited = tuple(
                 kind
                 for kind, (model, memory_mib) in enumerate(self._kinds)

@@ -48,11 +48,11 @@ class Gang:
         self.demand = demand
         self.distinct_nodes = distinct_nodes
         index = state.index
-        self.fitting = index.candidates(demand.worker, demand.gpu_models)
+        self.fitting = index.candidates(demand.worker, demand.where)
         self._open_workers = self.fitting & within
         """`fitting`: nodes on which one worker fits before this plan takes anything."""
         self._open_servers = (
-            index.candidates(demand.parameter_server, demand.gpu_models) & within & servers_within
+            index.candidates(demand.parameter_server, demand.where) & within & servers_within
             if demand.parameter_servers
             else 0
         )
@@ -129,7 +129,7 @@ def tasks_that_fit(state: CellState, demand: Demand) -> int:
 def _equal_tasks_that_fit(state: CellState, demand: Demand) -> int:
     """What `_first_fit` finds for workers with whole GPUs alone: the sum over the nodes, at most all. O(workers)."""
     left = demand.workers
-    for ordinal in bits(state.index.candidates(demand.worker, demand.gpu_models)):
+    for ordinal in bits(state.index.candidates(demand.worker, demand.where)):
         left -= state.node(ordinal).entered.count(demand.worker, left)
         if not left:
             break
@@ -220,7 +220,7 @@ def explanation(
     profile: str, job_id: str, gang: Gang, ranked: list[tuple[float, int]], plans: list[tuple[str, ...]]
 ) -> PlacementExplanation:
     demand = gang.demand
-    refused = refusals(gang.state.index, demand.worker, demand.gpu_models, gang.fitting)
+    refused = refusals(gang.state.index, demand.worker, demand.where, gang.fitting)
     return PlacementExplanation(
         job_id=job_id,
         profile=profile,

@@ -16,6 +16,7 @@ from typing import NamedTuple
 from penstock.ledger.index import bits
 from penstock.ledger.job_state import JobState
 from penstock.ledger.state import CellState
+from penstock.model.allowed import Where
 from penstock.model.settings import Genie as Settings
 from penstock.model.types import WHOLE_GPU, Estimate, ResourceVector, ShapeOption
 from penstock.policies.base import LazyRng, Plan, Policy, Turns
@@ -85,7 +86,7 @@ class Genie:
         self._limits = (1, 1)
         """N̂ and Ĝ: number of nodes with sound GPUs, and the most such GPUs on one node."""
         self._offers: dict[str, Offers] = {}
-        self._could_hold: dict[tuple[ResourceVector, tuple[str, ...]], int] = {}
+        self._could_hold: dict[tuple[ResourceVector, Where], int] = {}
         """Demand of a node's part of a gang → how many of the cell's nodes could hold it when empty."""
 
     # ------------------------------------------------------------------------------------- Algorithm 1
@@ -168,10 +169,10 @@ class Genie:
         need = on_each_node(job, option)
         if need is None:
             return False
-        key = need, job.spec.gpu_models
+        key = need, job.spec.where
         found = self._could_hold.get(key)
         if found is None:
-            suits = [state.node(ordinal) for ordinal in bits(state.index.eligible(need, job.spec.gpu_models))]
+            suits = [state.node(ordinal) for ordinal in bits(state.index.eligible(need, job.spec.where))]
             found = self._could_hold[key] = sum(
                 need.gpus <= state.sound_gpus[node.ordinal]
                 and need.cores <= node.spec.cores
@@ -286,7 +287,7 @@ class Genie:
         need = on_each_node(job, option)
         if need is None:
             return ()
-        fitting = state.index.candidates(need, job.spec.gpu_models)
+        fitting = state.index.candidates(need, job.spec.where)
         if fitting.bit_count() < option.nodes:
             return ()
         ordinals = sorted(bits(fitting), key=lambda ordinal: (state.node(ordinal).entered.gpus, ordinal))

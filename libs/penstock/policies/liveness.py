@@ -56,7 +56,7 @@ class Undelaying:
         wanted = _Wanted(state)
         for row, entries in chain(rows, gpus) if free_gpus else rows:
             head = jobs[entries[0][2]]
-            if head.estimate is not None and index.candidates(head.estimate.worker, head.spec.gpu_models):
+            if head.estimate is not None and index.candidates(head.estimate.worker, head.spec.where):
                 job = next((jobs[name] for _, _, name, _ in entries if name not in without), None)
                 if job is not None and fits_now(state, job.demand) and (takes is None or takes(job)):
                     fitting[row] = job
@@ -88,7 +88,7 @@ class _Wanted:
         """Adds those of one more job. Whether no node is left on which anything may be placed."""
         if not self._holding:
             return False
-        self.nodes |= self._index.eligible(job.demand.worker, job.demand.gpu_models)
+        self.nodes |= self._index.eligible(job.demand.worker, job.demand.where)
         return not self._index.placeable & ~self.nodes
 
 

@@ -143,7 +143,7 @@ class MakeWay:
         trial, demand = Trial(state), _demand(job, option)
         if _fit(trial, job, option, avoid) is not None:
             return 0.0
-        suited = state.index.eligible(demand.worker, job.spec.gpu_models) & ~avoid
+        suited = state.index.eligible(demand.worker, job.spec.where) & ~avoid
         for end_s, _, job_id, _ in islice(self._ends.running.get(KNOWN, ()), MAX_ENDS):
             held = state.jobs[job_id]
             trial.release(held)
@@ -244,7 +244,7 @@ def _fit(trial: Trial, job: JobState, option: ShapeOption | None, avoid: int) ->
     need = on_each_node(job, option)
     if need is None:
         return None
-    found = list(bits(trial.candidates(need, job.spec.gpu_models) & ~avoid))
+    found = list(bits(trial.candidates(need, job.spec.where) & ~avoid))
     if len(found) < option.nodes:
         return None
     found.sort(key=lambda ordinal: (trial.free(ordinal).gpus, ordinal))

@@ -9,6 +9,7 @@ from penstock.ledger.index import Free
 from penstock.ledger.job_state import JobState
 from penstock.ledger.node_state import NodeState
 from penstock.ledger.state import CellState
+from penstock.model.allowed import Where
 from penstock.model.transitions import JobStatus, NodeStatus
 from penstock.model.types import WHOLE_GPU, ResourceVector, TaskPlacement
 from penstock.policies.base import place_on
@@ -78,7 +79,7 @@ class Overlay:
         if node is None:
             return "no such node"
         need = demand.worker if rank < demand.workers else demand.parameter_server
-        lacking = lacking_of(self._state, node, need, demand.gpu_models)
+        lacking = lacking_of(self._state, node, need, demand.where)
         if lacking:
             return lacking
         place = place_on(node, job, demand, rank)
@@ -111,20 +112,24 @@ class Overlay:
         return node
 
 
-def unusable(state: CellState, node: NodeState, need: ResourceVector, gpu_models: tuple[str, ...]) -> str:
+def unusable(state: CellState, node: NodeState, need: ResourceVector, where: Where) -> str:
     """Why no new task may start on the node, whatever is free there; empty: one may."""
     if node.status is not NodeStatus.READY or node.leaving:
         return f"the node is {node.status}"
     if node.cordon is not None:
         return "the node is cordoned"
-    if not state.index.eligible(need, gpu_models) & node.bit:
+    if node.distrusted:
+        return "the node is suspect, since jobs failed there one after another"
+    if not state.index.eligible(need, where) & node.bit:
+        if where and not where.allows(node.spec.terms):
+            return "the job does not allow the node"
         return "its GPUs are of another model or have too little memory"
     return ""
 
 
-def lacking_of(state: CellState, node: NodeState, need: ResourceVector, gpu_models: tuple[str, ...]) -> str:
+def lacking_of(state: CellState, node: NodeState, need: ResourceVector, where: Where) -> str:
     """What the node, which may be a copy, lacks for this task; empty: it fits."""
-    if wrong := unusable(state, node, need, gpu_models):
+    if wrong := unusable(state, node, need, where):
         return wrong
     if (
         need.gpu_share_milli == WHOLE_GPU

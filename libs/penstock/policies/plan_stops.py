@@ -200,7 +200,7 @@ class _Left:
         """(GPUs without fault, cores, MiB, Mbit/s) beyond what members of its group hold that continue to run."""
         node = self._state.nodes[place.node_id]
         own = booked(self._state, job, place, self._gone)
-        sound = mask_of(own.gpus) & node.present_gpu_mask & ~node.faulted_gpu_mask
+        sound = mask_of(own.gpus) & node.present_gpu_mask & ~node.unusable_gpu_mask
         return sound.bit_count(), len(own.cores), own.host_memory_mib, own.bandwidth_mbps
 
     def _of(self, node_id: str) -> tuple[int, int, int, int]:

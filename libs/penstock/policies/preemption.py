@@ -89,7 +89,7 @@ def _only(state: CellState, selection: Selection) -> Start | None:
     demand = (job := state.jobs[selection.claims[0]]).demand
     if selection.stops or state.stopping or state.planned or demand.tasks > 1:
         return None
-    nodes = state.index.candidates(demand.worker, demand.gpu_models)
+    nodes = state.index.candidates(demand.worker, demand.where)
     return Start(job, (next(bits(nodes)),)) if nodes else None
 
 
@@ -232,7 +232,7 @@ class _Arranging:
     def _give_up(self, job: JobState) -> bool:
         """Releases running jobs of lower priority until this one fits, and then takes back those that were not necessary; returns whether it fits."""
         trial, demand = self._trial, job.demand
-        suited = self._state.index.eligible(demand.worker, demand.gpu_models) & self._state.index.placeable
+        suited = self._state.index.eligible(demand.worker, demand.where) & self._state.index.placeable
         released: list[JobState] = []
         for other in islice(self._stage.later(self._state, job), MAX_GIVING_UP):
             there = any(self._state.nodes[place.node_id].bit & suited for place in living_places(other))

@@ -6,6 +6,7 @@ from types import MappingProxyType
 from typing import NamedTuple
 
 from penstock.ledger.index import NodeIndex
+from penstock.model.allowed import Where, models_of
 from penstock.model.types import ResourceVector
 
 
@@ -26,7 +27,9 @@ class Reason(StrEnum):
     KEPT_FOR_OTHERS = "kept_for_others"
     BATCH_WINDOW = "batch_window"
     POLICY_FAILED = "policy_failed"
+    NODES_EXCLUDED = "nodes_excluded"
     NODES_CORDONED = "nodes_cordoned"
+    NODES_DISTRUSTED = "nodes_distrusted"
     NODES_SUSPECT = "nodes_suspect"
     GPUS_TOO_FEW = "gpus_too_few"
     GPU_MODEL = "gpu_model"
@@ -38,6 +41,7 @@ class Reason(StrEnum):
     BANDWIDTH = "bandwidth"
     GPU_NEIGHBOURS = "gpu_neighbours"
     GANG_INCOMPLETE = "gang_incomplete"
+    NEVER_FITS_NODES = "never_fits_nodes"
     NEVER_FITS_GPUS = "never_fits_gpus"
     NEVER_FITS_GPU_MODEL = "never_fits_gpu_model"
     NEVER_FITS_GPU_MEMORY = "never_fits_gpu_memory"
@@ -109,9 +113,18 @@ ADVICE: Mapping[Reason, Advice] = MappingProxyType(
             "The profile's policy raised an exception when it was asked for a place; it is asked again with growing pauses.",
             "This is a bug: report it with the line above; another profile (PENSTOCK_PROFILE of the placer) may place the job.",
         ),
+        Reason.NODES_EXCLUDED: Advice(
+            "Nodes are not among those that the job allows (`nodes`).",
+            "Wait until others are free, or allow more of them.",
+        ),
         Reason.NODES_CORDONED: Advice(
             "Nodes that could take it are cordoned; nothing new is placed there until an operator ends that.",
             "Ask the operator who cordoned them (`penstock get nodes -o wide` names them), or end it with `penstock node uncordon`.",
+        ),
+        Reason.NODES_DISTRUSTED: Advice(
+            "Nodes that could take it are suspect: jobs failed there one after another, whoever they belonged to.",
+            "Wait for a probe, which starts there by itself; or look at the node (`penstock doctor` names it) and use it "
+            "again with `penstock node uncordon`.",
         ),
         Reason.NODES_SUSPECT: Advice(
             "Nodes that could take it are silent; nothing new is placed there until they report again.",
@@ -152,6 +165,10 @@ ADVICE: Mapping[Reason, Advice] = MappingProxyType(
             "Some of its tasks fit now, but not all; a gang starts whole or not at all.",
             "Wait until more is free, or ask for fewer workers.",
         ),
+        Reason.NEVER_FITS_NODES: Advice(
+            "No node of the cell is among those that the job allows (`nodes`).",
+            "Correct `nodes` (`penstock get nodes -o wide` lists names and labels), or add such a node.",
+        ),
         Reason.NEVER_FITS_GPUS: Advice(
             "No node has as many GPUs as one task needs, even when empty.",
             "Ask for fewer GPUs per task and more workers, or add a larger node.",
@@ -185,7 +202,7 @@ ADVICE: Mapping[Reason, Advice] = MappingProxyType(
 
 
 def refusals(
-    index: NodeIndex, need: ResourceVector, gpu_models: tuple[str, ...], fitting: int | None = None
+    index: NodeIndex, need: ResourceVector, where: Where, fitting: int | None = None
 ) -> dict[Reason, int]:
     """Nodes that refuse the task now, by the first reason that holds; a dozen set operations.
 
@@ -194,7 +211,7 @@ def refusals(
     """
     open_nodes = index.known & ~index.gone
     found: dict[Reason, int] = {}
-    for reason, allowed in _allowed(index, need, gpu_models):
+    for reason, allowed in _allowed(index, need, where):
         refused = open_nodes & ~allowed
         if refused:
             found[reason] = refused
@@ -204,18 +221,20 @@ def refusals(
     return found
 
 
-def _allowed(
-    index: NodeIndex, need: ResourceVector, gpu_models: tuple[str, ...]
-) -> Iterator[tuple[Reason, int]]:
-    """(reason, nodes without it). Cordons and silence first, then reasons that only another node can resolve, then those that waiting can."""
+def _allowed(index: NodeIndex, need: ResourceVector, where: Where) -> Iterator[tuple[Reason, int]]:
+    """(reason, nodes without it). What the job itself excludes, cordons and silence first, then reasons that only another node can resolve, then those that waiting can."""
+    if where:
+        yield Reason.NODES_EXCLUDED, index.within(where)
     yield Reason.NODES_CORDONED, ~index.cordoned
+    yield Reason.NODES_DISTRUSTED, ~index.distrusted | index.placeable
     yield Reason.NODES_SUSPECT, index.placeable
     if need.gpus:
+        models = models_of(where)
         too_few = wrong_model = too_small = 0
         for shape, nodes in index.shape.items():
             if shape.gpus < need.gpus:
                 too_few |= nodes
-            elif gpu_models and shape.gpu_model not in gpu_models:
+            elif models and shape.gpu_model not in models:
                 wrong_model |= nodes
             elif shape.gpu_memory_mib < need.gpu_memory_mib:
                 too_small |= nodes

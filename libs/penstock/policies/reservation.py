@@ -67,7 +67,7 @@ class Reservation:
     def beside(self, state: CellState, job: JobState, unit: PlanUnit) -> Plan | None:
         """A plan for the job that does not delay the reservation: also on reserved nodes, where they have more than is reserved."""
         need = job.demand.worker
-        if not state.index.candidates(need, job.demand.gpu_models):
+        if not state.index.candidates(need, job.demand.where):
             return None  # no single worker fits on any node
         if self.may_use(state, job, unit):
             return self._place.place_within(EVERYWHERE, state, job)
@@ -86,7 +86,7 @@ class Reservation:
         """As `Backfill`. O(changes since the last call + demands)."""
         self._demands.update(state)
         demands = (state.jobs[entries[0][2]].demand for entries in self._demands.waiting.values())
-        return any(state.index.candidates(one.worker, one.gpu_models) for one in demands)
+        return any(state.index.candidates(one.worker, one.where) for one in demands)
 
     def _then(self, state: CellState, unit: PlanUnit) -> Trial:
         """The reserved nodes at the expected time, after the job has started."""
@@ -118,7 +118,7 @@ class Reservation:
     def _first(self, state: CellState, job: JobState) -> PlanUnit | None:
         """The nodes on which the job would start earliest, and when."""
         demand, index = job.demand, state.index
-        suited = index.eligible(demand.worker, demand.gpu_models) & index.placeable
+        suited = index.eligible(demand.worker, demand.where) & index.placeable
         if not suited:
             return None
         ended = _Ended(state, demand, suited)

@@ -59,7 +59,7 @@ class NodeRow:
             shares[gpu] = WHOLE_GPU
         for gpu, left in node.offered.items():
             memory[gpu] = left.memory_mib
-            if not node.faulted_gpu_mask >> gpu & 1:
+            if not node.unusable_gpu_mask >> gpu & 1:
                 shares[gpu] = left.milli
         classes = [0] * (MAX_GPUS_PER_NODE + 1)
         for task_id, job_id in node.tasks.items():

@@ -66,7 +66,7 @@ class ScoredFit:
     def place(self, state: CellState, job: JobState, rng: LazyRng) -> Plan | None:
         """No random choice."""
         demand = job.demand
-        if not state.index.candidates(demand.worker, demand.gpu_models):
+        if not state.index.candidates(demand.worker, demand.where):
             return None  # the usual case while jobs wait; found without scoring nodes
         basis = self._scorer.basis(state)
         if self._table.refresh(state) or basis != self._basis or len(self._cache) > MAX_KINDS:

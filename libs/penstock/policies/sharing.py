@@ -79,7 +79,7 @@ def _room(state: CellState, node: NodeState, job: JobState) -> tuple[int, int] |
     found = [
         (left.milli, gpu)
         for gpu, left in node.offered.items()
-        if left.holds(need) and not node.faulted_gpu_mask >> gpu & 1 and not why_apart(state, node, gpu, job)
+        if left.holds(need) and not node.unusable_gpu_mask >> gpu & 1 and not why_apart(state, node, gpu, job)
     ]
     return min(found, default=None)
 

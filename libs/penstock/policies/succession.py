@@ -12,6 +12,7 @@ from penstock.ledger.job_state import JobState
 from penstock.ledger.masks import mask_of, take_lowest
 from penstock.ledger.node_state import NodeState
 from penstock.ledger.state import CellState
+from penstock.model.allowed import Where
 from penstock.model.transitions import JobStatus
 from penstock.model.types import WHOLE_GPU, ResourceVector, TaskPlacement
 from penstock.policies.base import place_on
@@ -51,7 +52,7 @@ def _leaving(
     if not task.place.gpus or task.place.gpu_share_milli < WHOLE_GPU:
         return None
     part = booked(state, job, task.place)
-    gpus = mask_of(part.gpus) & node.present_gpu_mask & ~node.faulted_gpu_mask
+    gpus = mask_of(part.gpus) & node.present_gpu_mask & ~node.unusable_gpu_mask
     return _Leaving(job, gpus, mask_of(part.cores)) if gpus else None
 
 
@@ -98,10 +99,10 @@ class NextMembers:
         for rank, node_id in enumerate(nodes):
             known = state.nodes.get(node_id)
             need = demand.worker if rank < demand.workers else demand.parameter_server
-            if known is None or unusable(state, known, need, demand.gpu_models):
+            if known is None or unusable(state, known, need, demand.where):
                 return None
             node = trial[node_id] = trial.get(node_id) or self._node(node_id).copy()
-            before = _before(state, node, need, demand.gpu_models)
+            before = _before(state, node, need, demand.where)
             place = None if before is None else _give(node, job, rank, need, before)
             if before is None or place is None:
                 return None
@@ -126,14 +127,14 @@ class NextMembers:
 
 
 def _before(
-    state: CellState, node: _Node, need: ResourceVector, gpu_models: tuple[str, ...]
+    state: CellState, node: _Node, need: ResourceVector, where: Where
 ) -> list[tuple[_Leaving, int]] | None:
     """Predecessors whose GPUs the task gets in addition to free ones, and how many of each: as few predecessors as possible. None: too few GPUs, memory or bandwidth."""
     free = node.node
     if need.host_memory_mib > free.free_host_memory_mib or need.bandwidth_mbps > free.free_bandwidth_mbps:
         return None
     if not need.gpus or need.gpu_share_milli < WHOLE_GPU:
-        return None if lacking_of(state, free, need, gpu_models) else []
+        return None if lacking_of(state, free, need, where) else []
     lacking = need.gpus - free.healthy_gpu_mask.bit_count()
     found: list[tuple[_Leaving, int]] = []
     for leaving in sorted(node.leaving, key=lambda one: -one.gpu_mask.bit_count()):

@@ -67,7 +67,7 @@ class Together:
         if whole is None:
             return None
         index = state.index
-        fitting = index.candidates(whole, demand.gpu_models) & nodes
+        fitting = index.candidates(whole, demand.where) & nodes
         ranked = best_of(
             (
                 (self._liquid.score(0, fitness_units(used + whole.gpus, total)), fitting & there)
@@ -118,7 +118,7 @@ def _home_of_servers(state: CellState, demand: Demand, nodes: int) -> int:
     most = (MAX_GPUS_PER_NODE - fewest) // max(1, demand.worker.gpus)
     for workers in range(min(demand.workers, most), 0, -1):
         need = _together((demand.worker,) * workers + servers)
-        fitting = 0 if need is None else index.candidates(need, demand.gpu_models) & nodes
+        fitting = 0 if need is None else index.candidates(need, demand.where) & nodes
         if fitting:
             free = min(total - used for (used, total), there in index.load.items() if there & fitting)
             fullest = sum(
@@ -150,7 +150,7 @@ def _together(needs: Sequence[ResourceVector]) -> ResourceVector | None:
 def racks(state: CellState, demand: Demand, nodes: int) -> Iterator[int]:
     """Sets of the nodes of racks that have enough free GPUs for the gang, those with the fewest first; at most MAX_RACKS."""
     index = state.index
-    fitting = index.candidates(demand.worker, demand.gpu_models) & nodes
+    fitting = index.candidates(demand.worker, demand.where) & nodes
     wanted = demand.workers * demand.worker.gpus
     found = []
     for rack, in_rack in index.rack.items():

@@ -13,6 +13,7 @@ from penstock.ledger.index import NO_SHARE, Free, bits
 from penstock.ledger.job_state import JobState
 from penstock.ledger.node_state import NodeState
 from penstock.ledger.state import CellState
+from penstock.model.allowed import Where
 from penstock.model.transitions import JobStatus, TaskStatus
 from penstock.model.types import WHOLE_GPU, ResourceVector, TaskPlacement
 from penstock.policies.two_roles import Beside, Role, arranged, beside
@@ -117,9 +118,9 @@ class Trial:
         """Any arrangement of two kinds of tasks, on the lowest nodes of each kind of node. O(nodes) where
         each kind fits without the other."""
         both = ((demand.worker, demand.workers), (demand.parameter_server, demand.parameter_servers))
-        if not all(self._fit_equal(need, demand.gpu_models, count, avoid, {}, []) for need, count in both):
+        if not all(self._fit_equal(need, demand.where, count, avoid, {}, []) for need, count in both):
             return None
-        suited = [self.candidates(need, demand.gpu_models) & ~avoid for need, _ in both]
+        suited = [self.candidates(need, demand.where) & ~avoid for need, _ in both]
         tables: dict[tuple[object, ...], Beside] = {}
         nodes: list[tuple[int, Beside]] = []
         alike: Counter[Beside] = Counter()
@@ -154,7 +155,7 @@ class Trial:
             need = demand.parameter_server if number < servers else demand.worker
             free = left.get(ordinal)
             if free is None:
-                if not self.candidates(need, demand.gpu_models) >> ordinal & 1:
+                if not self.candidates(need, demand.where) >> ordinal & 1:
                     return False
                 free = self.free(ordinal)
             elif not free.fits(need):
@@ -171,14 +172,14 @@ class Trial:
             (demand.worker, demand.workers, workers),
         ]
         for need, count, fit in roles if servers_first else reversed(roles):
-            if count and not self._fit_equal(need, demand.gpu_models, count, avoid, left, fit):
+            if count and not self._fit_equal(need, demand.where, count, avoid, left, fit):
                 return None
         return (*servers, *workers)
 
     def _fit_equal(
         self,
         need: ResourceVector,
-        gpu_models: tuple[str, ...],
+        where: Where,
         count: int,
         avoid: int,
         left: dict[int, Free],
@@ -186,7 +187,7 @@ class Trial:
     ) -> bool:
         """Places tasks of equal demand on the lowest nodes, and adds these to `fit`."""
         until = len(fit) + count
-        for ordinal in bits(self.candidates(need, gpu_models) & ~avoid):
+        for ordinal in bits(self.candidates(need, where) & ~avoid):
             free = left.get(ordinal) or self.free(ordinal)
             while free.fits(need):
                 fit.append(ordinal)
@@ -195,11 +196,11 @@ class Trial:
                     return True
         return False
 
-    def candidates(self, need: ResourceVector, gpu_models: tuple[str, ...]) -> int:
+    def candidates(self, need: ResourceVector, where: Where) -> int:
         """Set of the nodes that could take one such task."""
         index = self.state.index
-        nodes = index.candidates(need, gpu_models) & ~self._touched
-        for ordinal in bits(self._touched & index.eligible(need, gpu_models)):
+        nodes = index.candidates(need, where) & ~self._touched
+        for ordinal in bits(self._touched & index.eligible(need, where)):
             if self._free[ordinal].fits(need):
                 nodes |= 1 << ordinal
         return nodes
@@ -217,7 +218,7 @@ class Trial:
         for _ in range(demand.workers):
             if self.fit(demand) is not None:
                 break
-            found = self._cheapest(need, demand.gpu_models)
+            found = self._cheapest(need, demand.where)
             if found is None:
                 break
             for job in found:
@@ -229,10 +230,10 @@ class Trial:
             return []
         return moved
 
-    def _cheapest(self, need: ResourceVector, gpu_models: tuple[str, ...]) -> list[JobState] | None:
+    def _cheapest(self, need: ResourceVector, where: Where) -> list[JobState] | None:
         """The jobs to move from the node with the lowest cost; None if no examined node can be cleared."""
         index = self.state.index
-        suited = index.eligible(need, gpu_models) & index.placeable
+        suited = index.eligible(need, where) & index.placeable
         best: tuple[int, list[JobState]] | None = None
         looked_at = 0
         for free, nodes in self._by_free_gpus(suited):

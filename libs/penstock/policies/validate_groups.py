@@ -236,7 +236,7 @@ def _held(
 
 def _unusable(state: CellState, node: NodeState, need: ResourceVector, demand: Demand) -> str:
     """Why no new member may start on the node; empty: one may."""
-    wrong = unusable(state, node, need, demand.gpu_models)
+    wrong = unusable(state, node, need, demand.where)
     if not wrong and not node.spec.shares_gpus:
         return "it cannot prove a task's end, so a GPU has one task there"
     return wrong
@@ -251,7 +251,7 @@ def _lacking(node: NodeState, need: ResourceVector, held: Sequence[TaskPlacement
         promised_mib, most_mbps = need.gpu_memory_mib, 0
     else:
         gpus = held[0].gpus
-        if mask_of(gpus) & (node.faulted_gpu_mask | ~node.present_gpu_mask):
+        if mask_of(gpus) & (node.unusable_gpu_mask | ~node.present_gpu_mask):
             return f"of GPUs {gpus} some are faulted or gone"
         promised_mib = need.gpu_memory_mib + sum([place.gpu_memory_mib for place in held])
         most_mbps = max([place.bandwidth_mbps for place in held])

@@ -100,7 +100,7 @@ def _places(state: CellState, job: JobState, nodes: Sequence[str]) -> tuple[Task
     places = []
     for rank, (node_id, need) in enumerate(zip(nodes, demand.needs(), strict=True)):
         node = then.get(node_id)
-        lacking = "no such node" if node is None else lacking_of(state, node, need, demand.gpu_models)
+        lacking = "no such node" if node is None else lacking_of(state, node, need, demand.where)
         if node_id in reserved:
             lacking = "it is reserved for a proposed plan"
         if node is None or lacking:

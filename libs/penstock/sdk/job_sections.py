@@ -12,6 +12,7 @@ from penstock.model.types import (
     MAX_WORKERS,
     Environment,
     Identifier,
+    NodeTerm,
     ShortText,
 )
 from penstock.model.validation import constraint
@@ -36,6 +37,7 @@ def _written(pattern: str, example: str, plain: str) -> WithJsonSchema:
 
 Name = Annotated[str, constraint(get_args(Identifier)[1])]
 Text = Annotated[str, constraint(get_args(ShortText)[1])]
+Term = Annotated[str, constraint(get_args(NodeTerm)[1])]
 Duration = Annotated[int, BeforeValidator(duration_ms), _written(DURATION_PATTERN, "10m", "seconds")]
 Memory = Annotated[int, BeforeValidator(memory_mib), _written(MEMORY_PATTERN, "8GiB", "MiB")]
 Rate = Annotated[int, BeforeValidator(rate_mbps), _written(RATE_PATTERN, "10Gbit", "Mbit/s")]
@@ -94,6 +96,32 @@ class Retry(Section):
     )
     backoff_max: Duration = Field(
         60_000, le=86_400_000, description="The longest wait between attempts.", examples=["1m"]
+    )
+
+
+class Nodes(Section):
+    """Nodes on which the job may run, each by its name or as `LABEL=VALUE`, or by several of these that must all hold, joined by `&`.
+
+    `rack=…` and `domain=…` are labels of every node.
+    """
+
+    only: list[Term] = Field(
+        default_factory=list,
+        max_length=64,
+        description="It runs on nodes with any of these; empty: on all.",
+        examples=[["node-1", "disk=ssd"]],
+    )
+    exclude: list[Term] = Field(
+        default_factory=list,
+        max_length=64,
+        description="It runs on no node with any of these.",
+        examples=[["node-7"]],
+    )
+    prefer: list[Term] = Field(
+        default_factory=list,
+        max_length=64,
+        description="It starts on nodes with any of these where it fits there now, else elsewhere.",
+        examples=[["rack=rack-0"]],
     )
 
 

@@ -22,15 +22,16 @@ from penstock.model.types import (
     JobSpec,
     Qos,
     Trait,
-    wrong_shape,
 )
 from penstock.model.validation import checked
+from penstock.model.worker_range import wrong_shape
 from penstock.redaction import brief
 from penstock.sdk.job_sections import (
     NUMBER,
     RANGE,
     Duration,
     Name,
+    Nodes,
     Programs,
     Resources,
     Retry,
@@ -153,6 +154,9 @@ class JobFile(Section):
         description="Allowed GPU models; empty: any.",
         examples=[["NVIDIA-A100-40GB"]],
     )
+    nodes: Nodes | None = Field(
+        None, description="Nodes on which the job may run, by name or label; default: all."
+    )
     retry: Retry = Field(Retry(), description="How often a failed job is tried again.")
     queue_timeout: Duration | None = Field(
         None,
@@ -246,6 +250,7 @@ class JobFile(Section):
                     "backoff_ms": self.retry.backoff,
                     "backoff_max_ms": self.retry.backoff_max,
                 },
+                "nodes": self.nodes and self.nodes.model_dump(),
                 "code": self.sync and self.sync.removeprefix(PACKED),
                 "environment": self.environment and self.environment.asked(),
                 "queue_timeout_ms": self.queue_timeout,
@@ -367,7 +372,14 @@ def _as_written(entry: dict[str, Any], default: int | None, units: Mapping[str, 
 
 def _sections() -> dict[str, type[BaseModel]]:
     """Section name → model; the file itself is ''."""
-    return {"": JobFile, "workers": Workers, "resources": Resources, "environment": Programs, "retry": Retry}
+    return {
+        "": JobFile,
+        "workers": Workers,
+        "resources": Resources,
+        "environment": Programs,
+        "nodes": Nodes,
+        "retry": Retry,
+    }
 
 
 def _unknown(path: tuple[int | str, ...]) -> str:

@@ -82,6 +82,14 @@ class Options:
     ] = None
     rack: Annotated[str, typer.Option(help="Rack of this node.")] = "rack-0"
     domain: Annotated[str, typer.Option(help="Network domain of this node; it contains racks.")] = "domain-0"
+    label: Annotated[
+        list[str] | None,
+        typer.Option(
+            envvar="PENSTOCK_NODE_LABELS",
+            metavar="NAME=VALUE",
+            help="Label by which jobs choose nodes (`nodes` in a job file); repeatable.",
+        ),
+    ] = None
     address: Annotated[
         str | None,
         typer.Option(

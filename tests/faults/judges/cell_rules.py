@@ -65,7 +65,7 @@ def _tasks(node: NodeState, need: ResourceVector, job: JobState, *, now: bool) -
     spec = node.spec
     if need.gpus:
         sound = _sound(node) if now else list(spec.gpus)
-        if not sound or (job.demand.gpu_models and {gpu.model for gpu in sound} - set(job.demand.gpu_models)):
+        if not sound or (job.spec.gpu_models and {gpu.model for gpu in sound} - set(job.spec.gpu_models)):
             return 0
         if min(gpu.memory_mib for gpu in spec.gpus) < need.gpu_memory_mib:
             return 0
@@ -83,9 +83,9 @@ def _tasks(node: NodeState, need: ResourceVector, job: JobState, *, now: bool) -
 
 
 def _sound(node: NodeState) -> list[Any]:
-    """GPUs of the inventory without a fault, of a node without tasks."""
+    """GPUs of the inventory that may be used, of a node without tasks."""
     faulted = {
-        node.gpu_uuids[slot] for slot in range(len(node.gpu_uuids)) if node.faulted_gpu_mask >> slot & 1
+        node.gpu_uuids[slot] for slot in range(len(node.gpu_uuids)) if node.unusable_gpu_mask >> slot & 1
     }
     return [gpu for gpu in node.spec.gpus if gpu.uuid not in faulted]
 

@@ -4,7 +4,8 @@ from collections.abc import Mapping
 from types import MappingProxyType
 
 from penstock.counting import count
-from penstock.model.types import MAX_GPUS_PER_NODE, wrong_shape
+from penstock.model.types import MAX_GPUS_PER_NODE
+from penstock.model.worker_range import wrong_shape
 from penstock.runtime.csv_import import Row
 from penstock.simulator.traces.batch_systems import BATCH_SYSTEMS
 from penstock.simulator.traces.fields import (

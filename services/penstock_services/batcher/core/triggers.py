@@ -5,6 +5,7 @@ that it stopped queue again, jobs that it placed start) are planned already; nei
 """
 
 from penstock.model import external_events, ledger_events
+from penstock.model.distrust import NodeDistrusted, NodePutOnProbation, NodeTrusted
 from penstock.model.estimates import JobEstimated, StagesProfiled
 from penstock.model.event import Event
 from penstock.model.groups import GroupDissolved
@@ -33,6 +34,9 @@ CHANGES: frozenset[type[Event]] = frozenset(
         external_events.GpuFaulted,
         ledger_events.NodeLost,
         ledger_events.NodeRestored,
+        NodeDistrusted,
+        NodePutOnProbation,
+        NodeTrusted,
         ledger_events.CellThawed,
         ledger_events.TermStarted,
     }

@@ -5,6 +5,7 @@ from collections.abc import Collection, Mapping, Sequence
 from typing import NamedTuple
 
 from penstock.ledger.index import NodeShape, shape_of
+from penstock.model.allowed import Where
 from penstock.model.nodes import NodeSpec
 from penstock.model.types import JobSpec, ResourceVector, TaskPlacement
 from penstock.policies.capacity import slots
@@ -74,7 +75,7 @@ class NodeCapacity:
 
     def hold(self, spec: JobSpec, worker: ResourceVector, server: ResourceVector) -> bool:
         """Whether the empty nodes hold the gang, in any order of its tasks: sufficient, not necessary."""
-        workers, servers = (worker, spec.workers, spec.gpu_models), (server, spec.parameter_servers, ())
+        workers, servers = (worker, spec.workers, spec.where), (server, spec.parameter_servers, ())
         nodes = sorted(self._shapes.items())
         return all(
             _holds(order, roles)
@@ -91,8 +92,8 @@ class NodeCapacity:
         return sorted(sizes.items(), key=lambda one: (-sum(gpus * n for gpus, n in one[1].items()), one[0]))
 
 
-Tasks = tuple[ResourceVector, int, tuple[str, ...]]
-"""Resources of each task, number of tasks, allowed GPU models."""
+Tasks = tuple[ResourceVector, int, Where]
+"""Resources of each task, number of tasks, what they allow."""
 
 
 def _holds(nodes: Sequence[tuple[NodeShape, int]], roles: tuple[Tasks, Tasks]) -> bool:
@@ -101,9 +102,9 @@ def _holds(nodes: Sequence[tuple[NodeShape, int]], roles: tuple[Tasks, Tasks]) -
     for shape, count in nodes:
         for _ in range(count):
             rest, before = shape, sum(left)
-            for role, (need, _, models) in enumerate(roles):
+            for role, (need, _, where) in enumerate(roles):
                 if left[role]:
-                    here = slots(rest, need, models, left[role])
+                    here = slots(rest, need, where, left[role])
                     left[role] -= here
                     rest = rest._replace(
                         gpus=rest.gpus - here * need.gpus,

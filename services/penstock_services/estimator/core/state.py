@@ -8,7 +8,7 @@ from types import MappingProxyType
 from typing import Any, Literal
 
 from penstock.errors import one_line
-from penstock.ledger.memory import KERNEL_KILL
+from penstock.ledger.memory import KERNEL_KILL, outgrown_mib
 from penstock.ledger.record import GENESIS, Head, UnfoldableRecord, read_valid
 from penstock.model import external_events, ledger_events
 from penstock.model.adjustments import BandwidthDecided, CoresDecided
@@ -228,7 +228,7 @@ def _exited(state: State, at: At, fact: external_events.TaskExited) -> None:
     memory = fact.exhausted or ("host_memory" if fact.cause == KERNEL_KILL else "")
     if memory and state.learning:
         role: Role = "ps" if server_of else "worker"
-        _ran_out(state, at, job_id, job, job.allocation, role, memory, fact.gpu_memory_limit_mib)
+        _ran_out(state, at, job_id, job, job.allocation, role, memory, fact)
     if server_of:
         return
     if fact.cause != "exited" or fact.exit_code != 0:
@@ -283,16 +283,17 @@ def _fetched(state: State, at: At, fact: external_events.CheckpointFetched) -> N
 
 def _ran_out(
     state: State, at: At, job_id: str, job: LiveJob, allocation: Allocation, role: Role, memory: Memory,
-    gpu_limit_mib: int,
+    fact: external_events.TaskExited,
 ) -> None:  # fmt: skip
-    """A task ran out of memory: its limit is a lower bound of its need, and nothing else is learned from the run. `gpu_limit_mib`: by its node, 0: by its allocation."""
+    """A task ran out of memory: what it had is a lower bound of its need, and nothing else is learned from the run."""
     estimate = job.estimate
     if memory == "gpu_memory":
-        limit_mib = gpu_limit_mib or _gpu_limit_mib(allocation, estimate)
+        limit_mib = fact.gpu_memory_limit_mib or _gpu_limit_mib(allocation, estimate)
         what = f"with {limit_mib} MiB of GPU memory"
     else:
         promised_mib = estimate.host_memory_mib if estimate is not None and role == "worker" else 0
-        limit_mib = max(job.limits_mib.get(role, 0), promised_mib)
+        cap_mib = max(job.limits_mib.get(role, 0), promised_mib)
+        limit_mib = outgrown_mib(cap_mib, promised_mib, fact)
         what = f"{'a parameter server ' if role == 'ps' else ''}killed with {limit_mib} MiB of host memory"
     measured = Run(ended_ms=at.now_ms, seq=at.seq)
     why = f"{REASON}: {what}"

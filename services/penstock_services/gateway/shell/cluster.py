@@ -11,7 +11,7 @@ from fastapi.responses import Response
 from penstock.errors import ConfigurationError, LogError
 from penstock.ledger.job_state import JobState
 from penstock.ledger.state import CellState
-from penstock.ledger.views import Row, doubt, gpu_use
+from penstock.ledger.views import Row, distrust, doubt, gpu_use
 from penstock.log.archived import ArchivedLog
 from penstock.log.over import layer
 from penstock.log.port import Partition
@@ -49,11 +49,12 @@ async def nodes(request: Request) -> Response:
 
 
 def _with_doubt(gateway: Gateway, row: str) -> orjson.Fragment:
-    """The row with the key `suspicion`; its text is decoded only while the node is suspect."""
-    suspect = '"status":"suspect"' in row
-    live = gateway.follower.state.nodes.get(orjson.loads(row)["node_id"]) if suspect else None
-    found = None if live is None else doubt(gateway.follower.state, live)
-    return row_json(f'{row[:-1]},"suspicion":{orjson.dumps(found).decode()}}}')
+    """The row with the keys `labels`, `suspicion` and `distrust`, as of the latest record."""
+    state = gateway.follower.state
+    live = state.nodes.get(orjson.loads(row)["node_id"])
+    found = ({}, None, None) if live is None else (live.spec.labels, doubt(state, live), distrust(live))
+    labels, silent, failing = (orjson.dumps(each).decode() for each in found)
+    return row_json(f'{row[:-1]},"labels":{labels},"suspicion":{silent},"distrust":{failing}}}')
 
 
 def _logs(gateway: Gateway, node_id: str) -> dict[str, str | None]:
@@ -85,6 +86,8 @@ async def node(node_id: str, request: Request) -> Response:
         "connected": node_id in gateway.connections,
         "logs": _logs(gateway, node_id),
         "suspicion": None if live is None else doubt(gateway.follower.state, live),
+        "distrust": None if live is None else distrust(live),
+        "labels": {} if live is None else live.spec.labels,
     }
     return answer({**found, **more})
 
@@ -105,7 +108,11 @@ def _held(gateway: Gateway, row: dict[str, Any]) -> Row:
     """The tasks that hold the GPU of this row, and its free share."""
     state = gateway.follower.state
     node = state.nodes.get(row["node_id"])
-    return {"holders": [], "free_milli": 0} if node is None else gpu_use(state, node, row["gpu"])
+    return (
+        {"holders": [], "free_milli": 0, "suspect": False}
+        if node is None
+        else gpu_use(state, node, row["gpu"])
+    )
 
 
 class Filters(NamedTuple):

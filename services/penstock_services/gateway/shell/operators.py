@@ -66,12 +66,18 @@ async def _cordon(node_id: str, request: Request, *, drain: bool) -> Response:
 
 @router.post("/{node_id:path}/uncordon", status_code=202, dependencies=[needs(Role.OPERATE)])
 async def uncordon(node_id: str, request: Request) -> Response:
-    """Ends a cordon, and a drain with it."""
+    """The node is used again: ends a cordon, a drain with it, and the suspicion after jobs failed there."""
     asked = await _asked(node_id, request)
-    if asked.node.cordon is None:
-        raise Problem(409, "not_cordoned", f"node {node_id} is not cordoned; nothing was changed")
+    if asked.node.cordon is None and asked.node.distrust is None:
+        raise Problem(
+            409, "not_cordoned", f"node {node_id} is neither cordoned nor suspect; nothing was changed"
+        )
     event = NodeUncordoned(node_id=node_id, by=asked.by, reason=asked.reason, after=asked.seq)
-    return await _order(gateway_of(request), node_id, event, lambda found: found.cordon is None)
+    return await _order(gateway_of(request), node_id, event, _in_use)
+
+
+def _in_use(node: NodeState) -> bool:
+    return node.cordon is None and node.distrust is None
 
 
 @router.post("/{node_id:path}/fence", status_code=202, dependencies=[needs(Role.OPERATE)])

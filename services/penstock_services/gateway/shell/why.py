@@ -9,7 +9,7 @@ from fastapi.responses import Response
 from penstock.ledger.views import adjustments, checkpoint, fragment
 from penstock.model.codec import as_written
 from penstock.model.token import seq_of
-from penstock.policies.explain import UnknownJob, explain, not_waiting
+from penstock.policies.explain import MAX_NAMED, UnknownJob, distrust_text, explain, not_waiting
 from penstock_services.gateway.core import deadline
 from penstock_services.gateway.core.access import Role
 from penstock_services.gateway.core.cursor import MAX_SEQ
@@ -74,6 +74,7 @@ async def _now(gateway: Gateway, job_id: str) -> dict[str, Any]:
     if job is None:
         row = await find_job(gateway, job_id)
         found["detail"] = row["reason"] or ""
+        found["text"] += _suspect(gateway, row["nodes"])
         found["placement"] = await placement_of(gateway, job_id, MAX_SEQ)
     else:
         found["placement"] = (
@@ -84,6 +85,14 @@ async def _now(gateway: Gateway, job_id: str) -> dict[str, Any]:
     found["unsaved"] = None if job is None else fragment(job.unsaved)
     found["move"] = None if job is None else await move_of(gateway, job)
     return found
+
+
+def _suspect(gateway: Gateway, nodes: list[str]) -> str:
+    """` Suspect is node-0: 3 jobs failed there …`, of the nodes on which the job ended; empty: none is suspect."""
+    state, now_ms = gateway.follower.state, gateway.follower.now_ms()
+    known = [state.nodes[node_id] for node_id in nodes if node_id in state.nodes]
+    texts = [text for node in known if (text := distrust_text(node, now_ms))]
+    return f" Suspect is {'; '.join(texts[:MAX_NAMED])}." if texts else ""
 
 
 async def _until_folded(gateway: Gateway, job_id: str) -> None:

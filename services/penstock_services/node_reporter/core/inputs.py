@@ -82,6 +82,10 @@ class Unsaved(OfTask, frozen=True):
     at_ms: int
 
 
+class Stepped(OfTask, frozen=True):
+    """Its script reports how long its iterations take."""
+
+
 class GraceOver(OfTask, frozen=True):
     """The time between SIGTERM and SIGKILL has passed."""
 
@@ -97,4 +101,4 @@ class Faulted(msgspec.Struct, frozen=True):
     event: GpuFaulted
 
 
-Input = OrderRead | Spawned | Resumed | Done | Unsaved | Gone | GraceOver | Drain | Faulted
+Input = OrderRead | Spawned | Resumed | Done | Unsaved | Gone | Stepped | GraceOver | Drain | Faulted

@@ -13,6 +13,7 @@ The shell first makes the changes durable (fsync when an order was decided on, L
 | `Spawned` | report the start, unless its gate is closed; if it was to be stopped or adjusted meanwhile, do that |
 | `Resumed`, `Done` | adjust unconfirmed tasks; report the result |
 | `Gone` | the whole process tree is proven dead: report the exit, open gates, start waiting tasks |
+| `Stepped` | the task keeps to its own cores (`lending`) |
 | `GraceOver` | SIGKILL |
 | `OrderRead` AnswerJoin | join again, or make way for the machine that has this node id |
 | `Drain` | stop everything |
@@ -68,9 +69,11 @@ from penstock_services.node_reporter.core.inputs import (
     Outcome,
     Resumed,
     Spawned,
+    Stepped,
     Unsaved,
 )
 from penstock_services.node_reporter.core.joining import join_answered
+from penstock_services.node_reporter.core.lending import lent, stepped, widened
 from penstock_services.node_reporter.core.state import (
     MAX_ENDED_REMEMBERED,
     NO_CONTEXT,
@@ -101,9 +104,11 @@ Reason = Literal["stale_token", "unknown_gpu", "occupied", "unknown_task", "wron
 def step(state: NodeState, given: Input) -> list[Decision]:
     """Decides and folds each own change at once; returns all changes and actions in order."""
     decisions: list[Decision] = []
-    for decision in decide(state, given):
+    for decision in chain(decide(state, given), lent(state)):
         if isinstance(decision, Change):
             evolve(state, decision)
+        elif isinstance(decision, Spawn):
+            decision = Spawn(widened(state, decision.order))
         decisions.append(decision)
     while len(state.ended) > MAX_ENDED_REMEMBERED:
         oldest = next(iter(state.ended.values()))
@@ -140,6 +145,8 @@ def decide(state: NodeState, given: Input) -> Iterator[Decision]:
             return _unsaved(state, given)
         case Gone():
             return _gone(state, given)
+        case Stepped():
+            return stepped(state, given)
         case GraceOver():
             return _grace_over(state, given)
         case Drain():

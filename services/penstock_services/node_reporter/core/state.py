@@ -75,6 +75,10 @@ class Task(msgspec.Struct, frozen=True, omit_defaults=True):
     """The highest token under which the same task was refused because this one was alive; never obeyed later."""
     cores: Adjusted | None = None
     bandwidth: Adjusted | None = None
+    lent: tuple[int, ...] = ()
+    """Idle cores that it uses beside its own (`core.lending`)."""
+    steps: bool = False
+    """Its script reports step times: it keeps to its own cores."""
     gated: bool = False
     """It launches, or is about to, while others live on its GPUs: they are not allocated to it yet."""
     opened_ms: int | None = None

@@ -34,6 +34,7 @@ def find_node(options: Options) -> NodeSpec:
             "boot_id": boot_id(),
             "rack": options.rack,
             "domain": options.domain,
+            "labels": labels_of(options.label or ()),
             "address": options.address or LOOPBACK,
             "cores": options.cores or len(os.sched_getaffinity(0)),
             "host_memory_mib": options.host_memory_mib or psutil.virtual_memory().total // BYTES_PER_MIB,
@@ -43,6 +44,20 @@ def find_node(options: Options) -> NodeSpec:
         return checked(NodeSpec, fields)
     except ValidationError as error:
         raise ConfigurationError(f"node-reporter options: {describe(error)}") from error
+
+
+def labels_of(given: Sequence[str]) -> dict[str, str]:
+    """`NAME=VALUE` each, none twice. Raises `ConfigurationError`."""
+    found: dict[str, str] = {}
+    for text in given:
+        name, equals, value = text.partition("=")
+        if not equals or name in found:
+            wrong = "is given twice; remove one" if equals else "has no value; write NAME=VALUE"
+            raise ConfigurationError(f"node-reporter options: --label {name} {wrong}")
+        if name in ("rack", "domain"):
+            raise ConfigurationError(f"node-reporter options: --label {name} is taken; use --{name}")
+        found[name] = value
+    return found
 
 
 def virtual_gpus(options: Options) -> tuple[Gpu, ...]:

@@ -24,6 +24,7 @@ from penstock.model.external_events import (
     CheckpointFetched,
     GpuFaulted,
     NodeLeft,
+    StepsMeasured,
     TelemetrySampled,
 )
 from penstock.model.orders import Order, ProbeNode, StartTask
@@ -54,6 +55,7 @@ from penstock_services.node_reporter.core.inputs import (
     OrderRead,
     Outcome,
     Spawned,
+    Stepped,
 )
 from penstock_services.node_reporter.core.joining import Fence, JoinAgain, joining
 from penstock_services.node_reporter.core.progress import ProgressParser, Report
@@ -235,8 +237,6 @@ class Node:
             headers = (*headers, *self._keys.proofs(data))
         return Outgoing(id_, Message(self._nodes, value, headers, self.spec.node_id.encode()))
 
-    # -------------------------------------------------------------------------------------- starts
-
     def _spawn(self, order: StartTask) -> None:
         """Asks the launcher for one task, once the lease allows. A folder that cannot be created is left to recovery
         (`JournalFailed`)."""
@@ -281,8 +281,6 @@ class Node:
         delay_s = max(0, at_ms - wall_ms()) / 1_000
         self._timers[key] = self._loop.call_later(delay_s, lambda: self._later(GraceOver(*key)))
 
-    # -------------------------------------------------------------------------------------------- ends
-
     def _on_gone(self, key: Key) -> None:
         failpoints.hit("node.exit_noticed")
         timer = self._timers.pop(key, None)
@@ -318,10 +316,12 @@ class Node:
                 return
 
     def _on_progress(self, key: Key, report: Report) -> None:
+        task = self.state.find(key[0])
+        if task is not None and task.lent and isinstance(report.event, StepsMeasured | TelemetrySampled):
+            self._later(Stepped(*key))
         if isinstance(report.event, TelemetrySampled):
             self._samples.publish(report.event)
             return
-        task = self.state.find(key[0])
         self._later(Emit(report.event, NO_CONTEXT if task is None else task.context, report.name))
 
     async def _report_faults(self, faults: "asyncio.Queue[GpuFaulted]") -> None:

@@ -47,7 +47,7 @@ class PassReservation:
         worker, index = job.estimate.worker, state.index
         if not index.sharing(worker):
             return False  # no node has its GPUs
-        fitting = index.candidates(worker, job.spec.gpu_models)
+        fitting = index.candidates(worker, job.spec.where)
         return bool(fitting and fitting & ~units.reserved(state))
 
     def settled(self, state: CellState) -> bool:

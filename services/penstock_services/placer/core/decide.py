@@ -9,6 +9,7 @@ from types import MappingProxyType
 from typing import Any
 
 from penstock.errors import one_line
+from penstock.ledger.distrust import TRUST_TIMER
 from penstock.ledger.evolve_tasks import job_of_task
 from penstock.ledger.job_state import HOLDING, JobState
 from penstock.ledger.lease import LEASE_TIMER
@@ -27,11 +28,13 @@ from penstock.policies.capacity import never_fits
 from penstock.policies.gang import tasks_that_fit
 from penstock.policies.liveness import fits_now
 from penstock.policies.moldable import place_moldable
+from penstock.policies.preferring import preferring
 from penstock.policies.profiles import in_force, profile_for
 from penstock.policies.regroup import has_whole_gpus, may_help, regroups, waits_for_plan
 from penstock.policies.validate_groups import comes_back_to_queue
 from penstock_services.placer.core import (
     adjustments,
+    evidence,
     lease,
     making_way,
     moves,
@@ -150,8 +153,6 @@ class Decider:
             if self.profile.regroup is None or answer.verdict == "accepted":
                 yield from window.answered(state)
 
-    # ----------------------------------------------------------------------------------------- queue
-
     def _arrived(self, state: CellState, job: JobState) -> Iterator[Event]:
         """A job has just queued. Nothing was freed, so no other job is tried again, unless there is room that may have to be reserved."""
         reason = never_fits(state, job.demand) if state.nodes else None
@@ -168,7 +169,7 @@ class Decider:
         if self.profile.preempt is not None:
             yield from request_plan(state)
         elif self.profile.order is not None:
-            if self.profile.backfill is None or state.index.candidates(demand.worker, demand.gpu_models):
+            if self.profile.backfill is None or state.index.candidates(demand.worker, demand.where):
                 yield from self._place_waiting(state)
             elif demand.worker.gpus and not state.frozen:
                 yield from Reclaiming(self.profile, self.explanations.append).arrived(state, job)
@@ -205,6 +206,7 @@ class Decider:
                 choose = choose or self.profile.place.place
                 if state.planned and self.profile.preempt is None:
                     choose = units.beside(state, self.profile.name, choose)
+                choose = preferring(job, choose)
                 if job.spec.min_workers is None:
                     plan = choose(state, job, self._rng)
                 else:
@@ -319,10 +321,9 @@ class Decider:
             yield from request_plan(state)
         yield from self._look_ahead(state)
 
-    # ----------------------------------------------------------------------------------------- tasks
-
     def _started(self, state: CellState, event: external_events.TaskStarted) -> Iterator[Event]:
         job = job_of_task(state, event.node_id, event.task_id)
+        yield from evidence.started(state, job, event.node_id)
         if job is not None and job.status is JobStatus.RUNNING and job.spec.run_timeout_ms is not None:
             yield timer(state, job.job_id, "run_timeout", job.spec.run_timeout_ms, job.attempt)
         if state.nodes[event.node_id].status is NodeStatus.SUSPECT:
@@ -342,6 +343,8 @@ class Decider:
             yield from self._place_waiting(state)
         else:
             made_way = comes_back_to_queue(job)
+            if isinstance(event, external_events.TaskExited):
+                yield from evidence.judged(state, job, event)
             yield from self.attempts.after_exit(state, job)
             if not made_way and self.profile.batch is not None:
                 yield from window.freed_in_burst(state)
@@ -360,8 +363,6 @@ class Decider:
         node = state.nodes[node_id]
         if node.status is NodeStatus.SUSPECT and not node.leaving and not lease.awaits_answer(node):
             yield ledger_events.NodeRestored(node_id=node_id)
-
-    # ----------------------------------------------------------------------------------------- nodes
 
     def _joined(self, state: CellState, event: external_events.NodeJoined) -> Iterator[Event]:
         yield from self.membership.joined(state, event)
@@ -390,8 +391,6 @@ class Decider:
         yield from self.membership.left(state, event)
         if event.proof == "fenced" or not state.frozen:
             yield from self._freed(state)
-
-    # ---------------------------------------------------------------------------------------- timers
 
     def _reschedule(self, state: CellState) -> Iterator[Event]:
         """Everything that a full record left over, then the plan or the queue. Each part is empty when it is done."""
@@ -428,6 +427,10 @@ class Decider:
         if kind == LEASE_TIMER:
             yield from lease.due(state, subject)
             return
+        if kind == TRUST_TIMER:
+            yield from evidence.due(state, subject)
+            yield from self._freed(state)
+            return
         job = state.jobs.get(subject)
         if job is None:
             return
@@ -446,9 +449,7 @@ class Decider:
             case "run_timeout" if job.status is JobStatus.RUNNING:
                 yield from stop(state, job, "run_timeout")
             case "launch_timeout" if job.status is JobStatus.LAUNCHING:
-                silent = {t.place.node_id for t in job.tasks.values() if t.status is TaskStatus.ASSIGNED}
-                for node_id in sorted(silent):
-                    yield from lease.suspect(state, node_id, f"no answer to the start of {job.job_id}")
+                silent = yield from lease.unanswered(state, job, TaskStatus.ASSIGNED, "start")
                 if silent and job.spec.queue_timeout_ms is not None and job.queued_ms is not None:
                     left_ms = job.queued_ms + job.spec.queue_timeout_ms - state.now_ms  # it waits on
                     yield timer(state, job.job_id, "queue_timeout", max(0, left_ms), job.attempt)
@@ -459,9 +460,7 @@ class Decider:
             case "predecessor_timeout":
                 yield from prelaunching.late(state, job)
             case "stop_timeout" if job.status is JobStatus.STOPPING:
-                silent = {t.place.node_id for t in job.tasks.values() if t.status is TaskStatus.STOPPING}
-                for node_id in sorted(silent):
-                    yield from lease.suspect(state, node_id, f"no answer to the stop of {job.job_id}")
+                yield from lease.unanswered(state, job, TaskStatus.STOPPING, "stop")
             case "unschedulable" if job.unschedulable:
                 yield ledger_events.JobEnded(
                     job_id=job.job_id, outcome="unschedulable", reason=job.unschedulable

@@ -23,7 +23,7 @@ def explained(
     moved: Moved | None = None,
 ) -> PlacementExplanation:
     """The requested nodes are the only candidate. Of a move also why the other nodes were not candidates. `proposer`: empty for the profile."""
-    need, models = job.demand.worker, job.demand.gpu_models
+    need, models = job.demand.worker, job.demand.where
     fitting = state.index.candidates(need, models)
     rejected: dict[str, int] = {}
     if moved is not None:

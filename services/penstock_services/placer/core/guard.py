@@ -200,7 +200,7 @@ def _uncordoned(state: CellState, event: external_events.NodeUncordoned) -> str 
         return "unknown_node"
     if 0 < event.after < node.commanded_seq:
         return "stale_command"
-    return "not_cordoned" if node.cordon is None else None
+    return "not_cordoned" if node.cordon is None and node.distrust is None else None
 
 
 def _changed(state: CellState, event: external_events.NodeChanged) -> str | None:

@@ -5,15 +5,16 @@
 ProbeSent and NodeLeft come through the nodes' topic. A joining before NodeLeft in that topic is the node's answer.
 """
 
-from collections.abc import Container, Iterator
+from collections.abc import Container, Generator, Iterator
 
+from penstock.ledger.job_state import JobState
 from penstock.ledger.lease import LEASE_TIMER, proven_ms
 from penstock.ledger.node_state import NodeState
 from penstock.ledger.state import CellState
 from penstock.ledger.timers import timer_id
 from penstock.model import external_events, ledger_events
 from penstock.model.event import Event
-from penstock.model.transitions import JobStatus, NodeStatus
+from penstock.model.transitions import JobStatus, NodeStatus, TaskStatus
 from penstock_services.placer.core.common import start_deadline, stop_deadline, timer
 
 OUTLIVED = "lease_outlived: its node is silent, and has ended what ran there when its lease ended"
@@ -24,6 +25,16 @@ def suspect(state: CellState, node_id: str, reason: str) -> Iterator[Event]:
     if state.nodes[node_id].status is NodeStatus.READY:
         yield external_events.NodeSuspected(node_id=node_id, reason=reason)
         yield from probe(state.nodes[node_id])
+
+
+def unanswered(
+    state: CellState, job: JobState, status: TaskStatus, order: str
+) -> Generator[Event, None, bool]:
+    """Nodes that did not answer an order about tasks of this job in time are suspect; whether there are any."""
+    silent = {task.place.node_id for task in job.tasks.values() if task.status is status}
+    for node_id in sorted(silent):
+        yield from suspect(state, node_id, f"no answer to the {order} of {job.job_id}")
+    return bool(silent)
 
 
 def probe(node: NodeState) -> Iterator[Event]:

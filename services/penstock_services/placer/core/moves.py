@@ -78,7 +78,7 @@ def _unusable(state: CellState, place: TaskPlacement) -> str:
         return f"{place.node_id} is gone"
     if node.cordon is not None:
         return f"{place.node_id} is cordoned"
-    if mask_of(place.gpus) & (node.faulted_gpu_mask | ~node.present_gpu_mask):
+    if mask_of(place.gpus) & (node.unusable_gpu_mask | ~node.present_gpu_mask):
         return f"a GPU of {place.node_id} is faulted or gone"
     shrunk = node.free_host_memory_mib < 0 or node.free_bandwidth_mbps < 0
     if shrunk or mask_of(place.cores) & ~full_mask(node.spec.cores):

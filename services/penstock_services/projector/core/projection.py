@@ -32,6 +32,7 @@ from penstock.ledger.views import (
 from penstock.model import external_events, ledger_events
 from penstock.model.adjustments import CoresDecided
 from penstock.model.decisions import DECISIONS
+from penstock.model.distrust import NodeDistrusted, NodePutOnProbation, NodeTrusted
 from penstock.model.estimates import JobEstimated
 from penstock.model.event import Event
 from penstock.model.moves import JobConverged, MoveDecided, MoveGivenUp
@@ -418,6 +419,9 @@ TOUCHES: Mapping[type[Event], Touch] = MappingProxyType(
         external_events.NodeLeft: _node,
         ledger_events.NodeLost: _node,
         ledger_events.NodeRestored: _node,
+        NodeDistrusted: _node,
+        NodePutOnProbation: _node,
+        NodeTrusted: _node,
         external_events.GpuFaulted: _gpu,
     }
 )
