@@ -11,7 +11,6 @@ import pytest
 from penstock_services.node_reporter.shell import shim as shim_module
 from penstock_services.node_reporter.shell.confinement import Confinement
 from penstock_services.node_reporter.shell.lease_watch import LeaseWatch, boot_s
-from penstock_services.node_reporter.shell.output import Output
 from penstock_services.node_reporter.shell.shim import Shim
 from penstock_services.node_reporter.shell.task_groups import TaskGroups
 from penstock_services.node_reporter.shell.whole_files import write_whole
@@ -74,18 +73,3 @@ def test_a_lease_that_ends_before_the_program_begins_ends_the_leader(
     assert shim._lapsed
     ends.join()
     os.close(taken)
-
-
-@pytest.mark.parametrize("size", [10, 100, 101, 250, 100_000])
-def test_a_log_is_bounded_and_keeps_its_ends(tmp_path: Path, size: int) -> None:
-    path = tmp_path / "job" / "task.log"
-    output = Output(str(path), 100)
-    text = bytes(ord("a") + number % 26 for number in range(size))
-    for start in range(0, size, 7):
-        output.write(text[start : start + 7])
-    output.close()
-    written = path.read_bytes()
-    assert written.startswith(text[:100])
-    assert written.endswith(text[-min(50, max(size - 100, 1)) :])
-    assert len(written) < 100 + 65_536 + 300
-    assert (size <= 100) == (written == text)

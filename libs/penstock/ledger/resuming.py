@@ -31,5 +31,19 @@ def source(state: CellState, job: JobState) -> NodeState | None:
     node, own = state.nodes.get(found.node_id), state.nodes.get(task.place.node_id)
     if node is None or own is None or node is own or node.status is NodeStatus.GONE:
         return None
-    serves = node.spec.logs is not None and node.public_key is not None and own.public_key is not None
-    return node if serves else None
+    return node if _serves(node) and own.public_key is not None else None
+
+
+def only_home(state: CellState, job: JobState) -> str:
+    """The one node on which the job can resume; empty: it has no checkpoint, or can resume elsewhere, too."""
+    found = job.checkpoint
+    node = None if found is None or not found.path or found.shared else state.nodes.get(found.node_id)
+    if node is None or node.status is NodeStatus.GONE:
+        return ""
+    alone = job.spec.workers + job.spec.parameter_servers == 1
+    return "" if alone and _serves(node) else node.spec.node_id
+
+
+def _serves(node: NodeState) -> bool:
+    """Whether other nodes may fetch checkpoints from this one."""
+    return node.spec.logs is not None and node.public_key is not None

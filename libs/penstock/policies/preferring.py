@@ -10,6 +10,7 @@ from copy import copy
 from msgspec.structs import replace
 
 from penstock.ledger.job_state import JobState
+from penstock.ledger.resuming import only_home
 from penstock.ledger.state import CellState
 from penstock.model.types import MAX_TEXT, NodeChoice
 from penstock.policies.base import Choose, LazyRng, Plan
@@ -22,7 +23,7 @@ def preferring(job: JobState, choose: Choose) -> Choose:
         return choose
 
     def chosen(state: CellState, job: JobState, rng: LazyRng) -> Plan | None:
-        for narrower, why in _narrower(job):
+        for narrower, why in _narrower(job, only_home(state, job)):
             plan = choose(state, narrower, rng)
             if plan is not None:
                 return _explained(plan, why)
@@ -31,10 +32,13 @@ def preferring(job: JobState, choose: Choose) -> Choose:
     return chosen
 
 
-def _narrower(job: JobState) -> Iterator[tuple[JobState, str]]:
-    """Read-only copies of the job that allow fewer nodes, in the order in which they are tried, each with the reason."""
+def _narrower(job: JobState, home: str) -> Iterator[tuple[JobState, str]]:
+    """Read-only copies of the job that allow fewer nodes, in the order in which they are tried, each with the reason.
+
+    `home`: the only node that has its checkpoint is not avoided: the work would be lost for certain.
+    """
     nodes = job.spec.nodes or NodeChoice()
-    failed = tuple(node_id for node_id in job.failed_on if node_id not in nodes.exclude)
+    failed = tuple(node_id for node_id in job.failed_on if node_id not in (*nodes.exclude, home))
     avoids = f"not on {', '.join(failed)}, where an attempt failed" if failed else ""
     among = f"on nodes that it prefers: {', '.join(nodes.prefer)}" if nodes.prefer else ""
     if failed and nodes.prefer:
