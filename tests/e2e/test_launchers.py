@@ -14,6 +14,7 @@ import pytest
 
 from infra.devservers import launchers
 from penstock.sdk.lines import FIFO
+from tests.e2e.conftest import Start
 from tests.support.command_process import ROOT
 from tests.support.driver import CellDriver, estimate, job_spec, node_spec
 
@@ -45,16 +46,19 @@ FORKS = {"PET_RUN_PATH": "1", "PET_START_METHOD": "fork"}
 """torchrun forks its processes, instead of having each of them import PyTorch again."""
 
 
+def environment() -> dict[str, str]:
+    """Of a machine with the frameworks, on which processes meet on loopback."""
+    found = launchers.environment()
+    paths = [path for path in (str(ROOT / "libs"), found.get("PYTHONPATH")) if path]
+    quiet = {"GLOO_SOCKET_IFNAME": "lo", "HF_HUB_OFFLINE": "1", "PYTHONWARNINGS": "ignore"}
+    return {**found, **quiet, "PYTHONPATH": ":".join(paths)}
+
+
 class Zygote:
     """Forks members of gangs from a process that has imported the frameworks."""
 
     def __init__(self, home: Path) -> None:
-        found = launchers.environment()
-        paths = [path for path in (str(ROOT / "libs"), found.get("PYTHONPATH")) if path]
-        self.base = {
-            **found, "PYTHONPATH": ":".join(paths), "HOME": str(home), "GLOO_SOCKET_IFNAME": "lo",
-            "HF_HUB_OFFLINE": "1", FIFO: "/dev/null", "PYTHONWARNINGS": "ignore",
-        }  # fmt: skip
+        self.base = {**environment(), "HOME": str(home), FIFO: "/dev/null"}
         self._log = (home / "zygote").open("w")
         self._process = subprocess.Popen(
             ["python", str(WORK)],
@@ -147,16 +151,44 @@ def meet(launcher: str, shape: Shape, zygote: Zygote, out: Path) -> None:
     codes = zygote.run(asked)
     logs = "\n".join(output.read_text() for _, _, output in asked)
     assert set(codes) == {0}, logs
+    met(out, shape.jobs, shape.workers * shape.gpus, logs)
+
+
+def met(out: Path, jobs: int, size: int, logs: str) -> None:
+    """In each of the jobs so many processes had ranks and devices of their own and one sum, at the job's own port."""
     found: dict[str, list[dict[str, Any]]] = {}
-    for path in out.glob("*.new"):
+    for path in out.glob("*.json"):
         each = json.loads(path.read_text())
         found.setdefault(each["job"], []).append(each)
-    assert len(found) == shape.jobs, logs
-    size = shape.workers * shape.gpus
+    assert len(found) == jobs, logs
     for processes in found.values():
         assert sorted(each["rank"] for each in processes) == list(range(size)), logs
         assert {each["size"] for each in processes} == {size}
         assert {each["sum"] for each in processes} == {size * (size + 1) / 2}
         assert all(each["device"] < len(each["visible"].split(",")) for each in processes)
         assert [each["rank"] for each in processes if each["leads"]] == [0], "who reports the progress"
-    assert len({each["port"] for processes in found.values() for each in processes}) == shape.jobs
+    assert len({each["port"] for processes in found.values() for each in processes}) == jobs
+
+
+@pytest.mark.postgres
+def test_three_jobs_meet_on_one_node_at_once(start: Start, place: Path) -> None:
+    """Two users type `torchrun`, and a third has two workers; all of their processes are alive at once on a node of a live cell."""
+    here = start("--nodes", "1", "--virtual-gpus", "6")
+    out = place / "met"
+    out.mkdir()
+    env = {**environment(), **FORKS, "TOGETHER": "6"}
+    flags = [word for name, text in env.items() for word in ("--env", f"{name}={text}")]
+    given = (str(WORK), "ddp", str(out), "2", "1")
+    torchrun, python = ("torchrun", "--nproc_per_node=2"), ("python",)
+    for name, shape, program in (
+        ("one", ("--gpus", "2"), torchrun),
+        ("two", ("--gpus", "2"), torchrun),
+        ("gang", ("--gpus", "1", "--workers", "2"), python),
+    ):
+        answer = here.run(
+            "submit", "-d", "--name", name, "--cores", "1", *shape, *flags, "--", *program, *given
+        )
+        assert answer.returncode == 0, answer.stderr
+    for name in ("one", "two", "gang"):
+        assert here.run("wait", name).returncode == 0, here.run("logs", name).stdout
+    met(out, 3, 2, here.printed())

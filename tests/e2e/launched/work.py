@@ -9,6 +9,7 @@ import json
 import os
 import signal
 import sys
+import time
 import traceback
 import uuid
 from datetime import timedelta
@@ -28,7 +29,11 @@ def tell(out: str, framework: str, device: int) -> None:
         "device": device, "visible": os.environ["CUDA_VISIBLE_DEVICES"],
         "port": os.environ["MASTER_PORT"], "job": os.environ["PENSTOCK_JOB_ID"], "leads": leads(),
     }  # fmt: skip
-    Path(out, f"{uuid.uuid4()}.new").write_text(json.dumps(found))
+    written = Path(out, f"{uuid.uuid4()}.new")
+    written.write_text(json.dumps(found))
+    written.rename(written.with_suffix(".json"))
+    while len(list(Path(out).glob("*.json"))) < int(os.environ.get("TOGETHER", "0")):
+        time.sleep(0.05)
     dist.barrier()
 
 
