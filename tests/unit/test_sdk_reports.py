@@ -250,7 +250,7 @@ def test_what_a_script_imports_needs_nothing_but_python() -> None:
     assert not outside & {"pydantic", "msgspec", "orjson", "numpy"}
     assert {name for name in modules if name.startswith("penstock.")} <= {
         "penstock.sdk", "penstock.sdk.checkpoint", "penstock.sdk.core_waits", "penstock.sdk.cores", "penstock.sdk.gate", "penstock.sdk.lines", "penstock.sdk.phases", "penstock.sdk.progress", "penstock.sdk.stages",
-        "penstock.sdk.chief", "penstock.sdk.gpu_memory", "penstock.sdk.turns",
+        "penstock.sdk.chief", "penstock.sdk.gpu_memory", "penstock.sdk.savers", "penstock.sdk.turns",
     }  # fmt: skip
 
 
