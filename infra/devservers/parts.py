@@ -13,9 +13,14 @@ import pytest
 from infra.devservers.compose import obtain_compose
 from infra.devservers.jaeger import obtain_binary
 from infra.devservers.kafka import obtain_parts
+from infra.devservers.launchers import obtain_launchers
 from infra.devservers.processes import LaunchError
 
-PARTS: dict[str, Callable[[], Path]] = {"kafka": obtain_parts, "jaeger": obtain_binary}
+PARTS: dict[str, Callable[[], Path]] = {
+    "kafka": obtain_parts,
+    "jaeger": obtain_binary,
+    "launchers": obtain_launchers,
+}
 """Pytest marker → how to get its part."""
 SLOW_PARTS: dict[str, Callable[[], Path]] = {"compose": obtain_compose}
 """The same, of tests that the CI run leaves out."""

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 import yaml
 
+from infra.devservers import launchers
 from penstock.cli.app import run
 from penstock.cli.jobspec import build, read_job_file
 from penstock.exits import Exit
@@ -82,14 +83,19 @@ def test_every_path_and_command_of_the_page_is_there(
             assert run([*words, checks]) == 0, f"{line}\n{capsys.readouterr().err}"
 
 
-def test_what_make_installs_is_pinned() -> None:
-    """Each package of `make pytorch` has one version and a hash."""
+@pytest.mark.parametrize(("lock", "package"), [(LOCK, "torch"), (launchers.LOCK, "lightning")])
+def test_what_is_installed_is_pinned(lock: Path, package: str) -> None:
+    """Each package of `make pytorch`, and of the launchers that meet in CI, has one version and a hash."""
     pinned = re.findall(
-        r"^([\w.-]+)==([\w.]+) \\\n    --hash=sha256:[0-9a-f]{64}$", LOCK.read_text(), re.MULTILINE
+        r"^([\w.-]+)==([\w.]+) \\\n    --hash=sha256:[0-9a-f]{64}$", lock.read_text(), re.MULTILINE
     )
-    wanted = [line for line in LOCK.read_text().splitlines() if line[0] not in "# "]
+    wanted = [line for line in lock.read_text().splitlines() if line[0] not in "# "]
     assert len(pinned) == len(wanted) == len(dict(pinned))
-    assert "torch" in dict(pinned)
+    assert package in dict(pinned)
+
+
+def test_make_installs_what_is_pinned() -> None:
+    """By its hashes, before the page's test."""
     target = (ROOT / "Makefile").read_text().partition("\npytorch: ")[2].partition("\n\n")[0]
     assert "--require-hashes" in target
     assert str(LOCK.relative_to(ROOT)) in target

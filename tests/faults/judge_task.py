@@ -18,7 +18,7 @@ def begin(folder: str) -> Callable[..., None]:
     """Takes the locks, and returns what writes into the history."""
     env = os.environ
     node, job, attempt = env["PENSTOCK_NODE_ID"], env["PENSTOCK_JOB_ID"], env["PENSTOCK_ATTEMPT"]
-    task, gpus = env["PENSTOCK_TASK_ID"], [gpu for gpu in env["CUDA_VISIBLE_DEVICES"].split(",") if gpu]
+    task, gpus = env["PENSTOCK_TASK_ID"], [gpu for gpu in env["PENSTOCK_GPUS"].split(",") if gpu]
     who = {
         "node": node, "job": job, "attempt": int(attempt), "task": task, "token": int(env["PENSTOCK_TOKEN"]),
         "pid": os.getpid(),

@@ -205,7 +205,7 @@ def wake_ups(pid: int) -> int:
 async def test_the_task_sees_its_place_and_no_secret(
     node: Options, cell: Cell, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Affinity (virtual cores are taken modulo the real ones), GPU ids, ranks; an own session; default signals."""
+    """Affinity (virtual cores are taken modulo the real ones), GPU ids, no ranks of one task alone; an own session; default signals."""
     script = (
         "import json,os,signal; print(json.dumps(dict(env=dict(os.environ), cores=sorted(os.sched_getaffinity(0)), "
         "session=os.getsid(0)==os.getpid(), term=signal.getsignal(15)==signal.SIG_DFL, cwd=os.getcwd())))"
@@ -224,12 +224,11 @@ async def test_the_task_sees_its_place_and_no_secret(
     expected = {
         "CUDA_VISIBLE_DEVICES": "0,1",
         "PENSTOCK_TOKEN": "3",
-        "RANK": "0",
-        "WORLD_SIZE": "1",
+        "PET_NPROC_PER_NODE": "2",
         "LR": "0.1",
     }
     assert {name: seen["env"][name] for name in expected} == expected
-    assert not {"PENSTOCK_DSN", "PENSTOCK_LOG"} & seen["env"].keys()
+    assert not {"PENSTOCK_DSN", "PENSTOCK_LOG", "RANK"} & seen["env"].keys()
 
 
 async def test_cores_of_a_running_task_are_changed(node: Options, cell: Cell) -> None:

@@ -47,7 +47,7 @@ cell = node_fixtures.embedded_cell
 async def test_gpus_are_found_used_measured_and_their_faults_reported(
     dsn: str, cell: Cell, tmp_path: Path
 ) -> None:
-    """Inventory, a task on GPU 2 by its UUID, its utilisation, an application's Xid (no fault), then Xid 79,
+    """Inventory, a task on GPU 2 and no other, its utilisation, an application's Xid (no fault), then Xid 79,
     which its driver repeats 600 times at once; another GPU's fault behind that is not lost."""
     events = tmp_path / "events"
     os.mkfifo(events)
@@ -70,7 +70,7 @@ async def test_gpus_are_found_used_measured_and_their_faults_reported(
                 1,
                 "sh",
                 "-c",
-                "echo $CUDA_VISIBLE_DEVICES; sleep 600",
+                "echo $CUDA_VISIBLE_DEVICES $PENSTOCK_GPUS; sleep 600",
                 gpus=(2,),
                 gpu_uuids=(joined.node.gpus[2].uuid,),
             )
@@ -79,7 +79,12 @@ async def test_gpus_are_found_used_measured_and_their_faults_reported(
         await telemetry.until(lambda samples: 73 in [sample.gpu_utilisation_percent for sample in samples])
         await cell.order(stop_order(2, "job-1.1.0"))
         exited = await cell.until(external_events.TaskExited)
-        assert log_path(options.log_dir, "job-1", "job-1.1.0").read_text().strip() == joined.node.gpus[2].uuid
+        uuid, isolation = joined.node.gpus[2].uuid, joined.node.isolation
+        assert isolation is not None
+        shown = (
+            "0" if isolation.devices == "cgroup" else uuid
+        )  # the only one that it can open, or one of three
+        assert log_path(options.log_dir, "job-1", "job-1.1.0").read_text().split() == [shown, uuid]
         assert exited.usage.gpu_utilisation_percent == 73
         assert exited.usage.gpu_memory_mib == 1_024
         with events.open("w") as file:

@@ -72,6 +72,7 @@ ADDED = {
     "failures": [],
     "apart": {},
     "prelaunching": 0,
+    "next_port": 27_783,
     "arrays": {
         "cores_per_gpu_milli": -1,
         "large_nodes": 0,
@@ -126,8 +127,10 @@ def expected_state() -> Any:
     coda = {"cores_per_gpu": 3.0, "history_ms": 86_400_000, "max_reclaims": 3, "patience_ms": 3_600_000}
     state["settings"] |= {"coda": coda, "without": []}
     counted = {"open-running": 4, "open-waiting": 12, "second-term": 1}
+    ports = {"open-running": 27_781, "second-term": 27_782}
     for job in state["jobs"].values():
         job |= {"reclaims": 0, "borrows": False, "counted_gpus": counted.get(job["job_id"], 0)}
+        job |= {"port": ports.get(job["job_id"], 0)}
         for task in job["tasks"].values():
             task |= {"lease_ms": 0, "exhausted": "", "cores_adjusted": None, "bandwidth_adjusted": None}
             task |= {"gpu_limit_mib": 0, "note": "", "outgrown_mib": 0}

@@ -15,9 +15,10 @@ from penstock.model.event import Event
 from penstock.model.external_events import JobSubmitted, NodeJoined, RunningTask, TaskExited, TaskStarted
 from penstock.model.ledger_events import PlacementExplanation, TermStarted, TimerFired
 from penstock.model.nodes import Gpu, NodeSpec
-from penstock.model.orders import Order
+from penstock.model.orders import Order, StartTask
 from penstock.model.settings import PlacerSettings
 from penstock.model.types import Estimate, JobSpec, ResourceRequest, ResourceVector, RetryPolicy
+from penstock_services.node_reporter.core.environment import task_environment
 from penstock_services.placer.core.orders import outstanding
 from penstock_services.placer.core.recorder import Recorder
 from penstock_services.placer.core.step import Step
@@ -182,6 +183,14 @@ class CellDriver(Recorder):
     def orders(self) -> list[Order]:
         """What the nodes have been asked and have not answered."""
         return list(outstanding(self.state, sorted(self.state.nodes), self.head.seq))
+
+    def environments(self, job_id: str, **how: bool) -> list[dict[str, str]]:
+        """What each task of the job finds when its node starts it, in order of the ranks. `how`: as `task_environment`."""
+        orders = [one for one in self.orders() if isinstance(one, StartTask) and one.job_id == job_id]
+        orders.sort(key=lambda order: order.place.rank)
+        how = {"virtual": False, **how}
+        nodes = self.state.nodes
+        return [task_environment(order, nodes[order.node_id].spec, {}, {}, **how) for order in orders]
 
 
 def kinds(step: Step) -> list[str]:

@@ -2,7 +2,6 @@
 
 import json
 from collections import defaultdict
-from collections.abc import Mapping
 
 import msgspec
 import pytest
@@ -32,7 +31,6 @@ from penstock.policies.validate_plans import validate_plan
 from penstock_services.gateway.core.eta import ends_ms
 from penstock_services.gateway.core.problems import Problem
 from penstock_services.gateway.core.submission import spec_from_json
-from penstock_services.node_reporter.core.environment import task_environment
 from tests.support import builders as b
 from tests.support.driver import CellDriver, estimate, job_spec, node_spec
 
@@ -49,19 +47,9 @@ def cell(*gpus: int, profile: str = "fifo") -> CellDriver:
     return driver
 
 
-def environments(driver: CellDriver, job_id: str) -> list[Mapping[str, str]]:
-    """What each task of the job finds when its node starts it, in order of the ranks."""
-    orders = [one for one in driver.orders() if isinstance(one, StartTask) and one.job_id == job_id]
-    orders.sort(key=lambda order: order.place.rank)
-    return [
-        task_environment(order, driver.state.nodes[order.node_id].spec, {}, {}, virtual=False)
-        for order in orders
-    ]
-
-
 def agree(driver: CellDriver, job_id: str, workers: int, whole: int = 66) -> None:
     """Orders, peers, ports, ranks and batches are those of a gang of so many workers."""
-    found = environments(driver, job_id)
+    found = driver.environments(job_id)
     assert [env["RANK"] for env in found] == [str(rank) for rank in range(workers)]
     assert {env["WORLD_SIZE"] for env in found} == {str(workers)}
     assert len({(env["MASTER_ADDR"], env["MASTER_PORT"]) for env in found}) == 1

@@ -162,19 +162,29 @@ def test_a_full_fifo_costs_lines_and_never_blocks(fifo: Pipe, clock: Clock, mete
     assert fifo.lines("steps") == [{"done": 50, "steps": 49, "step_ms": 1_000.0}]
 
 
-@pytest.mark.parametrize("rank", ["1", "7"])
+@pytest.mark.parametrize(
+    "ranks",
+    [
+        {"RANK": "1"},
+        {"RANK": "7", "LOCAL_RANK": "0", "NODE_RANK": "7"},
+        {"NODE_RANK": "0", "LOCAL_RANK": "1"},
+        {"RANK": "0", "NODE_RANK": "0", "LOCAL_RANK": "3"},
+    ],
+)
 def test_of_a_gang_only_rank_0_tells(
-    fifo: Pipe, clock: Clock, rank: str, monkeypatch: pytest.MonkeyPatch
+    fifo: Pipe, clock: Clock, ranks: dict[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """All workers run the same script and are as far."""
-    monkeypatch.setenv("RANK", rank)
+    """All workers run the same script and are as far. Lightning starts further processes of a worker with a LOCAL_RANK, and with the RANK of that worker."""
+    for name, rank in ranks.items():
+        monkeypatch.setenv(name, rank)
     meter, recorder = Meter(clock), Recorder(clock)
     for done in range(1, 100):
         clock.pass_(1.0)
         iterate(recorder, clock, gpu=1.0)
         meter.step(done, None, None)
     assert fifo.text() == b""
-    monkeypatch.setenv("RANK", "0")
+    for name in ranks:
+        monkeypatch.setenv(name, "0")
     Meter(clock).step(1, None, None)
     assert len(fifo.lines("steps")) == 1
 
@@ -240,7 +250,7 @@ def test_what_a_script_imports_needs_nothing_but_python() -> None:
     assert not outside & {"pydantic", "msgspec", "orjson", "numpy"}
     assert {name for name in modules if name.startswith("penstock.")} <= {
         "penstock.sdk", "penstock.sdk.checkpoint", "penstock.sdk.core_waits", "penstock.sdk.cores", "penstock.sdk.gate", "penstock.sdk.lines", "penstock.sdk.phases", "penstock.sdk.progress", "penstock.sdk.stages",
-        "penstock.sdk.chief", "penstock.sdk.gpu_memory", "penstock.sdk.turns",
+        "penstock.sdk.chief", "penstock.sdk.gpu_memory", "penstock.sdk.savers", "penstock.sdk.turns",
     }  # fmt: skip
 
 

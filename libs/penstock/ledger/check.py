@@ -17,6 +17,7 @@ from penstock.ledger.index import NOT_PLACEABLE, NodeIndex, Share, Thermometer
 from penstock.ledger.job_state import HOLDING, JobState
 from penstock.ledger.masks import full_mask, mask_of
 from penstock.ledger.node_state import NodeState
+from penstock.ledger.ports import ports_of
 from penstock.ledger.state import CellState
 from penstock.ledger.timers import timer_id
 from penstock.model.adjustments import MAX_CORE_CHANGES, MAX_CORE_PROBES, MAX_THROTTLES
@@ -55,6 +56,13 @@ def _node(state: CellState, node: NodeState) -> Iterator[str]:
         leases += (lease_of([place])._replace(holder=f"{place.task_id} (reserved)") for place in reserved)
     yield from _given(node, leases)
     yield from _booked(node, leases)
+    ports = Counter(
+        port
+        for job_id in set(node.tasks.values()) & state.jobs.keys()
+        for port in ports_of(state.jobs[job_id])
+    )
+    if twice := [port for port, jobs in ports.items() if jobs > 1]:
+        yield f"node {name} has several jobs with the port {twice[0]}"
     cpu = mask_of(
         tuple(
             core

@@ -10,6 +10,7 @@ from penstock.ledger.groups import booked
 from penstock.ledger.job_state import HOLDING, MAX_RUNS, JobState, Run, TaskState
 from penstock.ledger.memory import limit_mib, short_key
 from penstock.ledger.plans import arrived
+from penstock.ledger.ports import give_ports
 from penstock.ledger.remaining import begun_again, begun_at_0, remaining_of
 from penstock.ledger.resuming import resumed
 from penstock.ledger.sharing import ALONE
@@ -106,6 +107,7 @@ def placement_decided(state: CellState, fact: ledger_events.PlacementDecided) ->
     set_job(state, job, JobStatus.LAUNCHING)
     job.attempt = fact.attempt
     job.token = state.token
+    give_ports(state, job, fact.tasks)
     job.placed_ms = state.now_ms
     job.running_ms = job.stop_reason = job.exit_code = None
     job.failure = job.failure_cause = ""

@@ -116,6 +116,8 @@ class JobState:
     """Node → slots of the GPUs on which attempts failed by themselves, the latest node last, bounded: the next attempt avoids them."""
     token: int = 0
     """Token of the current attempt's placement (`penstock.model.token`)."""
+    port: int = 0
+    """First of its attempt's ports (`penstock.ledger.ports`); 0: it has had no attempt."""
     tasks: dict[str, TaskState] = field(default_factory=dict)
     queued_ms: int | None = None
     placed_ms: int | None = None

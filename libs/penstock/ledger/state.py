@@ -131,6 +131,8 @@ class CellState:
     jobs: dict[str, JobState] = field(default_factory=dict)
     prelaunching: int = 0
     """Number of jobs that may launch before their GPUs are free; without such jobs ends of running jobs are not predicted."""
+    next_port: int = 0
+    """The port after those that a job was given last (`penstock.ledger.ports`); 0: none was."""
     ended: "OrderedDict[str, str]" = field(default_factory=OrderedDict)
     """Job id → outcome, oldest first, bounded."""
     early_estimates: "OrderedDict[str, Estimate]" = field(default_factory=OrderedDict)

@@ -6,8 +6,11 @@ reader, or when the FIFO is full, the line is lost.
 """
 
 import os
+import sys
 
 FIFO = "PENSTOCK_PHASE_FILE"
+RANKS = ("RANK", "NODE_RANK", "LOCAL_RANK")
+"""Lightning sets no RANK in the processes that it starts, and changes none that it finds."""
 LINE_BYTES = 4_096  # with its end; PIPE_BUF on Linux: a write up to this size is atomic
 
 
@@ -27,5 +30,11 @@ def write_line(text: str) -> bool:
 
 
 def leads() -> bool:
-    """Whether this process runs under Penstock and reports for its gang: rank 0, or a script without ranks."""
-    return bool(os.environ.get(FIFO)) and os.environ.get("RANK", "") in ("", "0")
+    """Whether this process runs under Penstock and reports for its gang: rank 0, or a script without ranks. Processes that a script has started itself
+    (`torch.multiprocessing`) have ranks once their process group is initialized."""
+    if not os.environ.get(FIFO) or any(os.environ.get(name, "") not in ("", "0") for name in RANKS):
+        return False
+    torch = sys.modules.get("torch.distributed")
+    if torch is None or not torch.is_available() or not torch.is_initialized():
+        return True
+    return bool(torch.get_rank() == 0)

@@ -1,4 +1,4 @@
-"""Environment variables of a task, on which a training script may rely. The names known to torch and TensorFlow are theirs."""
+"""Environment variables of a task, on which a training script and its launcher may rely. The names known to torch and TensorFlow are theirs."""
 
 import json
 from collections.abc import Collection, Mapping, Sequence
@@ -47,20 +47,16 @@ def task_environment(
     *,
     virtual: bool,
     mps: bool = False,
+    apart: bool = False,
 ) -> dict[str, str]:
     """`peers`: the variable that holds the gang's peers, or names their file. Base, then the job's own variables, then Penstock's: a job cannot pretend to be another.
 
-    RANK and WORLD_SIZE count workers; a parameter server's RANK is its rank in the whole gang. MASTER_ADDR
-    is rank 0's node. `mps`: a control daemon of CUDA's Multi-Process Service runs here. Thread pools have as many threads as the task has cores unless the job sets another number.
+    `mps`: a control daemon of CUDA's Multi-Process Service runs here. `apart`: the task can open no GPU but its own. Thread pools have as
+    many threads as the task has cores unless the job sets another number.
     """
     place = order.place
     gang = gang_of(order, node)
-    workers = sorted(rank for rank, peer in gang.items() if peer.role == "worker")
-    neighbours = [
-        rank for rank, peer in gang.items() if peer.node_id == node.node_id and peer.role == place.role
-    ]
-    indexes = {gpu.uuid: str(gpu.index) for gpu in node.gpus}
-    visible = [indexes[gpu] if virtual else gpu for gpu in order.gpu_uuids]
+    workers = [rank for rank, peer in gang.items() if peer.role == "worker"]
     threads = str(max(1, len(place.cores)))
     return {
         **base,
@@ -69,8 +65,9 @@ def task_environment(
         "MKL_NUM_THREADS": threads,
         "PYTHONUNBUFFERED": "1",
         **_memory_limits(order, node, mps=mps),
+        **_torchrun(order, gang, workers),
         **order.env,
-        "CUDA_VISIBLE_DEVICES": ",".join(visible),
+        **_devices(order, node, virtual=virtual, numbered=apart and not mps),
         "PENSTOCK_JOB_ID": order.job_id,
         "PENSTOCK_TASK_ID": order.task_id,
         "PENSTOCK_NODE_ID": node.node_id,
@@ -84,12 +81,59 @@ def task_environment(
         "PENSTOCK_GPU_MEMORY_MIB": str(place.gpu_memory_mib),
         "PENSTOCK_GPU_MEMORY_LIMIT_MIB": str(order.gpu_memory_limit_mib),
         **peers,
-        "RANK": str(place.rank),
-        "LOCAL_RANK": str(sorted(neighbours).index(place.rank)),
-        "WORLD_SIZE": str(len(workers)),
         "MASTER_ADDR": gang[min(gang)].address,
         "MASTER_PORT": str(order.rendezvous_port),
+        **_ranks(order, gang, workers),
         **_batch_sizes(order, workers),
+    }
+
+
+def _devices(order: StartTask, node: NodeSpec, *, virtual: bool, numbered: bool) -> dict[str, str]:
+    """CUDA_VISIBLE_DEVICES in order of `gpu_uuids`: indexes of virtual GPUs, numbers among the task's GPUs, or UUIDs.
+
+    Ideal: numbers, since several frameworks parse nothing else. Departure: UUIDs where a task can also open other GPUs, since numbers would move to these
+    when a GPU disappears; and with MPS, whose daemon numbers the GPUs.
+    """
+    indexes = {gpu.uuid: gpu.index for gpu in node.gpus}
+    if virtual:
+        return {"CUDA_VISIBLE_DEVICES": ",".join(str(indexes[gpu]) for gpu in order.gpu_uuids)}
+    if not numbered:
+        return {"CUDA_VISIBLE_DEVICES": ",".join(order.gpu_uuids)}
+    shown = sorted(order.gpu_uuids, key=lambda gpu: indexes[gpu])  # NVML's indexes follow the PCI bus
+    visible = ",".join(str(shown.index(gpu)) for gpu in order.gpu_uuids)
+    return {"CUDA_VISIBLE_DEVICES": visible, "CUDA_DEVICE_ORDER": "PCI_BUS_ID"}
+
+
+def _ranks(order: StartTask, gang: Mapping[int, Peer], workers: Sequence[int]) -> dict[str, str]:
+    """Ranks of one process per worker; none for a job of one task, whose framework or launcher starts as many processes as the task has GPUs.
+
+    RANK and WORLD_SIZE count workers; a parameter server's RANK is its rank in the whole gang. Each worker is a node of its own to frameworks, since it sees only its
+    own GPUs: LOCAL_RANK is 0. A worker with several GPUs has none: frameworks would take it for one of several processes that somebody else starts (decision 132).
+    A job with a global batch has ranks with one worker, too: another attempt of it may have more.
+    """
+    place = order.place
+    if len(gang) == 1 and order.global_batch_size is None:
+        return {}
+    found = {"RANK": str(place.rank), "WORLD_SIZE": str(len(workers))}
+    if place.role == "worker":
+        node_rank = str(workers.index(place.rank))
+        found |= {"NODE_RANK": node_rank, "GROUP_RANK": node_rank}
+        if len(place.gpus) <= 1:
+            found |= {"LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1"}
+    return found
+
+
+def _torchrun(order: StartTask, gang: Mapping[int, Peer], workers: Sequence[int]) -> dict[str, str]:
+    """Defaults of torchrun's options, which the options of a command replace: one agent per worker, one process per GPU."""
+    if order.place.role != "worker":
+        return {}
+    address = gang[min(gang)].address
+    return {
+        "PET_NNODES": str(len(workers)),
+        "PET_NODE_RANK": str(workers.index(order.place.rank)),
+        "PET_NPROC_PER_NODE": str(max(1, len(order.place.gpus))),
+        "PET_MASTER_ADDR": f"[{address}]" if ":" in address else address,
+        "PET_MASTER_PORT": str(order.rendezvous_port),
     }
 
 

@@ -7,11 +7,12 @@ task may open, of which `CUDA_VISIBLE_DEVICES` names the task's. Docker's contai
 """
 
 import shutil
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence, Set
 from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
+from penstock.model.orders import StartTask
 from penstock_services.node_reporter.shell.ports import NotStartable
 
 PODMAN, APPTAINER, DOCKER = "podman", "apptainer", "docker"
@@ -97,6 +98,32 @@ def _descriptions(folders: Sequence[Path]) -> Iterator[str]:
     ):
         with suppress(OSError):
             yield file.read_text(errors="replace")
+
+
+def runtime_of(order: StartTask, path: str, *, root: bool) -> Runtime | None:
+    """As `find_runtime`; None: the job asks for no container."""
+    if order.environment is None or order.environment.container is None:
+        return None
+    return find_runtime(path, order.environment.container, root=root)
+
+
+def argv(
+    order: StartTask,
+    runtime: Runtime | None,
+    cwd: str,
+    shown: Sequence[str],
+    variables: Set[str],
+    gpus: Sequence[str],
+    user: tuple[int, int],
+) -> list[str]:
+    """The job's command, in a container where it asks for one. `shown`: the task's view of its folder. Raises `NotStartable`."""
+    if runtime is None or order.environment is None or order.environment.container is None:
+        return list(order.command)
+    check_devices(runtime, gpus)
+    folders = [*shown, *([cwd] if order.workdir and order.code is None else [])]
+    names = variables | order.env.keys()
+    image = order.environment.container
+    return command_line(runtime, Container(image, order.command, cwd, folders, names, gpus, user))
 
 
 def command_line(runtime: Runtime, asked: Container) -> list[str]:

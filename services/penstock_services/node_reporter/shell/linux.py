@@ -107,6 +107,7 @@ class LinuxHost:
         spec = find_node(options)
         if options.virtual_gpus is None:
             self._cgroups.gpu_minors = gpu_minors(spec.gpus)
+        self._apart = self._protected and self._cgroups.keeps_devices  # a task can open no GPU but its own
         self.spec = msgspec.structs.replace(
             spec, isolation=self._isolation(why), measures=self.meters.measures
         )
@@ -140,7 +141,7 @@ class LinuxHost:
             reason=why[:MAX_TEXT],
             memory="task" if groups.caps_memory else "process",
             cores="cpuset" if self._protected and groups.keeps_cores else "affinity",
-            devices="cgroup" if self._protected and groups.keeps_devices else "hint",
+            devices="cgroup" if self._apart else "hint",
             bandwidth=self._caps.mechanism,
             user=self._user.name if self._user is not None else own_name(),
             tmp="task" if plan.mounts else "node",
@@ -287,8 +288,14 @@ class LinuxHost:
         if order.code is not None:
             self._link_code(order.code, folder)
             visible.append(CODE)
-        virtual = options.virtual_gpus is not None
-        variables = task_environment(order, self.spec, self._base, peers, virtual=virtual, mps=mps_runs())
+        virtual, uid = options.virtual_gpus is not None, os.geteuid()
+        user = (uid, os.getegid()) if self._user is None else (self._user.uid, self._user.gid)
+        runtime = containers.runtime_of(order, self._base["PATH"], root=self._user is None and uid == 0)
+        apart = self._apart if runtime is None else runtime.name == containers.PODMAN or self._apart
+        variables = task_environment(
+            order, self.spec, self._base, peers, virtual=virtual, mps=mps_runs(), apart=apart
+        )
+        gpus = () if virtual else order.gpu_uuids
         saves = self._checkpoints.environment(order, folder)
         meets = self._groups.environment(group, folder)
         env = secrets | variables | {FIFO: str(folder / PHASES)} | saves | meets
@@ -302,7 +309,7 @@ class LinuxHost:
             "folder": str(folder),
             "log": str(log_path(options.log_dir, order.job_id, order.task_id)),
             "log_limit": options.log_limit_mib << 20,
-            "argv": self._argv(order, env, cwd, shown, virtual=virtual),
+            "argv": containers.argv(order, runtime, cwd, shown, env.keys() - self._base.keys(), gpus, user),
             "env": env,
             "cwd": cwd,
             "code": None if order.code is None else [str(folder / CODE), order.code, str(work)],
@@ -320,24 +327,6 @@ class LinuxHost:
             if until_s is None
             else {"path": str(self._lease), "lease_s": order.lease_ms / MS_PER_S, "until_s": until_s},
         }
-
-    def _argv(
-        self, order: StartTask, env: Mapping[str, str], cwd: str, shown: Sequence[str], *, virtual: bool
-    ) -> list[str]:
-        """The job's command, in a container where it asks for one. `shown`: the task's view of its folder. Raises `NotStartable`."""
-        image = None if order.environment is None else order.environment.container
-        if image is None:
-            return list(order.command)
-        runtime = containers.find_runtime(
-            self._base["PATH"], image, root=self._user is None and os.geteuid() == 0
-        )
-        folders = [*shown, *([cwd] if order.workdir and order.code is None else [])]
-        variables = (env.keys() - self._base.keys()) | order.env.keys()
-        gpus = () if virtual else order.gpu_uuids
-        containers.check_devices(runtime, gpus)
-        user = (os.geteuid(), os.getegid()) if self._user is None else (self._user.uid, self._user.gid)
-        container = containers.Container(image, order.command, cwd, folders, variables, gpus, user)
-        return containers.command_line(runtime, container)
 
     async def fetch(self, order: StartTask) -> CheckpointFetched | None:
         if order.code is not None:

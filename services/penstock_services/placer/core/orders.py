@@ -39,12 +39,10 @@ from penstock.model.transitions import TaskStatus
 from penstock.model.types import WHOLE_GPU, JoinRefusal
 
 ORPHAN_GRACE_MS = 10_000  # a job's default; the task's job may be forgotten
-RENDEZVOUS_FIRST_PORT = 20_000
 MAX_PEERS_EACH = 64  # members of a gang whose orders each have the peers unpacked; 5 KiB
 Verdict = Literal["accepted", JoinRefusal]
 Notice = ProbeSent | NodeLeft
 """Records that the placer writes to the nodes' topic for a probe."""
-RENDEZVOUS_PORTS = 10_000  # distinct within so many placements, and below the ephemeral range
 
 
 class Gang(NamedTuple):
@@ -337,7 +335,7 @@ def _start(
         peers=peers,
         peers_of=peers_of,
         packed_peers=packed_peers,
-        rendezvous_port=RENDEZVOUS_FIRST_PORT + job.token % RENDEZVOUS_PORTS,
+        rendezvous_port=job.port,
         grace_ms=job.spec.grace_ms,
         checkpoint=_checkpoint(state, job),
         checkpoint_from=_source(state, job),
