@@ -6,7 +6,10 @@ from typing import Any
 
 import pytest
 
-from penstock_services.node_reporter.shell.programs import execute, find_program
+from penstock_services.node_reporter.shell.exits import outcome_of
+from penstock_services.node_reporter.shell.ports import Exit, Failure
+from penstock_services.node_reporter.shell.programs import cause_of, execute, find_program
+from tests.support.node_cell import start_order
 
 
 def asked(*argv: str, path: str, **more: Any) -> dict[str, Any]:
@@ -80,3 +83,29 @@ def test_a_program_with_a_folder_is_not_searched_for(tmp_path: Path) -> None:
     program(tmp_path / "bin/train", "#!/bin/sh\necho ran")
     assert find_program(asked("bin/train", path=str(tmp_path))) is None
     assert ran(asked(f"{tmp_path}/bin/train", path="/usr/bin")) == "ran\n"
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "mode", "cause", "remedy"),
+    [
+        ("./crlf.sh", "#!/bin/bash\r\necho hi\r\n", 0o755, "crlf", "sed -i 's/\\r$//' ./crlf.sh"),
+        ("./crlf.py", "#!/usr/bin/env python3\r\nprint(1)\r\n", 0o755, "crlf", "CRLF"),
+        ("./plain.sh", "echo hi\n", 0o755, "first_line", "`bash ./plain.sh`"),
+        ("./train.py", "print(1)\n", 0o644, "mode", "`python3 ./train.py`"),
+        ("train.py", "print(1)\n", 0o644, "folder", "`python3 train.py`"),
+        ("./old.sh", "#!/opt/gone/bash\necho\n", 0o755, "interpreter", "(#!)"),
+    ],
+)
+def test_a_script_that_cannot_be_executed_has_its_remedy(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, text: str, mode: int, cause: str, remedy: str
+) -> None:
+    """A script from a Windows editor, one without `#!`, and `train.py` as people type it: "No such file" helps nobody."""
+    monkeypatch.chdir(tmp_path)
+    program(tmp_path / name, text, mode)
+    answer = ran(asked(name, path="/usr/bin:/bin"))
+    assert answer.startswith("errno "), answer
+    assert cause_of(name, {"PATH": "/usr/bin:/bin"}) == cause
+    ended = Exit(0, 0, None, None, 0, 0, failure=Failure("exec", int(answer.split()[1]), cause))
+    found = outcome_of(ended, start_order(1, name))
+    assert found is not None
+    assert remedy in found.failure

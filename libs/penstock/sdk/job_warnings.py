@@ -4,6 +4,7 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from penstock.model.types import JobSpec
+from penstock.sdk.command_words import slips
 from penstock.sdk.secrets import remedy, suspicions
 
 SMALL_MIB = 64  # no training fits into less; a user who writes 8 may mean 8 GiB
@@ -21,6 +22,8 @@ def warnings_of(spec: JobSpec) -> Iterator[Doubt]:
     """All warnings about a job, in no particular order."""
     for field, why in suspicions(spec.env, spec.command, spec.secrets):
         yield Doubt(field, f"looks like a secret: {why}", remedy(field))
+    for slip in slips(spec.command):
+        yield Doubt("command", slip.message, slip.remedy)
     for field in ("host_memory_mib", "gpu_memory_mib"):
         asked_mib = getattr(spec.resources, field)
         if asked_mib is not None and asked_mib < SMALL_MIB:

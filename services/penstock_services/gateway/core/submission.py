@@ -17,7 +17,7 @@ from penstock.model.topics import MAX_EVENT_BYTES
 from penstock.model.types import JobSpec
 from penstock.model.validation import checked_json
 from penstock.redaction import unquoted
-from penstock.sdk.job_yaml import JobLoader
+from penstock.sdk.job_yaml import JobLoader, problem_of
 from penstock.sdk.jobfile import BadJob, parse_job
 from penstock_services.gateway.core.problems import BadField, Problem, bad_fields, invalid
 
@@ -152,7 +152,7 @@ def _unreadable(error: Exception) -> str:
         return unquoted(" ".join(str(error).split()))[:512]
     mark = error.problem_mark
     where = f"line {mark.line + 1}, column {mark.column + 1}: " if mark else ""
-    return where + unquoted(error.problem or "it cannot be read")[:512]
+    return where + problem_of(error)[:512]
 
 
 def _too_deep() -> BadField:

@@ -23,6 +23,7 @@ CONDA_ROOTS = (
 CONDA_FOLDERS = ("CONDA_ENVS_PATH", "CONDA_ENVS_DIRS")
 """Conda's own variables: folders of environments. The node-reporter's values count."""
 BASE = "base"
+MAX_FIRST_LINE = 256  # bytes; the kernel's bound of a first line `#!`
 
 
 def enter(kind: str, where: str, env: Mapping[str, str], folders: Sequence[str]) -> dict[str, str]:
@@ -52,11 +53,41 @@ def find_program(request: Mapping[str, Any]) -> str | None:
 
 
 def execute(found: str | None, argv: list[str], env: Mapping[str, str]) -> NoReturn:
-    """`found`: by `find_program`; if it fails, all of PATH is tried. Raises `OSError`."""
+    """`found`: by `find_program`; if it fails, all of PATH is tried. Raises `OSError`.
+
+    A script whose first line ends with CRLF is not tried: `env` would be found, and fail with half a message.
+    """
+    if "/" in argv[0] and cause_of(argv[0], env) == "crlf":
+        raise OSError(errno.ENOEXEC, os.strerror(errno.ENOEXEC), argv[0])
     if found is not None:
         with suppress(OSError):
             os.execve(found, argv, env)
     os.execvpe(argv[0], argv, env)
+
+
+def cause_of(name: str, env: Mapping[str, str]) -> str:
+    """Why a program cannot be executed, as far as its file shows: `crlf`, `interpreter`, `first_line`, `mode` or `folder`; empty: not known.
+
+    `interpreter`: its first line names one that is not there; `first_line`: a text without `#!`; `mode`: not executable;
+    `folder`: it is in the working folder, which is not on PATH. Never raises.
+    """
+    places = [name] if "/" in name else [f"{one}/{name}" for one in env.get("PATH", os.defpath).split(":")]
+    place = next((place for place in places if os.path.isfile(place)), None)
+    if place is None:
+        return "folder" if "/" not in name and os.path.isfile(name) else ""
+    try:
+        with open(place, "rb") as file:
+            first = file.readline(MAX_FIRST_LINE)
+    except OSError:
+        return ""
+    if first.startswith(b"#!") and first.endswith(b"\r\n"):
+        return "crlf"
+    if not os.access(place, os.X_OK):
+        return "mode"
+    if first.startswith(b"#!"):
+        words = first[2:].split()
+        return "interpreter" if words and not os.path.exists(words[0]) else ""
+    return "first_line" if b"\0" not in first and not first.startswith(b"\x7fELF") else ""
 
 
 def conda_folders(env: Mapping[str, str]) -> list[str]:
