@@ -307,6 +307,7 @@ class Submission:
 
     def _hand_in(self) -> dict[str, Any]:
         if self.code is not None:
+            remark(f"sync: {self.code.summary}")
             self.client.send_code(self.code)
         key, strict = {"Idempotency-Key": self.key}, True if self.strict else None
         bound_s = WORKER_TIMEOUT_S if strict else TIMEOUT_S

@@ -20,9 +20,9 @@ class Doubt(NamedTuple):
 
 def warnings_of(spec: JobSpec) -> Iterator[Doubt]:
     """All warnings about a job, in no particular order."""
-    for field, why in suspicions(spec.env, spec.command, spec.secrets):
+    for field, why in suspicions(spec.env, spec.argv, spec.secrets):
         yield Doubt(field, f"looks like a secret: {why}", remedy(field))
-    for slip in slips(spec.command):
+    for slip in slips(spec.argv):
         yield Doubt("command", slip.message, slip.remedy)
     for field in ("host_memory_mib", "gpu_memory_mib"):
         asked_mib = getattr(spec.resources, field)

@@ -12,6 +12,7 @@ from typing import Annotated, Any, NamedTuple
 from pydantic import AfterValidator, BaseModel, Discriminator, Field, Tag, ValidationError
 from pydantic_core import ErrorDetails
 
+from penstock.model import commands
 from penstock.model.gpu_names import counted_wrongly
 from penstock.model.types import (
     MAX_ENV_ENTRIES,
@@ -71,9 +72,9 @@ class JobFile(Section):
 
     name: Name = Field("job", description="Name of the job, shown in tables.", examples=["resnet50"])
     owner: Name = Field("unknown", description="Owner of the job.", examples=["alice"])
-    command: list[Annotated[str, Field(max_length=8_192)]] = Field(
+    command: list[str] = Field(
         min_length=1,
-        max_length=512,
+        max_length=commands.MAX_ARGUMENTS,
         description="Program and arguments as a list, which no shell reads; quote numbers. Or a text: the lines of a script for a shell.",
         examples=[["python", "train.py", "--epochs", "3"]],
     )
@@ -238,6 +239,7 @@ class JobFile(Section):
         return checked(
             JobSpec,
             fields
+            | commands.command_fields(self.command)
             | {
                 "workers": self.most_workers,
                 "min_workers": self.fewest_workers,
@@ -314,6 +316,9 @@ def parse_job(data: Mapping[str, object]) -> JobSpec:
     problems += [
         Problem("command", f"{slip.message}; {slip.remedy}") for slip in slips(job.command) if slip.certain
     ]
+    if too_long := commands.command_problem(job.command, commands.MAX_COMMAND_BYTES):
+        problems.append(Problem("command", too_long))
+        job = job.model_copy(update={"command": ["true"]})
     counts = (counted_wrongly(model, job.resources.gpus) for model in job.gpu_models)
     problems += [Problem("gpu_models", text) for text in counts if text]
     servers, batch, whole = job.parameter_servers, job.batch_size, job.global_batch_size
@@ -468,7 +473,8 @@ def _text(path: tuple[int | str, ...], kind: str, given: object, detail: ErrorDe
         bound = context.get("max_length", context.get("min_length", 0))
         what = "characters" if kind.startswith("string") else "entries"
         wrong, right = ("long", "most") if "long" in kind else ("short", "least")
-        return f"is too {wrong}; give at {right} {bound} {what}"
+        remedy = f"; {commands.INTO_A_FILE}" if path[0] == "command" and wrong == "long" else ""
+        return f"is too {wrong}; give at {right} {bound} {what}{remedy}"
     if kind == "literal_error":
         return f"{brief(given)} is not known; use one of {context['expected']}"
     shown = brief(given) if kind in _QUANTITIES else _KINDS.get(type(given)) or brief(given)

@@ -13,7 +13,6 @@ from pydantic import ValidationError
 
 from penstock.model.codec import as_written, encode
 from penstock.model.external_events import JobSubmitted
-from penstock.model.topics import MAX_EVENT_BYTES
 from penstock.model.types import JobSpec
 from penstock.model.validation import checked_json
 from penstock.redaction import unquoted
@@ -169,11 +168,11 @@ def submission(job_id: str, spec: JobSpec) -> JobSubmitted:
     """The event. Raises `Problem` when it exceeds the size limit of events."""
     event = JobSubmitted(job_id=job_id, spec=spec)
     size = len(encode(event))
-    if size > MAX_EVENT_BYTES:
+    if size > JobSubmitted.MAX_BYTES:
         raise Problem(
             413,
             "too_large",
-            f"the job has {size} bytes; the bound is {MAX_EVENT_BYTES}",
+            f"the job has {size} bytes; the bound is {JobSubmitted.MAX_BYTES}",
             [BadField("body", f"{size} bytes", "put long arguments, variables and labels into files")],
         )
     return event
