@@ -169,7 +169,7 @@ def run(
         where = context.command_path if context is not None else prog
         message = error.format_message().rstrip(".")
         hint = remedy(getattr(error, "option_name", None) or "")
-        message = f"{message.partition(' Did you mean')[0].rstrip('.')}: {hint}" if hint else message
+        message = f"{message.partition(' (Possible')[0]}: {hint}" if hint else message
         return _report(prog, f"{message}; see `{where} --help`" if message else "", error.exit_code)
     except typer.Abort:
         return Exit.INTERRUPTED

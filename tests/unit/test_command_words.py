@@ -8,8 +8,11 @@ import pytest
 
 from penstock.model.types import JobSpec
 from penstock.sdk.command_words import script_command, slips
-from penstock.sdk.job_warnings import warnings_of
+from penstock.sdk.job_warnings import SET_BY_PENSTOCK, warnings_of
 from penstock.sdk.jobfile import BadJob, parse_job
+from penstock_services.node_reporter.core.environment import task_environment
+from tests.support.driver import node_spec
+from tests.support.node_cell import start_order
 
 
 def problems(fields: Mapping[str, Any]) -> dict[str, str]:
@@ -132,3 +135,13 @@ def test_what_a_shell_would_have_changed_is_a_warning(command: str, literal: str
 def test_usual_commands_have_no_warning(command: list[str]) -> None:
     """A false alarm at each submission would teach people to read none."""
     assert [slip for slip in slips(command) if slip.certain or "/My" not in command[0]] == []
+
+
+def test_a_variable_that_each_task_has_from_its_node_is_a_warning() -> None:
+    """`-e CUDA_VISIBLE_DEVICES=0,1` from a notebook: the job would see the GPUs that it was given, and its user wonder."""
+    mine = dict.fromkeys([*SET_BY_PENSTOCK, "OMP_NUM_THREADS"], "mine")
+    order = start_order(1, "true", gpus=(), env=mine)
+    found = task_environment(order, node_spec("n1"), {}, {}, virtual=True)
+    assert {name for name, value in found.items() if value == "mine"} == {"OMP_NUM_THREADS"}
+    doubts = list(warnings_of(JobSpec(command=("true",), env={"RANK": "5", "TZ": "UTC"})))
+    assert [doubt.field for doubt in doubts] == ["env.RANK"]

@@ -65,7 +65,8 @@ def _refuse(file: str, notes: Sequence[Note], jobs: int) -> None:
         raise Stop(Exit.BAD_SPEC, f"{file}: holds {jobs} jobs; write them with -o, and submit each")
     needed = [note.path for note in notes if note.needed]
     if needed:
-        text = f"not submitted, since it would do something else without {', '.join(needed)}; write it with -o, and mend that"
+        text = f"not submitted, since it would do something else without {', '.join(needed)}"
+        text += f"; `penstock import {file} -o job.yaml` writes what there is to mend"
         raise Stop(Exit.BAD_SPEC, f"{file}: {text}")
 
 
