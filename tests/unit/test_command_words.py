@@ -143,5 +143,5 @@ def test_a_variable_that_each_task_has_from_its_node_is_a_warning() -> None:
     order = start_order(1, "true", gpus=(), env=mine)
     found = task_environment(order, node_spec("n1"), {}, {}, virtual=True)
     assert {name for name, value in found.items() if value == "mine"} == {"OMP_NUM_THREADS"}
-    doubts = list(warnings_of(JobSpec(command=("true",), env={"RANK": "5", "TZ": "UTC"})))
-    assert [doubt.field for doubt in doubts] == ["env.RANK"]
+    doubts = list(warnings_of(JobSpec(command=("true",), env={"PENSTOCK_TOKEN": "5", "TZ": "UTC"})))
+    assert [doubt.field for doubt in doubts] == ["env.PENSTOCK_TOKEN"]

@@ -111,7 +111,7 @@ def test_skypilots_nodes_are_workers_and_setup_and_run_one_script() -> None:
         {"WANDB_API_KEY": "WANDB_API_KEY"},
     )
     assert job["retry"] == {"max_attempts": 3}
-    assert 'export SKYPILOT_NODE_RANK="$RANK"' in job["script"]
+    assert 'export SKYPILOT_NODE_RANK="${RANK:-0}"' in job["script"]
     assert job["script"].index("pip install") < job["script"].index("torchrun")
     assert {"resources.use_spot", "resources.cpus", "secrets.WANDB_API_KEY", "setup"} <= notes_of(
         found
@@ -214,6 +214,7 @@ def test_an_sbatch_script_has_a_worker_per_task_of_srun() -> None:
         {"gpus": 1, "cores": 4, "host_memory": "16GiB"},
         ["a100"],
     )
+    assert job["grace"] == "120s"
     needed = [note.path for note in found.notes if note.needed]
     assert needed == ["#SBATCH --array"]
     notes = notes_of(found)

@@ -11,6 +11,7 @@ import typer
 from penstock.cli import deadlines, follow, jobspec
 from penstock.cli.common import Output, gateway
 from penstock.cli.output import Format, dump, duration, remark
+from penstock.cli.sbatch import script_fields
 from penstock.cli.signals import exit_code, held, terminable
 from penstock.client import Client, NotPermitted
 from penstock.client.connection import TIMEOUT_S, WORKER_TIMEOUT_S
@@ -239,10 +240,6 @@ def submit_fields(ctx: typer.Context, fields: dict[str, Any], source: str) -> in
 
 def _of_script(command: list[str], env: list[str]) -> dict[str, Any] | None:
     """Fields of a script with `#SBATCH` lines, as the program of a command; None: it is none. Raises `Stop`."""
-    if not os.path.isfile(command[0]):
-        return None
-    from penstock.cli.importing import script_fields  # it imports this module, and few commands need it
-
     array = ["array"] if any(entry.startswith("SLURM_ARRAY_TASK_ID=") for entry in env) else []
     return script_fields(command, array)
 

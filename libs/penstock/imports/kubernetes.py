@@ -201,7 +201,7 @@ def _limits(spec: Keys, found: Mapping[str, Any]) -> dict[str, Any]:
     if (retries := spec.whole("backoffLimit")) is not None:
         more["retry"] = {"max_attempts": min(100, retries + 1)}
     elif "retry" in found:
-        spec.note("restartPolicy", f"restarts without a limit; retry.max_attempts is {UNLIMITED_RETRIES}")
+        spec.note("backoffLimit", f"is missing; retry.max_attempts has a limit, {UNLIMITED_RETRIES}")
     spec.ignore(
         "ttlSecondsAfterFinished",
         "cleanPodPolicy",

@@ -49,7 +49,6 @@ IGNORED: Mapping[str, str] = MappingProxyType(
         "container-mounts": "containers see the job's folder under its own path",
         "licenses": "licences are not counted",
         "tmp": "disks are those of the nodes",
-        "signal": "each stop sends SIGTERM; `grace` is the time until SIGKILL, and `checkpoint: signal` also sends SIGUSR1",
         "input": "read the file in the script",
         "no-requeue": "a job whose node is lost queues again; `retry.max_attempts` is 1 by default, for its own failures",
         "time-min": "`run_timeout` is one time",
@@ -178,6 +177,7 @@ def fields_of(text: str, name: str, notes: Notes, given: Sequence[str] = ()) -> 
         fields["environment"] = {"container": image.replace("#", "/")}
     if (comment := options.take("comment")) is not None:
         fields["labels"] = {"comment": comment}
+    fields |= _signal(options)
     if (export := options.take("export")) is not None:
         fields |= _exported(options, export)
     for option in options.found:
@@ -188,6 +188,19 @@ def fields_of(text: str, name: str, notes: Notes, given: Sequence[str] = ()) -> 
             shown = f"has no equivalent; {known}" if known else "has no equivalent; left out"
             options.note(option, shown)
     return fields
+
+
+def _signal(options: Options) -> dict[str, Any]:
+    """`grace` of `--signal=B:USR1@120`: here SIGTERM comes before each stop, not before the end of the time alone."""
+    text = options.take("signal")
+    if text is None:
+        return {}
+    found = re.fullmatch(r"(?:[BR]+:)?(\w+)(?:@([0-9]{1,9}))?", text)
+    options.note(
+        "signal",
+        "each stop sends SIGTERM, and SIGKILL after `grace`; `checkpoint: signal` also sends SIGUSR1",
+    )
+    return {"grace": f"{min(600, int(found[2] or 60))}s"} if found is not None else {}
 
 
 def _exported(options: Options, text: str) -> dict[str, Any]:

@@ -12,11 +12,6 @@ SMALL_MIB = 64  # no training fits into less; a user who writes 8 may mean 8 GiB
 SET_BY_PENSTOCK = frozenset(
     [
         "CUDA_VISIBLE_DEVICES",
-        "RANK",
-        "LOCAL_RANK",
-        "WORLD_SIZE",
-        "MASTER_ADDR",
-        "MASTER_PORT",
         "PENSTOCK_JOB_ID",
         "PENSTOCK_TASK_ID",
         "PENSTOCK_NODE_ID",

@@ -23,6 +23,10 @@ COLUMNS = (
 )  # fmt: skip
 PHILLY, PAI = "philly-jobs", "pai"
 PHILLY_KEYS = frozenset(("jobid", "attempts", "submitted_time"))
+PHILLY_NAMES: Mapping[str, str] = MappingProxyType(
+    {"job_id": "jobid", "submit_s": "submitted_time", "duration_s": "attempts", "gpus": "attempts"}
+)
+"""Our column → the key of the file that problems name."""
 PAI_COLUMNS = (
     "job_name", "task_name", "inst_num", "status", "start_time", "end_time", "plan_cpu", "plan_mem", "plan_gpu", "gpu_type",
 )  # fmt: skip

@@ -23,6 +23,7 @@ from penstock.simulator.traces.published import (
     PAI,
     PHILLY,
     PHILLY_KEYS,
+    PHILLY_NAMES,
     PUBLISHED,
     is_pai,
     is_pai_jobs,
@@ -173,18 +174,12 @@ def _json_source(path: Path, text: str, renames: Mapping[str, str]) -> Source:
     objects = [one for _, one in items if isinstance(one, dict)]
     if objects and objects[0].keys() >= PHILLY_KEYS:
         columns = [*COLUMNS, *PUBLISHED[PHILLY].left_out]
-        theirs = {
-            "job_id": "jobid",
-            "submit_s": "submitted_time",
-            "duration_s": "attempts",
-            "gpus": "attempts",
-        }
         return Source(
             PHILLY,
             PUBLISHED[PHILLY],
             columns,
             lambda problems: philly_rows(items, problems, unit),
-            theirs,
+            PHILLY_NAMES,
             unit,
         )
     columns = list(dict.fromkeys(key for one in objects for key in one))
