@@ -2,6 +2,7 @@
 
 import pytest
 
+from penstock.model.allowed import Allowed
 from penstock.model.gpu_names import allows
 from penstock.model.types import JobSpec, ResourceRequest
 from penstock.policies.capacity import never_fits
@@ -60,9 +61,9 @@ def test_the_placer_matches_as_people_write() -> None:
     """A job for `a100` in a cell with two kinds: its nodes are those of the A100s, also ones that join later."""
     state = b.cell_of([b.node("old", gpu_model="V100"), b.node("new", gpu_model=A100)])
     need = b.need(gpus=1)
-    assert state.index.candidates(need, ("a100",)) == state.nodes["new"].bit
-    assert state.index.candidates(need, ("Tesla-V100-SXM2-16GB",)) == state.nodes["old"].bit
-    assert state.index.candidates(need, ("h100",)) == 0
+    assert state.index.candidates(need, Allowed(("a100",))) == state.nodes["new"].bit
+    assert state.index.candidates(need, Allowed(("Tesla-V100-SXM2-16GB",))) == state.nodes["old"].bit
+    assert state.index.candidates(need, Allowed(("h100",))) == 0
 
 
 def test_nvidia_smis_name_with_blanks_is_taken_and_a_wrong_number_is_not() -> None:

@@ -12,8 +12,8 @@ from typing import Annotated, Any, ClassVar, Literal
 from msgspec import Meta, Struct, field, structs
 
 from penstock.model.allowed import Allowed, Where
-from penstock.model.worker_range import wrong_shape
 from penstock.model.commands import MAX_PACKED_CHARS, check_long, command_problem, unpacked
+from penstock.model.worker_range import wrong_shape
 
 MAX_GPUS_PER_NODE = 16  # the largest boards sold hold 16
 MAX_CORES_PER_NODE = 1024

@@ -40,7 +40,7 @@ def impossible(state: CellState, spec: JobSpec) -> Doubt | None:
         bandwidth_mbps=asked.bandwidth_mbps or 0,
         gpu_share_milli=(asked.gpu_share_milli or WHOLE_GPU) if gpus == 1 else WHOLE_GPU,
     )
-    demand = Demand(spec.fewest_workers, worker, gpu_models=spec.gpu_models)
+    demand = Demand(spec.fewest_workers, worker, where=spec.where)
     short = shortfall(state.index, demand)
     if short is None:
         return None
