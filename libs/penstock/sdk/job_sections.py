@@ -180,3 +180,20 @@ def units_of(info: FieldInfo) -> Mapping[str, int] | None:
     marks = [*info.metadata, *(mark for kind in get_args(info.annotation) for mark in get_args(kind))]
     readers = (mark.func for mark in marks if isinstance(mark, BeforeValidator))
     return next((_UNITS[reader] for reader in readers if reader in _UNITS), None)
+
+
+def with_references(fields: dict[str, object]) -> tuple[dict[str, object], list[str]]:
+    """The fields with values `{secret: NAME}` of `env` moved to `secrets`, and the names that `secrets` has already."""
+    env, secrets = fields.get("env"), fields.get("secrets", {})
+    if not isinstance(env, Mapping) or not isinstance(secrets, Mapping):
+        return fields, []
+    named = {
+        name: found["secret"]
+        for name, found in env.items()
+        if isinstance(found, Mapping) and [*found] == ["secret"]
+    }
+    if not named:
+        return fields, []
+    plain = {name: found for name, found in env.items() if name not in named}
+    twice = [name for name in named if name in secrets]
+    return {**fields, "env": plain, "secrets": {**secrets, **named}}, twice

@@ -45,6 +45,7 @@ from penstock.sdk.job_sections import (
     Workers,
     form_of_workers,
     units_of,
+    with_references,
 )
 from penstock.sdk.units import show
 from penstock.suggestion import near
@@ -294,7 +295,7 @@ def parse_job(data: Mapping[str, object]) -> JobSpec:
     if not isinstance(data, Mapping):
         raise BadJob((Problem("job", "is no mapping; write fields such as `command: [python, train.py]`"),))
     problems: list[Problem] = []
-    fields, twice = _with_references(
+    fields, twice = with_references(
         {name: found for name, found in data.items() if not str(name).startswith("x-")}
     )
     fields, wrong_script = with_script(fields)
@@ -335,23 +336,6 @@ def parse_job(data: Mapping[str, object]) -> JobSpec:
     if problems:
         raise BadJob(tuple(problems[:MAX_PROBLEMS]))
     return spec
-
-
-def _with_references(fields: dict[str, object]) -> tuple[dict[str, object], list[str]]:
-    """The fields with values `{secret: NAME}` of `env` moved to `secrets`, and the names that `secrets` has already."""
-    env, secrets = fields.get("env"), fields.get("secrets", {})
-    if not isinstance(env, Mapping) or not isinstance(secrets, Mapping):
-        return fields, []
-    named = {
-        name: found["secret"]
-        for name, found in env.items()
-        if isinstance(found, Mapping) and [*found] == ["secret"]
-    }
-    if not named:
-        return fields, []
-    plain = {name: found for name, found in env.items() if name not in named}
-    twice = [name for name in named if name in secrets]
-    return {**fields, "env": plain, "secrets": {**secrets, **named}}, twice
 
 
 def job_schema() -> dict[str, Any]:
