@@ -147,8 +147,14 @@ def takes(kind: type[T]) -> Callable[[Callable[[typer.Context, T], R]], Callable
     return decorate
 
 
-def run(command: Command, arguments: Sequence[str], prog: str, obj: object = None) -> int:
-    """Runs one command line; returns its exit code (`penstock.exits`). Errors go to stderr, a line each."""
+def run(
+    command: Command,
+    arguments: Sequence[str],
+    prog: str,
+    obj: object = None,
+    remedy: Callable[[str], str] = lambda option: "",
+) -> int:
+    """Runs one command line; returns its exit code (`penstock.exits`). Errors go to stderr, a line each. `remedy`: for an unknown option."""
     try:
         code = command.main(list(arguments), prog_name=prog, standalone_mode=False, obj=obj)
         sys.stdout.flush()
@@ -162,6 +168,8 @@ def run(command: Command, arguments: Sequence[str], prog: str, obj: object = Non
         context = getattr(error, "ctx", None)
         where = context.command_path if context is not None else prog
         message = error.format_message().rstrip(".")
+        hint = remedy(getattr(error, "option_name", None) or "")
+        message = f"{message.partition(' (Possible')[0]}: {hint}" if hint else message
         return _report(prog, f"{message}; see `{where} --help`" if message else "", error.exit_code)
     except typer.Abort:
         return Exit.INTERRUPTED

@@ -237,12 +237,12 @@ async def test_what_is_too_large_is_refused_before_it_is_written(cell: Cell) -> 
     """A notebook's whole text as an argument: 413, at the bound of one event and at the bound of a body."""
     control = "\u0001"  # one byte in memory, six in JSON
     large = {
-        "command": ["x" * 8_000, "y" * 8_000],
-        "env": {"E": control * 7_000},
-        "labels": {"L": control * 8_000},
+        "command": ["x", control * 8_000, control * 8_000],
+        "env": {"E": control * 16_000},
+        "labels": {"L": control * 16_000},
     }
     body = problem(await cell.http.post("/v1/jobs", json=large), 413)
-    assert "bound is 65536" in body["detail"]
+    assert "bound is 262144" in body["detail"]
     large["labels"] = {}
     assert (await cell.http.post("/v1/jobs", json=large)).status_code == 202
     problem(await cell.http.post("/v1/jobs", content=b" " * (2 << 20), headers=JSON), 413)
@@ -447,7 +447,7 @@ async def test_a_wrong_event_gets_every_problem_at_once(cell: Cell) -> None:
     large = {
         **ok,
         "type": "penstock.job.submitted.v1",
-        "data": {"job_id": "j", "spec": {**SPEC, "x": "y" * 66_000}},
+        "data": {"job_id": "j", "spec": {**SPEC, "x": "y" * 263_000}},
     }
     await refused(large, 413)
     problem(await cell.http.post("/v1/events", content=b"\xff", headers=structured), 400)

@@ -15,7 +15,7 @@ from tests.support.command_process import ROOT, run
 def test_all_problems_of_a_job_file_are_reported_at_once(tmp_path: Path) -> None:
     """Nobody wants to learn of five mistakes in five runs of a pipeline."""
     job = tmp_path / "job.yaml"
-    job.write_text("command: python train.py\ngpus: 1\nretry: {max_attempts: 0}\n")
+    job.write_text("command: {run: train.py}\ngpus: 1\nretry: {max_attempts: 0}\n")
     answer = run("submit", "-f", str(job))
     assert answer.returncode == 2
     assert len(answer.stderr.splitlines()) == 3, answer.stderr

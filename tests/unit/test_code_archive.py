@@ -204,3 +204,30 @@ def test_what_is_no_archive_is_refused(data: bytes, tmp_path: Path) -> None:
     for digest in (sha256(data).hexdigest(), "0" * 64):
         with pytest.raises(OSError, match="Errno"):
             unpack(str(file), digest, str(tmp_path))
+
+
+def test_what_was_sent_and_left_out_is_said_with_the_file_that_says_so(tmp_path: Path) -> None:
+    """`ModuleNotFoundError` on the node: a line `lib/` in a .gitignore, made for Python's builds, left out the user's own `lib`."""
+    for path in (
+        "train.py",
+        "lib/mine.py",
+        "sub/a.bin",
+        "sub/b.bin",
+        "venv/pyvenv.cfg",
+        ".git/config",
+        *(f"w{n}.ckpt" for n in range(5)),
+    ):
+        (tmp_path / path).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / path).write_text("x")
+    (tmp_path / ".gitignore").write_text("lib/\n*.ckpt\n")
+    (tmp_path / "sub/.penstockignore").write_text("*.bin\n!b.bin\n")
+    os.mkfifo(tmp_path / "pipe")
+    packed = pack(tmp_path)
+    assert packed.left_out[".gitignore"] == ["lib", *(f"w{n}.ckpt" for n in range(5))]
+    assert packed.left_out["sub/.penstockignore"] == ["sub/a.bin"]
+    assert "lib, w0.ckpt, w1.ckpt, 3 more (.gitignore)" in packed.summary
+    assert "venv (a virtual environment: name it by --venv or --conda)" in packed.summary
+    assert packed.summary.startswith(
+        f"{packed.files} files and folders, 1 KiB packed; left out: .git (always); "
+    )
+    assert "pipe (no file)" in packed.summary

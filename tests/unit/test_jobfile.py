@@ -94,7 +94,7 @@ def test_every_problem_is_reported_at_once() -> None:
         """
         nmae: resnet50
         owner: "al ice"
-        command: python train.py
+        command: {run: python train.py}
         workers: "2"
         gpus: 1
         env: {EPOCHS: 3, A=B: "1"}
@@ -293,7 +293,7 @@ def test_the_schema_knows_and_explains_every_field() -> None:
     """Completion in the editor is the first documentation that people see."""
     jsonschema.Draft202012Validator.check_schema(job_schema())
     schema = job_schema()
-    assert set(schema["properties"]) == set(JobFile.model_fields)
+    assert set(schema["properties"]) == {*JobFile.model_fields, "script"}
     for part in (schema, *schema["$defs"].values()):
         assert part["additionalProperties"] is False
         for name, entry in part["properties"].items():
@@ -316,10 +316,9 @@ def test_editor_and_parser_agree_on_the_guides_file() -> None:
     """What the editor marks green must be accepted, and what it underlines refused."""
     VALIDATOR.validate(yaml.safe_load(RESNET))
     for wrong in (
-        {"command": "x"},
         {"command": ["x"], "queue_timeout": "soon"},
+        {"script": 1},
         {"command": ["x"], "gpus": 1},
-        {},
     ):
         assert not VALIDATOR.is_valid(wrong)
         with pytest.raises(BadJob):

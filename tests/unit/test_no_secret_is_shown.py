@@ -95,7 +95,7 @@ JOBS = (
     "command: [x]\nenv: {{PASSWORD: {{secret: {} is it}}}}",
     "command: [x]\nsecrets: {{PASSWORD: /{}}}",
     "command: [x]\nsecrets: {}",
-    "command: python train.py --token={}",
+    "command: {{run: python train.py --token={}}}",
     "command: [x]\npassword: {}",
     "command: [x]\nname: {} or so",
     "command: [x]\nlabels: {}",

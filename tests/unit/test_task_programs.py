@@ -6,7 +6,10 @@ from typing import Any
 
 import pytest
 
-from penstock_services.node_reporter.shell.programs import execute, find_program
+from penstock_services.node_reporter.shell.exits import outcome_of
+from penstock_services.node_reporter.shell.ports import Exit, Failure
+from penstock_services.node_reporter.shell.programs import cause_of, enter, execute, find_program
+from tests.support.node_cell import start_order
 
 
 def asked(*argv: str, path: str, **more: Any) -> dict[str, Any]:
@@ -80,3 +83,57 @@ def test_a_program_with_a_folder_is_not_searched_for(tmp_path: Path) -> None:
     program(tmp_path / "bin/train", "#!/bin/sh\necho ran")
     assert find_program(asked("bin/train", path=str(tmp_path))) is None
     assert ran(asked(f"{tmp_path}/bin/train", path="/usr/bin")) == "ran\n"
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "mode", "cause", "remedy"),
+    [
+        ("./crlf.sh", "#!/bin/bash\r\necho hi\r\n", 0o755, "crlf", "sed -i 's/\\r$//' ./crlf.sh"),
+        ("./crlf.py", "#!/usr/bin/env python3\r\nprint(1)\r\n", 0o755, "crlf", "CRLF"),
+        ("./plain.sh", "echo hi\n", 0o755, "first_line", "`bash ./plain.sh`"),
+        ("./train.py", "print(1)\n", 0o644, "mode", "`python3 ./train.py`"),
+        ("train.py", "print(1)\n", 0o644, "folder", "`python3 train.py`"),
+        ("./old.sh", "#!/opt/gone/bash\necho\n", 0o755, "interpreter", "(#!)"),
+    ],
+)
+def test_a_script_that_cannot_be_executed_has_its_remedy(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, text: str, mode: int, cause: str, remedy: str
+) -> None:
+    """A script from a Windows editor, one without `#!`, and `train.py` as people type it: "No such file" helps nobody."""
+    monkeypatch.chdir(tmp_path)
+    program(tmp_path / name, text, mode)
+    answer = ran(asked(name, path="/usr/bin:/bin"))
+    assert answer.startswith("errno "), answer
+    assert cause_of(name, {"PATH": "/usr/bin:/bin"}) == cause
+    ended = Exit(0, 0, None, None, 0, 0, failure=Failure("exec", int(answer.split()[1]), cause))
+    found = outcome_of(ended, start_order(1, name))
+    assert found is not None
+    assert remedy in found.failure
+
+
+def test_condas_own_scripts_run_as_conda_activate_runs_them(tmp_path: Path) -> None:
+    """Compilers and CUDA packages set CC, CUDA_HOME and the like there; `conda env config vars set` writes into a file of conda's."""
+    (tmp_path / "conda-meta").mkdir()
+    (tmp_path / "conda-meta/state").write_text('{"version": 1, "env_vars": {"OF_STATE": "1"}}')
+    program(
+        tmp_path / "etc/conda/activate.d/10-cc.sh",
+        'echo hello; export CC="$CONDA_PREFIX/bin/gcc"\nlocal_one=1\n',
+        0o644,
+    )
+    program(tmp_path / "etc/conda/activate.d/20-two.sh", 'export TWO="$CC\n2"', 0o644)
+    program(tmp_path / "etc/conda/activate.d/30-fish.fish", "not for this shell", 0o644)
+    base = {"PATH": "/usr/bin:/bin", "RANK": "3", "EMPTY": ""}
+    found = enter("conda", str(tmp_path), base, ())
+    assert found["CC"] == f"{tmp_path}/bin/gcc"
+    assert (found["TWO"], found["OF_STATE"], found["RANK"], found["EMPTY"]) == (
+        f"{tmp_path}/bin/gcc\n2",
+        "1",
+        "3",
+        "",
+    )
+    assert found["PATH"] == f"{tmp_path}/bin:/usr/bin:/bin"
+    assert "local_one" not in found
+    program(tmp_path / "etc/conda/activate.d/40-bad.sh", "exit 7", 0o644)
+    assert "CC" not in enter("conda", str(tmp_path), base, ()), (
+        "a script that ends the shell loses its variables, not the job"
+    )

@@ -3,14 +3,20 @@
 import ast
 import inspect
 import math
+import zlib
+from base64 import b64encode
+from random import Random
 from typing import Any, Literal, get_origin, get_type_hints
 
 import msgspec
 import pytest
 from pydantic import ValidationError
 
-from penstock.model import allowed, types, worker_range
-from penstock.model.codec import encode
+from penstock.model import allowed, commands, types, worker_range
+from penstock.model.codec import decode, encode
+from penstock.model.commands import MAX_ARGUMENT_BYTES, command_fields
+from penstock.model.event import wire_type
+from penstock.model.external_events import JobSubmitted
 from penstock.model.nodes import Gpu, NodeSpec
 from penstock.model.types import (
     MAX_ARGV_BYTES,
@@ -27,6 +33,7 @@ from penstock.model.types import (
     Value,
 )
 from penstock.model.validation import checked
+from penstock.sdk.jobfile import BadJob, parse_job
 
 UNITS = ("_mib", "_mbps", "_ms", "_percent", "_std", "_bytes")
 QUANTITIES = ("memory", "bandwidth", "time", "timeout", "backoff", "utilisation", "grace", "duration")
@@ -65,6 +72,10 @@ def test_values_are_frozen_and_compare_by_content() -> None:
         spec.workers = 2  # type: ignore[misc]
     assert spec == JobSpec(command=("true",))
     assert spec != JobSpec(command=("false",))
+
+
+def pack(text: bytes) -> str:
+    return b64encode(zlib.compress(text)).decode()
 
 
 @pytest.mark.parametrize(
@@ -124,6 +135,55 @@ def test_sizes_are_counted_in_bytes_not_in_characters() -> None:
     """An argument in Chinese takes three bytes per character on the way to execve."""
     with pytest.raises(ValueError, match=f"exceed {MAX_ARGV_BYTES}"):
         JobSpec(command=("训" * (MAX_ARGV_BYTES // 6 + 1),) * 2)
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["python3", "-c", "print()", "x" * MAX_ARGUMENT_BYTES],
+        ["cat", *map(str, range(3_000))],
+        ["echo", "训" * 40_000, "\u0001" * 9_000],
+        ["true"],
+    ],
+)
+def test_a_long_command_is_packed_and_comes_out_as_it_was(words: list[str]) -> None:
+    """A sweep of hydra with a generated list of files: up to 128 KiB in one argument, as far as the kernel goes."""
+    spec = JobSpec(**command_fields(words))
+    assert spec.argv == tuple(words)
+    event = JobSubmitted(job_id="j", spec=spec)
+    assert decode(wire_type(JobSubmitted), encode(event)) == event
+    assert (spec.long_command is None) == (len(words) == 1), "short ones are as they were"
+    noise = b64encode(Random(1).randbytes(98_000)).decode()
+    assert (
+        len(encode(JobSubmitted(job_id="j", spec=JobSpec(**command_fields([noise])))))
+        < JobSubmitted.MAX_BYTES
+    )
+
+
+@pytest.mark.parametrize(
+    ("words", "complaint"),
+    [
+        (["x", "y" * (MAX_ARGUMENT_BYTES + 1)], "argument 1 has 131072 bytes; a program takes 131071 in one"),
+        (["y" * 100_000, "y" * 100_000], "200000 bytes exceed"),
+        (["x\0" * 9_000], "NUL"),
+        (["", "x" * 9_000], "the program, is empty"),
+    ],
+)
+def test_what_no_process_can_be_started_with_is_refused(words: list[str], complaint: str) -> None:
+    """The node would report E2BIG, after a wait in the queue."""
+    with pytest.raises(ValueError, match=complaint):
+        JobSpec(**command_fields(words))
+    with pytest.raises(BadJob, match=complaint):
+        parse_job({"command": words})
+
+
+@pytest.mark.parametrize(
+    "packed", ["", "????", "eJwrSS0uAQAEXQHB", pack(b'{"a": 1}'), pack(b"[1]"), pack(b"[" * 50)]
+)
+def test_a_packed_command_that_is_none_is_refused(packed: str) -> None:
+    """Anybody may send the field: each reader unpacks it."""
+    with pytest.raises(ValidationError):
+        checked(JobSpec, {"command": ("x",), "long_command": packed})
 
 
 def test_all_bad_fields_come_in_one_answer() -> None:
@@ -203,5 +263,8 @@ def test_the_nouns_import_nothing_that_acts() -> None:
     for module in (types, allowed, worker_range):
         tree = ast.parse(inspect.getsource(module))
         imported = {node.module for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)}
-        assert imported <= {"typing", "collections.abc", "msgspec", *nouns}
+        assert imported <= {"typing", "collections.abc", "msgspec", "penstock.model.commands", *nouns}
         assert not [node for node in ast.walk(tree) if isinstance(node, ast.Import)]
+    packing = ast.walk(ast.parse(inspect.getsource(commands)))
+    found = {alias.name for node in packing if isinstance(node, ast.Import) for alias in node.names}
+    assert found == {"base64", "binascii", "json", "zlib"}

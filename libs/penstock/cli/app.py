@@ -101,6 +101,14 @@ PANELS: Mapping[str, Mapping[str, Entry]] = MappingProxyType({
                 "penstock submit --sync . --workers 2 --gpus 1 --host-memory 8GiB -- python train.py",
             ),
         ),
+        "import": Entry(
+            "Convert a job file of another scheduler, and name each key that has no equivalent.",
+            "penstock.cli.importing:import_file",
+            examples=(
+                "penstock import sky.yaml -o job.yaml",
+                "penstock import train.sbatch --submit",
+            ),
+        ),
         "profile": Entry(
             "Measure the iteration times of a network in the few short runs that reduce the uncertainty most.",
             "penstock.cli.profile:profile",
@@ -348,4 +356,11 @@ def run(arguments: Sequence[str], session: Session | None = None) -> int:
     session = session or Session(without_passwords(shlex.join(["penstock", *arguments])))
     if zone := unknown_zone():
         print(f"penstock: TZ={zone} is no time zone of this machine; times are in UTC", file=sys.stderr)
-    return commandline.run(tree(), hoist(arguments), "penstock", session)
+    return commandline.run(tree(), hoist(arguments), "penstock", session, _remedy)
+
+
+def _remedy(option: str) -> str:
+    """What to give in place of an option of another scheduler; empty: not known."""
+    from penstock.sdk.equivalents import flag  # imported for an error alone
+
+    return flag(option) if option else ""

@@ -369,6 +369,13 @@ def queue(
         remark(f"{shown} of {answer['waiting']:,}; --limit {min(answer['waiting'], MAX_SEARCHED)} lists more")
 
 
+def _why(row: dict[str, Any]) -> str:
+    """Why a job waits; of one that can never run here: what it lacks, and what exists."""
+    if row.get("now_or_never") == "never" and row.get("detail"):
+        return f"can never run here: {row['detail']}"
+    return str(row.get("text") or row.get("reason") or "")
+
+
 def _queue(answer: dict[str, Any], empty: str) -> RenderableType:
     waiting = rows_of(answer, "jobs")
     if not waiting:
@@ -377,6 +384,6 @@ def _queue(answer: dict[str, Any], empty: str) -> RenderableType:
     for number, row in enumerate(waiting, start=1):
         table.add_row(
             str(row.get("position") or number), short_id(row["job_id"]), escape(row.get("name") or "–"), state(row["status"]),
-            duration(row.get("waited_ms")), escape(row.get("text") or row.get("reason") or ""),
+            duration(row.get("waited_ms")), escape(_why(row)),
         )  # fmt: skip
     return Group(table, Text(as_of(answer), style="dim"))

@@ -13,11 +13,12 @@ from typing import Any
 import yaml
 
 from penstock.exits import Exit, Stop
+from penstock.imports.foreign import kind_of
 from penstock.model.codec import as_written
 from penstock.model.types import JobSpec, leads_out
 from penstock.redaction import brief, unquoted
 from penstock.sdk.code_archive import NotPackable, Packed, pack
-from penstock.sdk.job_yaml import JobLoader
+from penstock.sdk.job_yaml import JobLoader, problem_of
 from penstock.sdk.jobfile import PACKED, PATH, BadJob, parse_job
 
 FILE_PREFIXES = ("/", "./", "../", "~/")  # of an image that is a file
@@ -40,6 +41,27 @@ def read_job_file(path: str, *, packed: bool = False) -> dict[str, Any]:
     Relative paths in it are relative to its folder, which is also the default of `workdir`, unless a folder is packed: by its
     `sync`, or by a flag (`packed`).
     """
+    text = read_text(path)
+    if (kind := kind_of(text)) is not None:
+        raise Stop(Exit.BAD_SPEC, f"{path}: is {kind}, no job file: `penstock import {path}` converts it")
+    try:
+        found = yaml.load(text, JobLoader)
+    except yaml.MarkedYAMLError as error:
+        mark = error.problem_mark
+        where = f":{mark.line + 1}:{mark.column + 1}" if mark else ""
+        raise Stop(Exit.BAD_SPEC, f"{path}{where}: is no valid YAML: {problem_of(error)}") from error
+    except (yaml.YAMLError, RecursionError) as error:
+        raise Stop(Exit.BAD_SPEC, f"{path}: is no valid YAML: {unquoted(str(error))}") from error
+    if not isinstance(found, dict):
+        raise Stop(Exit.BAD_SPEC, f"{path}: holds no job; write fields such as `command: [python, train.py]`")
+    folder = folder_of(path)
+    if found.get("workdir") is None and found.get("sync") is None and not packed:
+        found["workdir"] = folder
+    return located(found, folder)
+
+
+def read_text(path: str) -> str:
+    """The text of a job file; `-` reads stdin. Raises `Stop`."""
     try:
         if path == "-":
             text = sys.stdin.read(MAX_FILE_BYTES + 1)
@@ -55,22 +77,7 @@ def read_job_file(path: str, *, packed: bool = False) -> dict[str, Any]:
             Exit.BAD_SPEC,
             f"{path}: is larger than {MAX_FILE_BYTES >> 20} MiB; a job file is a dozen lines of YAML",
         )
-    try:
-        found = yaml.load(text, JobLoader)
-    except yaml.MarkedYAMLError as error:
-        mark = error.problem_mark
-        where = f":{mark.line + 1}:{mark.column + 1}" if mark else ""
-        raise Stop(
-            Exit.BAD_SPEC, f"{path}{where}: is no valid YAML: {unquoted(error.problem or '')}"
-        ) from error
-    except yaml.YAMLError as error:
-        raise Stop(Exit.BAD_SPEC, f"{path}: is no valid YAML: {unquoted(str(error))}") from error
-    if not isinstance(found, dict):
-        raise Stop(Exit.BAD_SPEC, f"{path}: holds no job; write fields such as `command: [python, train.py]`")
-    folder = folder_of(path)
-    if found.get("workdir") is None and found.get("sync") is None and not packed:
-        found["workdir"] = folder
-    return located(found, folder)
+    return text
 
 
 def folder_of(path: str) -> str:
@@ -180,9 +187,12 @@ def variables(env: list[str], secrets: list[str]) -> dict[str, Any]:
     return {**plain, **{name: {"secret": secret} for name, secret in named.items()}}
 
 
-def default_name(command: list[str]) -> str:
-    """A job's name from its command: the script, else the program, without folder and ending."""
-    script = next((word for word in command if word.endswith((".py", ".sh"))), command[0])
+def default_name(command: list[str] | str) -> str:
+    """A job's name from its command: the script, else the program, without folder and ending; of a script's text likewise."""
+    words = command.split() if isinstance(command, str) else command
+    script = next(
+        (word for word in words if word.endswith((".py", ".sh"))), "" if words is not command else words[0]
+    )
     stem = Path(script).name.rsplit(".", 1)[0]
     name = "".join(
         letter if (letter.isascii() and letter.isalnum()) or letter in "._-" else "-" for letter in stem

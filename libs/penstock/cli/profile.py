@@ -21,6 +21,7 @@ from penstock.client import Client
 from penstock.client.connection import WORKER_TIMEOUT_S
 from penstock.counting import count
 from penstock.exits import OF_JOB, Exit, Stop
+from penstock.model.commands import command_fields
 from penstock.model.types import JobSpec, RetryPolicy
 from penstock.screen import console, plain_table
 from penstock.sdk.progress import PROFILE_ITERATIONS
@@ -245,7 +246,7 @@ class Campaign:
         return replace(
             self.spec,
             name=f"{self.spec.name[:80]}-{probe['workers']}x{probe['batch']}",
-            command=tuple(_filled(word, values) for word in self.spec.command),
+            **command_fields([_filled(word, values) for word in self.spec.argv]),
             env={**self.spec.env, PROFILE_ITERATIONS: str(self.iterations)},
             labels={**self.spec.labels, LABEL: str(self.spec.model)},
             workers=probe["workers"],

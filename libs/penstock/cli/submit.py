@@ -11,6 +11,7 @@ import typer
 from penstock.cli import deadlines, follow, jobspec
 from penstock.cli.common import Output, gateway
 from penstock.cli.output import Format, dump, duration, remark
+from penstock.cli.sbatch import script_fields
 from penstock.cli.signals import exit_code, held, terminable
 from penstock.client import Client, NotPermitted
 from penstock.client.connection import TIMEOUT_S, WORKER_TIMEOUT_S
@@ -207,6 +208,8 @@ def submit(
 ) -> None:
     """Submit a job, follow it to its end and print its output. Ctrl-C stops following; the job continues."""
     fields = jobspec.read_job_file(file, packed=sync is not None) if file is not None else {}
+    if command and file is None and (of_script := _of_script(command, env or [])) is not None:
+        fields, command = of_script, None
     flags: dict[str, Any] = {
         "name": name, "owner": owner, "workers": _workers(fields, min_workers, workers), "parameter_servers": parameter_servers,
         "model": model, "batch_size": batch_size, "global_batch_size": global_batch_size, "category": category, "traits": trait, "iterations": iterations,
@@ -224,6 +227,21 @@ def submit(
         return _show(partial(gateway, ctx), spec, output)
     how = (idempotency_key, output, detach, propagate, cancel_on_interrupt, quiet, strict_deadline)
     raise typer.Exit(Submission(partial(gateway, ctx), spec, *how, code).run())
+
+
+def submit_fields(ctx: typer.Context, fields: dict[str, Any], source: str) -> int:
+    """Submits the job of these fields alone, and follows it; the exit code. Raises `Stop`."""
+    fields, code = jobspec.synced(fields)
+    spec = spec_of(fields, {}, None, source)
+    return Submission(
+        partial(gateway, ctx), spec, None, Format.TABLE, False, False, False, False, False, code
+    ).run()
+
+
+def _of_script(command: list[str], env: list[str]) -> dict[str, Any] | None:
+    """Fields of a script with `#SBATCH` lines, as the program of a command; None: it is none. Raises `Stop`."""
+    array = ["array"] if any(entry.startswith("SLURM_ARRAY_TASK_ID=") for entry in env) else []
+    return script_fields(command, array)
 
 
 def _workers(fields: Mapping[str, Any], fewest: int | None, most: int | None) -> int | dict[str, Any] | None:
@@ -286,6 +304,7 @@ class Submission:
 
     def _hand_in(self) -> dict[str, Any]:
         if self.code is not None:
+            remark(f"sync: {self.code.summary}")
             self.client.send_code(self.code)
         key, strict = {"Idempotency-Key": self.key}, True if self.strict else None
         bound_s = WORKER_TIMEOUT_S if strict else TIMEOUT_S
@@ -394,15 +413,21 @@ def spec_of(
     for section, more in sections.items():
         _merge(fields, section, _given(more))
     if command:
-        if known := fields.get("command"):
+        if known := fields.get("command") or fields.get("script"):
             program = brief(known[0] if isinstance(known, list) else known)
-            text = f"has a command already (program {program}); leave out either that or the one after --"
-            raise Stop(Exit.BAD_SPEC, f"{source}: {text}")
+            reason = f"has a command already (program {program}); leave out either that or the one after --"
+            raise Stop(Exit.BAD_SPEC, f"{source}: {reason}")
         fields["command"] = command
-    if not fields.get("command"):
+    text = fields.get("script", fields.get("command"))
+    if "script" in fields and isinstance(text, list):
+        text = "\n".join(map(str, text))
+    if not text:
+        jobspec.build(
+            {**fields, "command": ["true"]}, source
+        )  # other mistakes, such as an unknown key, come first
         raise Stop(Exit.BAD_SPEC, "nothing to run; give a command after --, or a job file with -f")
-    if "name" not in fields and isinstance(fields["command"], list):
-        fields["name"] = jobspec.default_name([str(word) for word in fields["command"]])
+    if "name" not in fields and isinstance(text, list | str):
+        fields["name"] = jobspec.default_name(text if isinstance(text, str) else [str(word) for word in text])
     return jobspec.build(fields, source)
 
 

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple, TypeVar
 import msgspec
 
 from penstock.model.allowed import Where
+from penstock.model.gpu_names import allows
 from penstock.model.nodes import NodeSpec
 from penstock.model.types import WHOLE_GPU, ResourceVector
 
@@ -366,8 +367,9 @@ class NodeIndex:
         if need.gpus:
             if where and where.gpu_models:
                 of_models = 0
-                for model in where.gpu_models:
-                    of_models |= self.gpu_model.get(model, 0)
+                for model, nodes in self.gpu_model.items():
+                    if allows(where.gpu_models, model):
+                        of_models |= nodes
                 mask &= of_models
             for memory_mib, nodes in self.gpu_memory.items():
                 if memory_mib < need.gpu_memory_mib:

@@ -8,6 +8,7 @@ from penstock.ledger.job_state import JobState, TaskState
 from penstock.ledger.node_state import NodeState
 from penstock.ledger.state import CellState
 from penstock.model.external_events import TaskExited
+from penstock.model.gpu_names import allows
 from penstock.model.nodes import NodeSpec
 from penstock.model.transitions import NodeStatus
 from penstock.model.types import MAX_TEXT, WHOLE_GPU, ResourceVector, TaskPlacement
@@ -79,7 +80,7 @@ def _more_exists(state: CellState, job: JobState, task: TaskState) -> bool:
         for node in state.nodes.values()
         if node.status is not NodeStatus.GONE
         and len(node.spec.gpus) >= len(place.gpus)
-        and (not place.gpus or not allowed or all(gpu.model in allowed for gpu in node.spec.gpus))
+        and (not place.gpus or all(allows(allowed, gpu.model) for gpu in node.spec.gpus))
     )
 
 

@@ -37,6 +37,9 @@ class JobSubmitted(Event, frozen=True, kw_only=True):
 
     TYPE = "penstock.job.submitted"
     TOPIC = Topic.JOBS
+    MAX_BYTES = (
+        4 * MAX_EVENT_BYTES
+    )  # beside short fields the longest command, which may not shrink when it is packed
 
     job_id: Identifier
     spec: JobSpec

@@ -33,7 +33,7 @@ class Order(Event, frozen=True, kw_only=True):
     """Base of orders: derived from valid ledger records only (LAW 4). Repeats carry the same token."""
 
     TOPIC = Topic.ORDERS
-    MAX_BYTES = 4 * MAX_EVENT_BYTES  # a submission's worth, and one entry per member of a gang of 512
+    MAX_BYTES = 7 * MAX_EVENT_BYTES  # a submission's worth, and one entry per member of a gang of 512
 
     token: Token
     """(Epoch, ledger seq) of the decision (`penstock.model.token`); a node refuses tokens older than the highest it has obeyed."""

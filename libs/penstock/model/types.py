@@ -12,6 +12,7 @@ from typing import Annotated, Any, ClassVar, Literal
 from msgspec import Meta, Struct, field, structs
 
 from penstock.model.allowed import Allowed, Where
+from penstock.model.commands import MAX_PACKED_CHARS, check_long, command_problem, unpacked
 from penstock.model.worker_range import wrong_shape
 
 MAX_GPUS_PER_NODE = 16  # the largest boards sold hold 16
@@ -141,12 +142,8 @@ class RetryPolicy(Value, frozen=True, kw_only=True):
 
 
 def _command_can_run(command: tuple[str, ...]) -> None:
-    argv_bytes = len("".join(command).encode())
-    if argv_bytes > MAX_ARGV_BYTES:
-        raise ValueError(f"{argv_bytes} bytes exceed {MAX_ARGV_BYTES}; put long arguments into a file")
-    if not command[0]:
-        raise ValueError("the first word, the program, is empty; name a program")
-    _refuse_nul(*command)
+    if problem := command_problem(command, MAX_ARGV_BYTES):
+        raise ValueError(problem)
 
 
 def _env_can_be_passed(env: Mapping[str, str]) -> None:
@@ -240,9 +237,11 @@ class JobSpec(Value, frozen=True, kw_only=True):
         "deadline_ms",
         "companions",
         "nodes",
+        "long_command",
     )
     RULES = {
         "command": _command_can_run,
+        "long_command": check_long,
         "env": _env_can_be_passed,
         "workdir": _workdir_can_be_entered,
         "labels": _labels_are_short,
@@ -303,6 +302,13 @@ class JobSpec(Value, frozen=True, kw_only=True):
     companions: Companions = "tenant"
     """Whose jobs may take turns with it on the same GPUs. tenant: only its own tenant's. any: also other
     tenants' whose jobs allow any, too."""
+    long_command: Annotated[str, Meta(max_length=MAX_PACKED_CHARS)] | None = None
+    """The words of a command beyond the bounds of `command`, packed (`penstock.model.commands`); None: `command` has them."""
+
+    @property
+    def argv(self) -> tuple[str, ...]:
+        """Program and arguments."""
+        return self.command if self.long_command is None else unpacked(self.long_command)
 
     @property
     def where(self) -> Where:

@@ -6,6 +6,7 @@ that could have run, and a missing one would let it wait for ever: the test is e
 too.
 """
 
+from collections import Counter
 from collections.abc import Iterable
 from typing import NamedTuple
 
@@ -13,6 +14,7 @@ from penstock.ledger.demand import Demand
 from penstock.ledger.index import Free, NodeIndex, NodeShape, Share
 from penstock.ledger.state import CellState
 from penstock.model.allowed import Where, models_of
+from penstock.model.gpu_names import allows, listed
 from penstock.model.types import WHOLE_GPU, ResourceVector
 from penstock.policies.reasons import Reason
 from penstock.policies.two_roles import Beside, Role, arranged, beside
@@ -102,8 +104,7 @@ def suits(shape: NodeShape, need: ResourceVector, where: Where) -> bool:
 def slots(shape: NodeShape, need: ResourceVector, where: Where, limit: int) -> int:
     """How many such tasks an empty node of this shape holds at once, at most `limit`."""
     if need.gpus and (
-        (where and where.gpu_models and shape.gpu_model not in where.gpu_models)
-        or shape.gpu_memory_mib < need.gpu_memory_mib
+        not allows(models_of(where), shape.gpu_model) or shape.gpu_memory_mib < need.gpu_memory_mib
     ):
         return 0
     fits = limit
@@ -136,14 +137,22 @@ def _one_task(shapes: Shapes, role: str, need: ResourceVector, where: Where) -> 
             )
         left = [shape for shape in left if getattr(shape, name) >= asked]
         if reason is Reason.NEVER_FITS_GPUS and (allowed := models_of(where)):
-            models = sorted({shape.gpu_model or "mixed" for shape in left})
-            left = [shape for shape in left if shape.gpu_model in allowed]
+            left = [shape for shape in left if allows(allowed, shape.gpu_model)]
             if not left:
-                return Shortfall(
-                    Reason.NEVER_FITS_GPU_MODEL,
-                    f"allowed are {', '.join(allowed)}; suitable nodes have {', '.join(models)}",
-                )
+                return Shortfall(Reason.NEVER_FITS_GPU_MODEL, _no_such_model(shapes, need.gpus, allowed))
     return None
+
+
+def _no_such_model(shapes: Shapes, gpus: int, gpu_models: tuple[str, ...]) -> str:
+    """Which models exist here, and how many GPUs of each: `no node has an A100; V100: 8`."""
+    counts = Counter[str]()
+    for shape, count in shapes:
+        counts[shape.gpu_model or "mixed"] += shape.gpus * count
+    here = ", ".join(f"{model}: {count}" for model, count in sorted(counts.items()) if count)
+    most = max((shape.gpus for shape, _ in shapes if allows(gpu_models, shape.gpu_model)), default=0)
+    if most:
+        return f"no node has {gpus} GPUs of {' or '.join(gpu_models)}; the largest has {most}; {here}"
+    return f"no node has {listed(gpu_models)}; {here}"
 
 
 def _together(shapes: Shapes, demand: Demand) -> Shortfall | None:

@@ -29,6 +29,7 @@ import numpy as np
 import numpy.typing as npt
 
 from penstock.ledger.state import CellState
+from penstock.model.gpu_names import allows
 from penstock.model.settings import MAX_TYPICAL_TASKS, TypicalTask
 from penstock.model.types import WHOLE_GPU, ResourceVector
 from penstock.policies.rows import Flags, Ints, NodeTable, Rows
@@ -143,7 +144,7 @@ class FragmentationGradient:
         """Shape (models, kinds): whether a typical task may run on GPUs of this model."""
         kinds = [task for task in self._basis if task.gpus]
         return np.array(
-            [[not task.gpu_models or model in task.gpu_models for task in kinds] for model in table.models],
+            [[allows(task.gpu_models, model) for task in kinds] for model in table.models],
             np.bool_,
         ).reshape(len(table.models), len(kinds))
 

@@ -21,7 +21,8 @@ from penstock.ledger.index import bits
 from penstock.ledger.job_state import JobState
 from penstock.ledger.node_state import NodeState
 from penstock.ledger.state import CellState
-from penstock.model.allowed import Where
+from penstock.model.allowed import Where, models_of
+from penstock.model.gpu_names import allows
 from penstock.model.settings import MAX_OVERTAKES
 from penstock.model.types import MAX_GANG_TASKS, WHOLE_GPU, ResourceVector, TaskPlacement
 from penstock.policies.base import Turns
@@ -356,7 +357,7 @@ def suits_node(node: NodeState, need: ResourceVector, where: Where) -> bool:
     model = node.spec.gpus[0].model if node.spec.gpus else ""
     if where and not where.allows(node.spec.terms):
         return False
-    if need.gpus and where and where.gpu_models and model not in where.gpu_models:
+    if need.gpus and not allows(models_of(where), model):
         return False
     return not need.gpus or node.gpu_memory_mib >= need.gpu_memory_mib
 

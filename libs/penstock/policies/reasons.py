@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 from penstock.ledger.index import NodeIndex
 from penstock.model.allowed import Where, models_of
+from penstock.model.gpu_names import allows
 from penstock.model.types import ResourceVector
 
 
@@ -234,7 +235,7 @@ def _allowed(index: NodeIndex, need: ResourceVector, where: Where) -> Iterator[t
         for shape, nodes in index.shape.items():
             if shape.gpus < need.gpus:
                 too_few |= nodes
-            elif models and shape.gpu_model not in models:
+            elif not allows(models, shape.gpu_model):
                 wrong_model |= nodes
             elif shape.gpu_memory_mib < need.gpu_memory_mib:
                 too_small |= nodes

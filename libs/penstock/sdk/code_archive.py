@@ -6,12 +6,13 @@ import io
 import os
 import stat
 import tarfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import NamedTuple
 
 from penstock.errors import PenstockError
-from penstock.sdk.ignore_rules import Rule, ignored, rules_of
+from penstock.sdk.ignore_rules import Rule, ignored_by, rules_of
 
 MAX_FILES = 10_000  # folders and links included
 MAX_BYTES = 256 << 20  # before compression
@@ -26,11 +27,22 @@ class NotPackable(PenstockError):
 
 
 class Packed(NamedTuple):
-    """An archive. `sha256`: digest of `data`."""
+    """An archive. `sha256`: digest of `data`; `left_out`: cause, such as an ignore file, → paths."""
 
     data: bytes
     sha256: str
     files: int
+    left_out: Mapping[str, Sequence[str]] = MappingProxyType({})
+
+    @property
+    def summary(self) -> str:
+        """What is sent and what is not, by cause: `12 files and folders, 34 KiB; left out: data, 3 more (.gitignore)`."""
+        parts = []
+        for cause, paths in self.left_out.items():
+            more = f", {len(paths) - LARGEST_SHOWN} more" if len(paths) > LARGEST_SHOWN else ""
+            parts.append(f"{', '.join(paths[:LARGEST_SHOWN])}{more} ({cause})")
+        sent = f"{self.files} files and folders, {max(1, len(self.data) >> 10)} KiB packed"
+        return f"{sent}; left out: {'; '.join(parts)}" if parts else f"{sent}; nothing left out"
 
 
 class Entry(NamedTuple):
@@ -45,7 +57,8 @@ def pack(folder: Path) -> Packed:
     """Archives a folder, without times and owners; of modes only the executable bit is included. Raises `NotPackable`."""
     if not folder.is_dir():
         raise NotPackable(f"{folder} is not a folder; name the one with the job's code")
-    entries = _bounded(folder)
+    left_out: dict[str, list[str]] = {}
+    entries = _bounded(folder, left_out)
     raw = io.BytesIO()
     with (
         gzip.GzipFile(fileobj=raw, mode="wb", filename="", mtime=0, compresslevel=6) as packed,
@@ -58,15 +71,15 @@ def pack(folder: Path) -> Packed:
         raise NotPackable(
             f"{folder}: packed it has {len(data) >> 20} MiB; the bound is {MAX_PACKED_BYTES >> 20} MiB; {REMEDY}"
         )
-    return Packed(data, hashlib.sha256(data).hexdigest(), len(entries))
+    return Packed(data, hashlib.sha256(data).hexdigest(), len(entries), left_out)
 
 
-def _bounded(folder: Path) -> list[Entry]:
-    """The entries to pack, in the order of names. Raises `NotPackable`."""
+def _bounded(folder: Path, left_out: dict[str, list[str]]) -> list[Entry]:
+    """The entries to pack, in the order of names; adds the others by cause. Raises `NotPackable`."""
     found: list[Entry] = []
     size = 0
     try:
-        for entry in _walk(folder, "", []):
+        for entry in _walk(folder, "", [], left_out):
             found.append(entry)
             size += entry.found.st_size if stat.S_ISREG(entry.found.st_mode) else 0
             if len(found) > MAX_FILES:
@@ -82,7 +95,7 @@ def _bounded(folder: Path) -> list[Entry]:
     return found
 
 
-def _walk(folder: Path, base: str, above: Sequence[Rule]) -> Iterator[Entry]:
+def _walk(folder: Path, base: str, above: Sequence[Rule], left_out: dict[str, list[str]]) -> Iterator[Entry]:
     rules = [*above, *rules_of(folder, base)]
     with os.scandir(folder) as listed:
         names = sorted(entry.name for entry in listed)
@@ -90,17 +103,20 @@ def _walk(folder: Path, base: str, above: Sequence[Rule]) -> Iterator[Entry]:
         path, inside = folder / name, f"{base}{name}"
         found = path.lstat()
         is_folder = stat.S_ISDIR(found.st_mode)
-        if ignored(inside, rules, is_folder=is_folder):
+        if cause := ignored_by(inside, rules, is_folder=is_folder):
+            left_out.setdefault(cause, []).append(inside)
             continue
         if stat.S_ISLNK(found.st_mode):
             _stays_inside(path, inside)
         elif is_folder and any((path / mark).exists() for mark in ENVIRONMENTS):
+            left_out.setdefault("a virtual environment: name it by --venv or --conda", []).append(inside)
             continue  # its links lead to files of this machine alone; a job names its environment
         elif not is_folder and not stat.S_ISREG(found.st_mode):
+            left_out.setdefault("no file", []).append(inside)
             continue  # sockets, FIFOs and devices are not code
         yield Entry(inside, path, found)
         if is_folder:
-            yield from _walk(path, f"{inside}/", rules)
+            yield from _walk(path, f"{inside}/", rules, left_out)
 
 
 def _stays_inside(path: Path, inside: str) -> None:

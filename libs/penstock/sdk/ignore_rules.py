@@ -17,9 +17,10 @@ ALWAYS = frozenset({".git", ".hg", ".svn", ".penstock", "__pycache__"})
 
 
 class Rule(NamedTuple):
-    """One line. `pattern` matches paths relative to the ignore file's folder."""
+    """One line. `pattern` matches paths relative to the ignore file's folder, `base`; `file` is the ignore file's path."""
 
     base: str
+    file: str
     pattern: "re.Pattern[str]"
     takes_back: bool
     folders_only: bool
@@ -32,23 +33,23 @@ def rules_of(folder: Path, base: str) -> list[Rule]:
         file = folder / name
         if file.is_file() and not file.is_symlink():
             lines = file.read_text(encoding="utf-8", errors="replace").splitlines()
-            found += [rule for line in lines if (rule := _rule(line, base)) is not None]
+            found += [rule for line in lines if (rule := _rule(line, base, f"{base}{name}")) is not None]
     return found
 
 
-def ignored(path: str, rules: Sequence[Rule], *, is_folder: bool) -> bool:
-    """Whether a path is ignored. `path`: relative to the top, with slashes."""
+def ignored_by(path: str, rules: Sequence[Rule], *, is_folder: bool) -> str:
+    """The ignore file whose rule leaves a path out, or `always`; empty: it is not ignored. `path`: relative to the top, with slashes."""
     if path.rpartition("/")[2] in ALWAYS:
-        return True
+        return "always"
     for rule in reversed(rules):
         if rule.folders_only and not is_folder:
             continue
         if path.startswith(rule.base) and rule.pattern.fullmatch(path[len(rule.base) :]):
-            return not rule.takes_back
-    return False
+            return "" if rule.takes_back else rule.file
+    return ""
 
 
-def _rule(line: str, base: str) -> Rule | None:
+def _rule(line: str, base: str, file: str) -> Rule | None:
     text = line if line.endswith("\\ ") else line.rstrip()
     if not text or text.startswith("#"):
         return None
@@ -64,7 +65,7 @@ def _rule(line: str, base: str) -> Rule | None:
         pattern = re.compile(("" if anchored else "(?:.*/)?") + _expression(text), re.DOTALL)
     except re.error:  # a reversed range: in git such a pattern matches nothing
         return None
-    return Rule(base, pattern, takes_back, folders_only)
+    return Rule(base, file, pattern, takes_back, folders_only)
 
 
 def _expression(glob: str) -> str:

@@ -36,6 +36,14 @@ def _written(pattern: str, example: str, plain: str) -> WithJsonSchema:
 
 
 Name = Annotated[str, constraint(get_args(Identifier)[1])]
+
+
+def _without_blanks(name: object) -> object:
+    return "-".join(name.split()) if isinstance(name, str) else name
+
+
+GpuName = Annotated[str, BeforeValidator(_without_blanks), constraint(get_args(Identifier)[1])]
+"""A GPU's model, also as nvidia-smi shows it, with blanks."""
 Text = Annotated[str, constraint(get_args(ShortText)[1])]
 Term = Annotated[str, constraint(get_args(NodeTerm)[1])]
 Duration = Annotated[int, BeforeValidator(duration_ms), _written(DURATION_PATTERN, "10m", "seconds")]
@@ -171,4 +179,21 @@ def units_of(info: FieldInfo) -> Mapping[str, int] | None:
     """The units that a field may be written in; None for a field without units."""
     marks = [*info.metadata, *(mark for kind in get_args(info.annotation) for mark in get_args(kind))]
     readers = (mark.func for mark in marks if isinstance(mark, BeforeValidator))
-    return next((_UNITS[reader] for reader in readers), None)
+    return next((_UNITS[reader] for reader in readers if reader in _UNITS), None)
+
+
+def with_references(fields: dict[str, object]) -> tuple[dict[str, object], list[str]]:
+    """The fields with values `{secret: NAME}` of `env` moved to `secrets`, and the names that `secrets` has already."""
+    env, secrets = fields.get("env"), fields.get("secrets", {})
+    if not isinstance(env, Mapping) or not isinstance(secrets, Mapping):
+        return fields, []
+    named = {
+        name: found["secret"]
+        for name, found in env.items()
+        if isinstance(found, Mapping) and [*found] == ["secret"]
+    }
+    if not named:
+        return fields, []
+    plain = {name: found for name, found in env.items() if name not in named}
+    twice = [name for name in named if name in secrets]
+    return {**fields, "env": plain, "secrets": {**secrets, **named}}, twice

@@ -1,8 +1,10 @@
-"""YAML loader of job files: PyYAML's safe loader, with duplicate keys in a mapping as an error."""
+"""YAML loader of job files: PyYAML's safe loader, with duplicate keys in a mapping as an error, and remedies for other errors."""
 
 from typing import Any
 
 import yaml
+
+from penstock.redaction import unquoted
 
 MAX_SHOWN = 80  # characters of a key
 MERGE = "tag:yaml.org,2002:merge"  # `<<: *other` may occur several times; keys beside it take precedence
@@ -22,3 +24,15 @@ class JobLoader(yaml.SafeLoader):
                 raise yaml.MarkedYAMLError(problem=text, problem_mark=key.start_mark)
             marks[key.tag, key.value] = key.start_mark
         return found
+
+
+def problem_of(error: yaml.MarkedYAMLError) -> str:
+    """The problem and, where one is known, the remedy, without quotations from the text."""
+    text = unquoted(error.problem or "it cannot be read")
+    if "another document" in text:
+        return "a second document begins here; a job file holds one job: submit each from a file of its own"
+    if "'\\t'" in text:
+        return f"{text}; indent with blanks, not with tabs"
+    if "could not find expected ':'" in text or "mapping values are not allowed" in text:
+        return f"{text}; quote texts that hold a colon"
+    return text

@@ -12,6 +12,8 @@ from typing import Annotated, Any, NamedTuple
 from pydantic import AfterValidator, BaseModel, Discriminator, Field, Tag, ValidationError
 from pydantic_core import ErrorDetails
 
+from penstock.model import commands
+from penstock.model.gpu_names import counted_wrongly
 from penstock.model.types import (
     MAX_ENV_ENTRIES,
     MAX_WORKERS,
@@ -26,10 +28,13 @@ from penstock.model.types import (
 from penstock.model.validation import checked
 from penstock.model.worker_range import wrong_shape
 from penstock.redaction import brief
+from penstock.sdk.command_words import slips, with_script
+from penstock.sdk.equivalents import key
 from penstock.sdk.job_sections import (
     NUMBER,
     RANGE,
     Duration,
+    GpuName,
     Name,
     Nodes,
     Programs,
@@ -40,6 +45,7 @@ from penstock.sdk.job_sections import (
     Workers,
     form_of_workers,
     units_of,
+    with_references,
 )
 from penstock.sdk.units import show
 from penstock.suggestion import near
@@ -67,10 +73,10 @@ class JobFile(Section):
 
     name: Name = Field("job", description="Name of the job, shown in tables.", examples=["resnet50"])
     owner: Name = Field("unknown", description="Owner of the job.", examples=["alice"])
-    command: list[Annotated[str, Field(max_length=8_192)]] = Field(
+    command: list[str] = Field(
         min_length=1,
-        max_length=512,
-        description="Program and arguments as a list; no shell reads it. Quote numbers.",
+        max_length=commands.MAX_ARGUMENTS,
+        description="Program and arguments as a list, which no shell reads; quote numbers. Or a text: the lines of a script for a shell.",
         examples=[["python", "train.py", "--epochs", "3"]],
     )
     env: dict[str, str] = Field(
@@ -148,11 +154,11 @@ class JobFile(Section):
         description="The job ends once its loss reaches this value, after `iterations` at the latest.",
         examples=[0.35],
     )
-    gpu_models: list[Name] = Field(
+    gpu_models: list[GpuName] = Field(
         default_factory=list,
         max_length=16,
-        description="Allowed GPU models; empty: any.",
-        examples=[["NVIDIA-A100-40GB"]],
+        description="Allowed GPU models; empty: any. `v100` matches every name with this part, such as nvidia-smi's Tesla V100-SXM2-16GB.",
+        examples=[["A100"]],
     )
     nodes: Nodes | None = Field(
         None, description="Nodes on which the job may run, by name or label; default: all."
@@ -234,6 +240,7 @@ class JobFile(Section):
         return checked(
             JobSpec,
             fields
+            | commands.command_fields(self.command)
             | {
                 "workers": self.most_workers,
                 "min_workers": self.fewest_workers,
@@ -288,10 +295,16 @@ def parse_job(data: Mapping[str, object]) -> JobSpec:
     if not isinstance(data, Mapping):
         raise BadJob((Problem("job", "is no mapping; write fields such as `command: [python, train.py]`"),))
     problems: list[Problem] = []
-    fields, twice = _with_references(dict(data))
+    fields, twice = with_references(
+        {name: found for name, found in data.items() if not str(name).startswith("x-")}
+    )
+    fields, wrong_script = with_script(fields)
     if fields.get("environment") == PATH:
         del fields["environment"]
     problems += [Problem("env", f"{name} stands in env and in secrets; remove one") for name in twice]
+    problems += [Problem(*wrong) for wrong in wrong_script]
+    if wrong_script:
+        fields.setdefault("command", ["true"])
     try:
         job = JobFile.model_validate(fields)
     except ValidationError as error:
@@ -301,6 +314,14 @@ def parse_job(data: Mapping[str, object]) -> JobSpec:
         # Check the rest as well, so that problems which span fields come out in the same answer.
         rest = {name: value for name, value in fields.items() if name not in wrong}
         job = JobFile.model_validate({"command": ["true"], **rest})
+    problems += [
+        Problem("command", f"{slip.message}; {slip.remedy}") for slip in slips(job.command) if slip.certain
+    ]
+    if too_long := commands.command_problem(job.command, commands.MAX_COMMAND_BYTES):
+        problems.append(Problem("command", too_long))
+        job = job.model_copy(update={"command": ["true"]})
+    counts = (counted_wrongly(model, job.resources.gpus) for model in job.gpu_models)
+    problems += [Problem("gpu_models", text) for text in counts if text]
     servers, batch, whole = job.parameter_servers, job.batch_size, job.global_batch_size
     wrong_at = wrong_shape(job.fewest_workers, job.most_workers, servers, batch, whole)
     if wrong_at is not None:
@@ -317,23 +338,6 @@ def parse_job(data: Mapping[str, object]) -> JobSpec:
     return spec
 
 
-def _with_references(fields: dict[str, object]) -> tuple[dict[str, object], list[str]]:
-    """The fields with values `{secret: NAME}` of `env` moved to `secrets`, and the names that `secrets` has already."""
-    env, secrets = fields.get("env"), fields.get("secrets", {})
-    if not isinstance(env, Mapping) or not isinstance(secrets, Mapping):
-        return fields, []
-    named = {
-        name: found["secret"]
-        for name, found in env.items()
-        if isinstance(found, Mapping) and [*found] == ["secret"]
-    }
-    if not named:
-        return fields, []
-    plain = {name: found for name, found in env.items() if name not in named}
-    twice = [name for name in named if name in secrets]
-    return {**fields, "env": plain, "secrets": {**secrets, **named}}, twice
-
-
 def job_schema() -> dict[str, Any]:
     """JSON Schema 2020-12 of the job file, with descriptions, examples and patterns."""
     schema = JobFile.model_json_schema()
@@ -346,6 +350,16 @@ def job_schema() -> dict[str, Any]:
             if units is not None:
                 _as_written(entry, info.default, units)
     schema["properties"]["environment"]["anyOf"].insert(0, {"const": PATH})
+    command = schema["properties"]["command"]
+    words = {name: command.pop(name) for name in ("items", "maxItems", "minItems", "type")}
+    command["anyOf"] = [words, {"type": "string", "description": "A script for a shell."}]
+    lines = {"anyOf": [{"type": "string"}, {"type": "array", "items": {"type": "string"}}]}
+    schema["properties"]["script"] = lines | {
+        "title": "Script",
+        "description": "In place of command: the lines of a script for a shell, `bash -e` without a first line `#!`.",
+        "examples": ["pip list\npython train.py"],
+    }
+    schema["required"] = []  # one of command and script is: the parser says so
     workers = schema["properties"]["workers"]
     workers["anyOf"] = workers.pop("oneOf")  # no value is of both forms
     reference = {"type": "object", "required": ["secret"], "properties": {"secret": {"type": "string"}}}
@@ -389,6 +403,8 @@ def _unknown(path: tuple[int | str, ...]) -> str:
     for other, model in _sections().items():
         if other != section and name in model.model_fields:
             return f"is not known here; write it under `{other}`" if other else "belongs at the top level"
+    if remedy := key(name, section):
+        return f"is not known; {remedy}"
     if (meant := near(name, known)) is not None:
         return f"is not known; did you mean `{meant}`?"
     return f"is not known; remove it, or use one of {', '.join(known)}"
@@ -441,7 +457,8 @@ def _text(path: tuple[int | str, ...], kind: str, given: object, detail: ErrorDe
         bound = context.get("max_length", context.get("min_length", 0))
         what = "characters" if kind.startswith("string") else "entries"
         wrong, right = ("long", "most") if "long" in kind else ("short", "least")
-        return f"is too {wrong}; give at {right} {bound} {what}"
+        remedy = f"; {commands.INTO_A_FILE}" if path[0] == "command" and wrong == "long" else ""
+        return f"is too {wrong}; give at {right} {bound} {what}{remedy}"
     if kind == "literal_error":
         return f"{brief(given)} is not known; use one of {context['expected']}"
     shown = brief(given) if kind in _QUANTITIES else _KINDS.get(type(given)) or brief(given)

@@ -23,6 +23,8 @@ FORM = re.compile(
 USERINFO = re.compile(r"[a-z][a-z0-9+.-]{0,30}://[^/@\s:]*:[^/@\s]+@", re.IGNORECASE)
 RANDOM = re.compile(r"[A-Za-z0-9+/_=-]{24,}\Z")
 MIN_ENTROPY = 4.0  # bits per character; hexadecimal text has at most 4, English about 3.5 at such lengths
+ASSIGNED = re.compile(r"(?:^|[\s;&])([A-Za-z_]\w{0,63})=['\"]?([^\s;&|'\"$]+)")
+"""`NAME=value` in a script; a value that begins with `$` comes from elsewhere."""
 UUID = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}", re.IGNORECASE)
 HARMLESS = re.compile(r"(true|false|yes|no|none|\d*)\Z", re.IGNORECASE)
 
@@ -35,7 +37,7 @@ def suspicions(
         if (why := _why(name, value)) is not None:
             yield f"env.{name}", why
     for number, word in enumerate(command):
-        if (why := _form(word)) is not None:
+        if (why := _form(word) or _assigned(word)) is not None:
             yield f"command.{number}", why
     for name, secret in secrets.items():
         if FORM.search(secret) or _is_random(secret):
@@ -56,6 +58,14 @@ def _why(name: str, value: str) -> str | None:
     if NAME.search(name) and HARMLESS.match(value) is None:
         return "its name is that of a secret"
     return _form(value) or ("it looks random" if _is_random(value) else None)
+
+
+def _assigned(script: str) -> str | None:
+    """Why a value that a script's text gives to a variable looks like a secret."""
+    if re.search(r"\s", script) is None:
+        return None
+    found = (NAME.search(name) and HARMLESS.match(value) is None for name, value in ASSIGNED.findall(script))
+    return "it sets a variable with the name of a secret" if any(found) else None
 
 
 def _form(text: str) -> str | None:

@@ -8,6 +8,8 @@
 | `kubernetes` | output of `kubectl get jobs -o json`, or `get pods` | date and time |
 | `muri` | job_id, num_gpu, submit_time, iterations, model_name, batch_size, duration, iteration_time, resource_time_0 … _2 | ms |
 | `tiresias` | job_id, num_gpu, submit_time, iterations, model_name, duration, interval | seconds |
+| `philly-jobs` | JSON with jobid, attempts, submitted_time: the published `cluster_job_log` | date and time |
+| `pai` | no header; ten fields between commas, one line per task: Alibaba's published `pai_task_table.csv` | seconds |
 | `philly` | timestamp, duration, num_gpus, cluster | date and time; seconds |
 | `pollux` | name, time, application, num_replicas, batch_size | seconds |
 | `openb` | name, cpu_milli, memory_mib, num_gpu, gpu_milli; may have gpu_spec and times | seconds |

@@ -18,6 +18,18 @@ from penstock.simulator.traces.batch_systems import (
 from penstock.simulator.traces.fields import Format, span_from
 from penstock.simulator.traces.formats import FORMATS, NEEDED
 from penstock.simulator.traces.guessing import near_misses
+from penstock.simulator.traces.published import (
+    COLUMNS,
+    PAI,
+    PHILLY,
+    PHILLY_KEYS,
+    PHILLY_NAMES,
+    PUBLISHED,
+    is_pai,
+    is_pai_jobs,
+    pai_rows,
+    philly_rows,
+)
 
 OTHER_DELIMITERS = "|;\t"  # where the header has no comma
 LIST_SHAPES = 'JSON without a list of jobs: a list, {"jobs": […]} or an object a line'
@@ -67,6 +79,11 @@ def open_source(path: Path, renames: Mapping[str, str] = MappingProxyType({})) -
                 return Source(
                     name, form, form.columns, _lines(text, form.columns, form.delimiter, header=False)
                 )
+    if is_pai(first):
+        return Source(PAI, PUBLISHED[PAI], [*COLUMNS, "status"], lambda problems: pai_rows(text, problems))
+    if is_pai_jobs(first):
+        message = "PAI's table of jobs has no resources; convert its table of tasks, pai_task_table.csv"
+        raise BadFile(str(path), [Problem(1, "", message)])
     delimiter = "," if "," in first else next((mark for mark in OTHER_DELIMITERS if mark in first), ",")
     columns = header_of(path, text, delimiter)
     if len(columns) == 1 and "JobID" in first.split():
@@ -155,6 +172,16 @@ def _json_source(path: Path, text: str, renames: Mapping[str, str]) -> Source:
             KUBERNETES, form, columns, lambda problems: _kubernetes_rows(items, problems), unit=unit
         )
     objects = [one for _, one in items if isinstance(one, dict)]
+    if objects and objects[0].keys() >= PHILLY_KEYS:
+        columns = [*COLUMNS, *PUBLISHED[PHILLY].left_out]
+        return Source(
+            PHILLY,
+            PUBLISHED[PHILLY],
+            columns,
+            lambda problems: philly_rows(items, problems, unit),
+            PHILLY_NAMES,
+            unit,
+        )
     columns = list(dict.fromkeys(key for one in objects for key in one))
     if {"time", "tres"} <= {*columns}:
         raise BadFile(str(path), [Problem(0, "", f"sacct --json is not read: {SACCT_COMMAND}")])

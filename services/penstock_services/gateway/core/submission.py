@@ -13,11 +13,10 @@ from pydantic import ValidationError
 
 from penstock.model.codec import as_written, encode
 from penstock.model.external_events import JobSubmitted
-from penstock.model.topics import MAX_EVENT_BYTES
 from penstock.model.types import JobSpec
 from penstock.model.validation import checked_json
 from penstock.redaction import unquoted
-from penstock.sdk.job_yaml import JobLoader
+from penstock.sdk.job_yaml import JobLoader, problem_of
 from penstock.sdk.jobfile import BadJob, parse_job
 from penstock_services.gateway.core.problems import BadField, Problem, bad_fields, invalid
 
@@ -152,7 +151,7 @@ def _unreadable(error: Exception) -> str:
         return unquoted(" ".join(str(error).split()))[:512]
     mark = error.problem_mark
     where = f"line {mark.line + 1}, column {mark.column + 1}: " if mark else ""
-    return where + unquoted(error.problem or "it cannot be read")[:512]
+    return where + problem_of(error)[:512]
 
 
 def _too_deep() -> BadField:
@@ -169,11 +168,11 @@ def submission(job_id: str, spec: JobSpec) -> JobSubmitted:
     """The event. Raises `Problem` when it exceeds the size limit of events."""
     event = JobSubmitted(job_id=job_id, spec=spec)
     size = len(encode(event))
-    if size > MAX_EVENT_BYTES:
+    if size > JobSubmitted.MAX_BYTES:
         raise Problem(
             413,
             "too_large",
-            f"the job has {size} bytes; the bound is {MAX_EVENT_BYTES}",
+            f"the job has {size} bytes; the bound is {JobSubmitted.MAX_BYTES}",
             [BadField("body", f"{size} bytes", "put long arguments, variables and labels into files")],
         )
     return event

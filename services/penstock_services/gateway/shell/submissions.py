@@ -15,6 +15,7 @@ from penstock.model.types import JobSpec
 from penstock.runtime.tracing.context import well_formed
 from penstock.sdk.job_warnings import Doubt, warnings_of
 from penstock_services.gateway.core.access import Role
+from penstock_services.gateway.core.impossible import impossible
 from penstock_services.gateway.core.problems import BadField, Problem
 from penstock_services.gateway.core.submission import (
     checked_key,
@@ -129,8 +130,11 @@ async def submit(
 
 
 async def _doubts(gateway: Gateway, spec: JobSpec) -> list[Doubt]:
-    """Warnings: requests that are accepted and yet hardly intended."""
-    return [*warnings_of(spec), *await absent_folders(spec, gateway.follower.state.nodes.values())]
+    """Warnings: requests that are accepted and yet hardly intended, or that this cell can never meet."""
+    state = gateway.follower.state
+    never = impossible(state, spec)
+    folders = await absent_folders(spec, state.nodes.values())
+    return [*warnings_of(spec), *([] if never is None else [never]), *folders]
 
 
 async def _submit_keyed(

@@ -27,6 +27,8 @@ NO_PYTHON = (
 NO_FOLDER = (
     "make it on every node, or send a folder of this machine with the job: --sync DIR (`sync` in a job file)"
 )
+BUILTINS = frozenset(("cd", "source", ".", "export", "set", "alias", "eval", "exec", "ulimit", "module"))
+IN_A_SHELL = "bash -c '…' (in a job file: `command: |`)"
 NEAR_CAP = 0.95  # a task killed with at least this share of its memory cap in use counts as out of memory
 
 
@@ -109,6 +111,8 @@ def _why(failure: Failure, order: StartTask | None) -> str:
         return f"{_no_workdir(order)}: {os.strerror(failure.errno)}; {NO_FOLDER}"
     if (failure.stage, failure.errno, program) == ("exec", errno.ENOENT, "python"):
         return f"cannot execute 'python': {NO_PYTHON}"
+    if failure.stage == "exec" and (remedy := _program_remedy(program, failure.cause)):
+        return f"cannot execute {program!r}: {remedy}"
     what = {
         "exec": f"cannot execute {program!r}",
         "workdir": _no_workdir(order),
@@ -127,6 +131,25 @@ def _why(failure: Failure, order: StartTask | None) -> str:
         errno.ENOMEM: "the memory cap is too small to start it; ask for more host memory",
     }.get(failure.errno, "see the message and the node's log")
     return f"{what}: {os.strerror(failure.errno)}; {remedy}"
+
+
+def _program_remedy(program: str, cause: str) -> str:
+    """What is wrong with the program, by its file or its name; empty: not known."""
+    interpreter = "python3" if program.endswith(".py") else "bash"
+    found = {
+        "crlf": f"its first line ends with CRLF, as files from Windows do; convert it: sed -i 's/\\r$//' {program}",
+        "interpreter": "its first line (#!) names a program that is not on this node; correct it, or install that program",
+        "first_line": f"it is a text without a first line such as #!/bin/bash; add one, or run `{interpreter} {program}`",
+        "mode": f"it is not executable; run `{interpreter} {program}`, or chmod +x {program}",
+        "folder": f"it is in the working folder, not on PATH; run `{interpreter} {program}`, or ./{program}",
+    }
+    if cause:
+        return found.get(cause, "")
+    if program in BUILTINS:
+        return f"{program} is a word of the shell, no program; run {IN_A_SHELL}"
+    if " " in program.strip():
+        return f"it is one word with blanks; give each word by itself, or run {IN_A_SHELL}"
+    return ""
 
 
 def _no_workdir(order: StartTask | None) -> str:

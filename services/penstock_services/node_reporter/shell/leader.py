@@ -19,7 +19,7 @@ from penstock_services.node_reporter.shell.confinement import (
     prctl,
     reveal,
 )
-from penstock_services.node_reporter.shell.programs import enter, execute, find_program
+from penstock_services.node_reporter.shell.programs import cause_of, enter, execute, find_program
 from penstock_services.node_reporter.shell.whole_files import put
 
 GO = b"\n"  # ends a line from shim to leader: the request, then an empty line, the sign to execute it
@@ -103,6 +103,8 @@ def become_program(
         os.dup2(pipes.output, 2)
         execute(program, request["argv"], env)
     except OSError as error:
-        os.write(pipes.failed, json.dumps({"stage": stage, "errno": error.errno}).encode() + GO)
+        cause = cause_of(request["argv"][0], env) if stage == "exec" else ""
+        report = {"stage": stage, "errno": error.errno, "cause": cause}
+        os.write(pipes.failed, json.dumps(report).encode() + GO)
     finally:
         os._exit(127)

@@ -65,10 +65,11 @@ class Started(msgspec.Struct, frozen=True):
 
 
 class Failure(msgspec.Struct, frozen=True):
-    """Why a program could not be started: at which stage, with which errno."""
+    """Why a program could not be started: at which stage, with which errno. `cause`: by `programs.cause_of`."""
 
     stage: str
     errno: int
+    cause: str = ""
 
 
 class Exit(msgspec.Struct, frozen=True):

@@ -4,6 +4,7 @@ Standard library only: a task's leader runs it as the task's user, who may see o
 """
 
 import errno
+import json
 import os
 import sys
 from collections.abc import Iterator, Mapping, Sequence
@@ -23,6 +24,10 @@ CONDA_ROOTS = (
 CONDA_FOLDERS = ("CONDA_ENVS_PATH", "CONDA_ENVS_DIRS")
 """Conda's own variables: folders of environments. The node-reporter's values count."""
 BASE = "base"
+ACTIVATE = ("bash", "-c", 'for script; do . "$script" >&2; done; exec /usr/bin/env -0', "activate")
+"""Sources the scripts that follow, and prints the variables."""
+OF_THE_SHELL = frozenset(("_", "SHLVL", "OLDPWD", "PWD"))
+MAX_FIRST_LINE = 256  # bytes; the kernel's bound of a first line `#!`
 
 
 def enter(kind: str, where: str, env: Mapping[str, str], folders: Sequence[str]) -> dict[str, str]:
@@ -35,7 +40,50 @@ def enter(kind: str, where: str, env: Mapping[str, str], folders: Sequence[str])
         return {**_first(where, env), "VIRTUAL_ENV": where}
     prefix = where if where.startswith("/") else _named(where, env.get("HOME", "/"), folders)
     os.stat(f"{prefix}/conda-meta")
-    return {**_first(prefix, env), "CONDA_PREFIX": prefix, "CONDA_DEFAULT_ENV": where}
+    named = {"CONDA_PREFIX": prefix, "CONDA_DEFAULT_ENV": where, "CONDA_SHLVL": "1"}
+    return _activated(prefix, {**_first(prefix, env), **_state(prefix), **named})
+
+
+def _state(prefix: str) -> dict[str, str]:
+    """Variables of `conda env config vars set`."""
+    try:
+        with open(f"{prefix}/conda-meta/state") as file:
+            found = json.load(file)["env_vars"]
+        return {str(name): str(value) for name, value in found.items()}
+    except (OSError, ValueError, LookupError, TypeError, AttributeError):
+        return {}
+
+
+def _activated(prefix: str, env: Mapping[str, str]) -> dict[str, str]:
+    """The variables after the environment's own scripts for its activation, as `conda activate` runs them; what they print is the task's output.
+
+    Packages such as compilers, MKL and CUDA set their variables there. Where a script ends the shell, the variables are as before.
+    """
+    folder = f"{prefix}/etc/conda/activate.d"
+    try:
+        scripts = sorted(f"{folder}/{name}" for name in os.listdir(folder) if name.endswith(".sh"))
+    except OSError:
+        return dict(env)
+    if not scripts:
+        return dict(env)
+    import subprocess  # few tasks need it, and each leader would load it
+
+    done = subprocess.run(
+        [*ACTIVATE, *scripts],
+        env=dict(env),
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=1,
+        check=False,
+    )
+    if done.returncode != 0:
+        os.write(
+            1,
+            f"conda's scripts in {folder} ended with code {done.returncode}; their variables are not set\n".encode(),
+        )
+        return dict(env)
+    pairs = (entry.partition("=") for entry in done.stdout.decode(errors="surrogateescape").split("\0"))
+    return {name: value for name, mark, value in pairs if mark and name not in OF_THE_SHELL}
 
 
 def find_program(request: Mapping[str, Any]) -> str | None:
@@ -52,11 +100,41 @@ def find_program(request: Mapping[str, Any]) -> str | None:
 
 
 def execute(found: str | None, argv: list[str], env: Mapping[str, str]) -> NoReturn:
-    """`found`: by `find_program`; if it fails, all of PATH is tried. Raises `OSError`."""
+    """`found`: by `find_program`; if it fails, all of PATH is tried. Raises `OSError`.
+
+    A script whose first line ends with CRLF is not tried: `env` would be found, and fail with half a message.
+    """
+    if "/" in argv[0] and cause_of(argv[0], env) == "crlf":
+        raise OSError(errno.ENOEXEC, os.strerror(errno.ENOEXEC), argv[0])
     if found is not None:
         with suppress(OSError):
             os.execve(found, argv, env)
     os.execvpe(argv[0], argv, env)
+
+
+def cause_of(name: str, env: Mapping[str, str]) -> str:
+    """Why a program cannot be executed, as far as its file shows: `crlf`, `interpreter`, `first_line`, `mode` or `folder`; empty: not known.
+
+    `interpreter`: its first line names one that is not there; `first_line`: a text without `#!`; `mode`: not executable;
+    `folder`: it is in the working folder, which is not on PATH. Never raises.
+    """
+    places = [name] if "/" in name else [f"{one}/{name}" for one in env.get("PATH", os.defpath).split(":")]
+    place = next((place for place in places if os.path.isfile(place)), None)
+    if place is None:
+        return "folder" if "/" not in name and os.path.isfile(name) else ""
+    try:
+        with open(place, "rb") as file:
+            first = file.readline(MAX_FIRST_LINE)
+    except OSError:
+        return ""
+    if first.startswith(b"#!") and first.endswith(b"\r\n"):
+        return "crlf"
+    if not os.access(place, os.X_OK):
+        return "mode"
+    if first.startswith(b"#!"):
+        words = first[2:].split()
+        return "interpreter" if words and not os.path.exists(words[0]) else ""
+    return "first_line" if b"\0" not in first and not first.startswith(b"\x7fELF") else ""
 
 
 def conda_folders(env: Mapping[str, str]) -> list[str]:

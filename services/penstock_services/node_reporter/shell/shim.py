@@ -53,7 +53,7 @@ from penstock_services.node_reporter.shell.stopping import SETTLE_S, Stop
 from penstock_services.node_reporter.shell.task_groups import TaskGroups
 from penstock_services.node_reporter.shell.whole_files import write_whole
 
-MAX_MESSAGE_BYTES = 1 << 18  # argv, environment, peers, secrets; without these the events are ≤ 64 KiB
+MAX_MESSAGE_BYTES = 425_952  # argv, environment, peers, secrets: the kernel's largest message with its default net.core.wmem_max
 CHUNK_BYTES = 65_536  # a pipe's capacity
 FIRST_PAUSE_S = 0.1  # between attempts to record an exit on a full disk
 LONGEST_PAUSE_S = 5.0

@@ -28,6 +28,7 @@ from penstock_services.node_reporter.shell.users import TaskUser
 
 LOCK_WAIT_S = 15.0  # a killed reporter's launcher releases it in milliseconds, a reporter that leaves while the log is down in 10 s
 LOCK_PAUSE_S = 0.01
+OVERHEAD = 32  # bytes of a socket's buffer that no message gets
 ISOLATED_PYTHON = (sys.executable, "-I", "-S", "-c")  # followed by the code
 SHIM_SIGNALS: Mapping[signal.Signals, signal.Signals] = {
     signal.SIGTERM: signal.SIGTERM,
@@ -139,9 +140,12 @@ class Spawner:
 
     def spawn(self, order: StartTask, until_s: float | None, *, gated: bool) -> None:
         request = json.dumps(self._request_of(order, until_s, gated=gated)).encode()
-        if len(request) > MAX_MESSAGE_BYTES:
+        most = min(
+            MAX_MESSAGE_BYTES, self._control.getsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF) - OVERHEAD
+        )
+        if len(request) > most:
             raise NotStartable(
-                f"command, environment and secrets take {len(request)} bytes of {MAX_MESSAGE_BYTES}; have the program read files"
+                f"command, environment and secrets take {len(request)} bytes of {most}; have the program read files"
             )
         self._queue.append(request)
         self._flush()

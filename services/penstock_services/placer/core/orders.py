@@ -321,7 +321,7 @@ def _start(
         attempt=job.attempt,
         boot_id=node.spec.boot_id,
         incarnation=node.incarnation,
-        command=job.spec.command,
+        command=job.spec.argv,
         env=job.spec.env,
         secrets=job.spec.secrets,
         owner=job.spec.owner if job.spec.secrets or job.spec.code else None,

@@ -1,0 +1,1 @@
+"""Converters of other schedulers' job files into job files of Penstock."""

@@ -1,0 +1,298 @@
+"""Kubernetes' manifests as job files: Pod, Job, and the training jobs of Kubeflow (PyTorchJob, TFJob, XGBoostJob, PaddleJob, JAXJob)."""
+
+import re
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Any
+
+from penstock.imports.amounts import GPU_LABELS, cores, memory
+from penstock.imports.keys import Imported, Keys, Notes
+
+ROLES: Mapping[str, str] = MappingProxyType(
+    {
+        "PyTorchJob": "pytorchReplicaSpecs",
+        "TFJob": "tfReplicaSpecs",
+        "XGBoostJob": "xgbReplicaSpecs",
+        "PaddleJob": "paddleReplicaSpecs",
+        "JAXJob": "jaxReplicaSpecs",
+        "MPIJob": "mpiReplicaSpecs",
+    }
+)
+"""Kind → its section of roles."""
+SERVERS = "PS"
+GPUS = re.compile(r"(nvidia|amd)\.com/gpu|gpu\.intel\.com/\w+")
+UNLIMITED_RETRIES = 3  # attempts in place of restarts without a limit; a job file has at most 100
+NODES = "Penstock chooses the nodes"
+POD: Mapping[str, str] = MappingProxyType(
+    {
+        **dict.fromkeys(("tolerations", "affinity", "nodeName", "topologySpreadConstraints", "schedulerName", "runtimeClassName"), NODES),
+        "volumes": "folders of the nodes are seen under their own paths (`workdir`)",
+        "initContainers": "begin the script with their commands (`command: |`)",
+        "serviceAccountName": "a job has no identity of the cluster; give `secrets`",
+        "imagePullSecrets": "log in to the registry on the nodes",
+        "securityContext": "a job runs as the node's task user",
+        "priorityClassName": "`priority` orders your own jobs",
+        "hostNetwork": "workers reach each other by MASTER_ADDR",
+    }
+)  # fmt: skip
+CONTAINER: Mapping[str, str] = MappingProxyType(
+    {
+        "volumeMounts": "folders of the nodes are seen under their own paths (`workdir`)",
+        "envFrom": "write each variable in `env`, or in `secrets`",
+        "lifecycle": "SIGTERM comes before each stop; `grace` is the time until SIGKILL",
+        "livenessProbe": "nothing is probed",
+        "securityContext": "a job runs as the node's task user",
+    }
+)
+RUN_POLICY: Mapping[str, str] = MappingProxyType(
+    {
+        "suspend": "hold the job after its submission: penstock hold JOB",
+        "schedulingPolicy": "a gang starts whole or not at all in any case",
+    }
+)
+KIND_ALONE = ("apiVersion", "kind", "status")
+
+
+def named(meta: Keys) -> dict[str, Any]:
+    """`name` and `labels` of an object's metadata."""
+    name = meta.text("name") or (meta.text("generateName") or "").rstrip("-")
+    meta.ignore("generateName", "uid", "creationTimestamp", "resourceVersion", "generation", "managedFields")
+    found: dict[str, Any] = {"name": name} if name else {}
+    labels = meta.part("labels")
+    if labels.found:
+        found["labels"] = {key: str(value) for key, value in labels.found.items()}
+    meta.rest({"namespace": "`owner` names the tenant", "annotations": "write `labels`"})
+    return found
+
+
+def pod_fields(pod: Keys) -> dict[str, Any]:
+    """Fields of the job that a pod's specification describes: its first container, on its own."""
+    found: dict[str, Any] = {}
+    containers = list(pod.parts("containers"))
+    if containers:
+        found |= container_fields(containers[0])
+    for extra in containers[1:]:
+        name = extra.text("name") or "?"
+        extra.note(
+            "", f"has no equivalent; container {name} beside the first one: start its program in the script"
+        )
+    selector = pod.part("nodeSelector")
+    for label in GPU_LABELS:
+        if (model := selector.text(label)) is not None:
+            found["gpu_models"] = [model]
+    selector.rest(dict.fromkeys(selector.found, NODES))
+    if (grace_s := pod.whole("terminationGracePeriodSeconds")) is not None:
+        found["grace"] = f"{grace_s}s"
+    if (limit_s := pod.whole("activeDeadlineSeconds")) is not None:
+        found["run_timeout"] = f"{limit_s}s"
+    policy = pod.text("restartPolicy")
+    if policy in ("OnFailure", "Always"):
+        found["retry"] = {"max_attempts": UNLIMITED_RETRIES}
+    pod.ignore("restartPolicy", "dnsPolicy", "enableServiceLinks", "automountServiceAccountToken")
+    pod.rest(POD)
+    return found
+
+
+def container_fields(box: Keys) -> dict[str, Any]:
+    """Image, command, variables and resources of a container."""
+    found: dict[str, Any] = {}
+    box.ignore("name", "imagePullPolicy", "terminationMessagePath", "terminationMessagePolicy")
+    command, arguments = box.texts("command"), box.texts("args")
+    if command:
+        found["command"] = [*command, *arguments]
+        if any("$(" in word for word in found["command"]) and command[0].rpartition("/")[2] not in (
+            "sh",
+            "bash",
+        ):
+            box.note(
+                "command", "$(NAME) is filled by Kubernetes alone; write bash -c '… $NAME …'", needed=True
+            )
+    else:
+        box.note(
+            "command", "is missing: the image's own entry point is not run; write the command", needed=True
+        )
+        found |= {"command": arguments} if arguments else {}
+    if (image := box.text("image")) is not None:
+        found["environment"] = {"container": image}
+    if (folder := box.text("workingDir")) is not None:
+        found["workdir"] = folder
+    found |= _variables(box)
+    found |= resource_fields(box.part("resources"))
+    ports = box.take("ports")
+    if ports:
+        box.note("ports", "has no equivalent; workers reach each other by MASTER_ADDR and MASTER_PORT")
+    box.rest(CONTAINER)
+    return found
+
+
+def _variables(box: Keys) -> dict[str, Any]:
+    env: dict[str, str] = {}
+    secrets: dict[str, str] = {}
+    for entry in box.parts("env"):
+        name, value = entry.text("name") or "?", entry.text("value")
+        source = entry.part("valueFrom")
+        secret = source.part("secretKeyRef")
+        if value is not None:
+            env[name] = value
+        elif secret.found:
+            secrets[name] = f"{secret.text('name')}.{secret.text('key')}"
+            source.note("secretKeyRef", f"nodes need a secret named {secrets[name]}")
+        elif source.found:
+            source.note("", f"has no equivalent; give {name} a value in `env`", needed=True)
+        else:
+            env[name] = ""
+    return {key: value for key, value in (("env", env), ("secrets", secrets)) if value}
+
+
+def resource_fields(resources: Keys) -> dict[str, Any]:
+    """`resources` of a worker: requests, and limits where nothing is requested."""
+    limits, requests = resources.part("limits"), resources.part("requests")
+    found: dict[str, Any] = {}
+    for section in (limits, requests):
+        for name in list(section.found):
+            text = section.text(name) or ""
+            if GPUS.fullmatch(name):
+                if (gpus := section.whole(name)) is not None:
+                    found["gpus"] = gpus
+            elif name == "cpu":
+                found["cores"] = cores(text)
+            elif name == "memory":
+                found["host_memory"] = memory(text, bare_mib=2**-20)
+            else:
+                section.note(name, "has no equivalent; left out", needed="gpu" in name or "mig" in name)
+    resources.rest({"claims": "write `gpus` and `gpu_models`"})
+    given = {name: value for name, value in found.items() if value is not None}
+    given.setdefault("gpus", 0)
+    return {"resources": given}
+
+
+def pod(manifest: Keys) -> dict[str, Any]:
+    manifest.ignore(*KIND_ALONE)
+    found = named(manifest.part("metadata")) | pod_fields(manifest.part("spec"))
+    manifest.rest({})
+    return found
+
+
+def batch_job(manifest: Keys) -> dict[str, Any]:
+    """A Job of `batch/v1`."""
+    manifest.ignore(*KIND_ALONE)
+    found = named(manifest.part("metadata"))
+    spec = manifest.part("spec")
+    found |= _template(spec)
+    found |= _limits(spec, found)
+    together, all_of_them = spec.whole("parallelism") or 1, spec.whole("completions")
+    if together > 1:
+        found["workers"] = together
+        spec.note(
+            "parallelism", "its pods are the workers of one job here: they start together or not at all"
+        )
+    if all_of_them is not None and all_of_them != together:
+        spec.note("completions", "has no equivalent; submit a job for each", needed=True)
+    spec.rest({**RUN_POLICY, "completionMode": "RANK is each worker's index"})
+    manifest.rest({})
+    return found
+
+
+def _limits(spec: Keys, found: Mapping[str, Any]) -> dict[str, Any]:
+    """Limits that Jobs and Kubeflow's run policies have in common."""
+    more: dict[str, Any] = {}
+    if (limit_s := spec.whole("activeDeadlineSeconds")) is not None:
+        more["run_timeout"] = f"{limit_s}s"
+    if (retries := spec.whole("backoffLimit")) is not None:
+        more["retry"] = {"max_attempts": min(100, retries + 1)}
+    elif "retry" in found:
+        spec.note("backoffLimit", f"is missing; retry.max_attempts has a limit, {UNLIMITED_RETRIES}")
+    spec.ignore(
+        "ttlSecondsAfterFinished",
+        "cleanPodPolicy",
+        "manualSelector",
+        "selector",
+        "managedBy",
+        "podReplacementPolicy",
+    )
+    return more
+
+
+def _template(holder: Keys) -> dict[str, Any]:
+    """Fields by a pod's template."""
+    template = holder.part("template")
+    template.ignore("metadata")
+    found = pod_fields(template.part("spec"))
+    template.rest({})
+    return found
+
+
+def kubeflow(manifest: Keys, kind: str) -> dict[str, Any]:
+    """A gang of one role, of a master and workers, or of workers and parameter servers."""
+    manifest.ignore(*KIND_ALONE)
+    found = named(manifest.part("metadata"))
+    spec = manifest.part("spec")
+    roles = spec.part(ROLES[kind])
+    counts: dict[str, int] = {}
+    shapes: dict[str, dict[str, Any]] = {}
+    for role in list(roles.found):
+        one = roles.part(role)
+        replicas, policy = one.whole("replicas"), one.text("restartPolicy")
+        counts[role] = 1 if replicas is None else replicas
+        shapes[role] = _template(one)
+        if policy in ("OnFailure", "Always", "ExitCode"):
+            shapes[role]["retry"] = {"max_attempts": UNLIMITED_RETRIES}
+        one.rest({})
+    if kind == "MPIJob":
+        roles.note(
+            "Launcher", "mpirun starts processes by itself; write the command of one worker", needed=True
+        )
+        counts.pop("Launcher", None)
+    if counts.pop("Evaluator", 0):
+        roles.note(
+            "Evaluator", "has no equivalent; evaluate in a worker, or in a job of its own", needed=True
+        )
+    found |= _gang(roles, counts, shapes)
+    policy_part = spec.part("runPolicy")
+    found |= _limits(policy_part, found)
+    policy_part.rest(RUN_POLICY)
+    spec.rest(
+        {
+            "elasticPolicy": "`workers: {min: …, max: …}` with `global_batch_size` is the range of an elastic job",
+            "nprocPerNode": "a worker is one process; start more by torchrun in the command",
+            "slotsPerWorker": "a worker is one process",
+        }
+    )
+    manifest.rest({})
+    return found
+
+
+def _gang(roles: Keys, counts: dict[str, int], shapes: Mapping[str, dict[str, Any]]) -> dict[str, Any]:
+    """Workers, and what each is; the role with the most replicas speaks for all."""
+    servers = counts.pop(SERVERS, 0)
+    workers = {role: count for role, count in counts.items() if count}
+    if not workers:
+        roles.note("", "has no role with workers", needed=True)
+        return {}
+    speaker = max(workers, key=lambda role: (workers[role], role != "Master"))
+    found = dict(shapes[speaker])
+    for role in workers:
+        for name in sorted({*shapes[role], *found}):
+            if shapes[role].get(name) != found.get(name):
+                text = f"{name} differs from {speaker}'s; all workers of a job are alike: {speaker}'s counts"
+                roles.note(role, text, needed=name == "command")
+    found["workers"] = sum(workers.values())
+    if servers:
+        found["parameter_servers"] = servers
+        roles.note(SERVERS, "runs the workers' command, with PENSTOCK_ROLE=ps; its resources are estimated")
+    return found
+
+
+CONVERTERS = MappingProxyType({"Pod": pod, "Job": batch_job})
+
+
+def manifest_kind(found: Mapping[str, Any]) -> str:
+    """The kind of a Kubernetes object; empty: it is none."""
+    return str(found.get("kind", "")) if "apiVersion" in found and "kind" in found else ""
+
+
+def convert(found: Mapping[str, Any], kind: str) -> Imported:
+    notes: Notes = []
+    manifest = Keys(found, "", notes)
+    fields = kubeflow(manifest, kind) if kind in ROLES else CONVERTERS[kind](manifest)
+    return Imported(f"a {kind} of Kubernetes", [fields], notes)

@@ -1,0 +1,117 @@
+"""Scripts of other schedulers: their variables in Penstock's terms, and what is not there."""
+
+import re
+from collections.abc import Mapping
+from types import MappingProxyType
+
+from penstock.imports.keys import Note, Notes
+
+VARIABLES: Mapping[str, str] = MappingProxyType(
+    {
+        "SLURM_PROCID": "${RANK:-0}",
+        "SLURM_NTASKS": "${WORLD_SIZE:-1}",
+        "SLURM_NPROCS": "${WORLD_SIZE:-1}",
+        "SLURM_LOCALID": "${LOCAL_RANK:-0}",
+        "SLURM_JOB_ID": "$PENSTOCK_JOB_ID",
+        "SLURM_JOBID": "$PENSTOCK_JOB_ID",
+        "SLURM_JOB_NAME": "$PENSTOCK_JOB_ID",
+        "SLURM_RESTART_COUNT": "$((PENSTOCK_ATTEMPT - 1))",
+        "SLURM_CPUS_PER_TASK": "$OMP_NUM_THREADS",
+        "SLURM_CPUS_ON_NODE": "$OMP_NUM_THREADS",
+        "SLURM_JOB_NODELIST": "${MASTER_ADDR:-127.0.0.1}",
+        "SLURM_NODELIST": "${MASTER_ADDR:-127.0.0.1}",
+        "SLURM_JOB_NUM_NODES": "${WORLD_SIZE:-1}",
+        "SLURM_NNODES": "${WORLD_SIZE:-1}",
+        "SLURM_NODEID": "${RANK:-0}",
+        "SLURM_SUBMIT_DIR": "$PWD",
+        "SLURM_TMPDIR": "${TMPDIR:-/tmp}",
+        "SLURM_GPUS_ON_NODE": "$(echo $CUDA_VISIBLE_DEVICES | tr , '\\n' | grep -c .)",
+        "SKYPILOT_NUM_NODES": "${WORLD_SIZE:-1}",
+        "SKYPILOT_NODE_RANK": "${RANK:-0}",
+        "SKYPILOT_NODE_IPS": "${MASTER_ADDR:-127.0.0.1}",
+        "SKYPILOT_NUM_GPUS_PER_NODE": "$(echo $CUDA_VISIBLE_DEVICES | tr , '\\n' | grep -c .)",
+        "SKYPILOT_TASK_ID": "$PENSTOCK_JOB_ID",
+        "DSTACK_NODES_NUM": "${WORLD_SIZE:-1}",
+        "DSTACK_NODE_RANK": "${RANK:-0}",
+        "DSTACK_MASTER_NODE_IP": "${MASTER_ADDR:-127.0.0.1}",
+        "DSTACK_NODES_IPS": "${MASTER_ADDR:-127.0.0.1}",
+        "DSTACK_GPUS_PER_NODE": "$(echo $CUDA_VISIBLE_DEVICES | tr , '\\n' | grep -c .)",
+        "DSTACK_GPUS_NUM": "$((${WORLD_SIZE:-1} * $(echo $CUDA_VISIBLE_DEVICES | tr , '\\n' | grep -c .)))",
+        "DSTACK_RUN_NAME": "$PENSTOCK_JOB_ID",
+    }
+)
+"""Variable of another scheduler → the same in a worker of Penstock. A node there is a worker here."""
+PARTLY: Mapping[str, str] = MappingProxyType(
+    {
+        "SKYPILOT_NODE_IPS": "has the address of rank 0 alone, MASTER_ADDR",
+        "DSTACK_NODES_IPS": "has the address of rank 0 alone, MASTER_ADDR",
+        "SLURM_JOB_NODELIST": "has the address of rank 0 alone, MASTER_ADDR",
+        "SLURM_NODELIST": "has the address of rank 0 alone, MASTER_ADDR",
+        "SLURM_JOB_NAME": "is the job's id",
+    }
+)
+FUNCTIONS: Mapping[str, tuple[str, str]] = MappingProxyType(
+    {
+        "srun": (
+            "srun() { while :; do case ${1-} in --*=*|-[a-zA-Z]?*|-u|-l|--exclusive|--exact|--label|--overlap|--pty|--unbuffered"
+            '|--kill-on-bad-exit) shift;; -*) shift 2;; *) break;; esac; done; "$@"; }',
+            "each worker runs the whole script, so that it starts its command once, in the same worker",
+        ),
+        "scontrol": (
+            'scontrol() { echo "${MASTER_ADDR:-127.0.0.1}"; }',
+            "prints the address of rank 0 alone, MASTER_ADDR",
+        ),
+    }
+)
+"""Program of another scheduler → a function of the shell in its place, and how that differs."""
+ABSENT: Mapping[str, tuple[str, bool]] = MappingProxyType(
+    {
+        "mpirun": ("starts processes by itself; each worker of Penstock is one process: remove it", True),
+        "mpiexec": ("starts processes by itself; each worker of Penstock is one process: remove it", True),
+        "sbatch": ("is not there; submit by `penstock submit`", True),
+        "module": (
+            "works where nodes have environment modules; else name programs by --conda, --venv or --container",
+            False,
+        ),
+        "ray": ("starts a Ray of its own, of this job's resources", False),
+    }
+)
+"""Program that a script calls → its fate here, and whether the script cannot do without."""
+
+
+def adapted(script: str, path: str, notes: Notes) -> str:
+    """The script, with lines before it that give it the variables and programs of its scheduler. Notes what differs."""
+    text = script.removeprefix("\ufeff").replace("\r\n", "\n")
+    code = "\n".join(line for line in text.split("\n") if not line.lstrip().startswith("#"))
+    lines = []
+    for name in sorted(set(re.findall(r"\$\{?((?:SLURM|SKYPILOT|DSTACK)_\w+)", code))):
+        if (value := VARIABLES.get(name)) is not None:
+            lines.append(f'export {name}="{value}"')
+            if name in PARTLY:
+                notes.append(Note(f"{path}: ${name}", PARTLY[name]))
+        elif not name.startswith("SLURM_ARRAY_"):
+            notes.append(Note(f"{path}: ${name}", "is not set here", True))
+    for name, (function, differs) in FUNCTIONS.items():
+        if _calls(code, name):
+            lines.append(function)
+            notes.append(Note(f"{path}: {name}", differs))
+    for name, (fate, needed) in ABSENT.items():
+        if _calls(code, name):
+            notes.append(Note(f"{path}: {name}", fate, needed))
+    if not lines:
+        return text
+    first, _, rest = text.partition("\n")
+    before = "\n".join(lines)
+    return f"{first}\n{before}\n{rest}" if first.startswith("#!") else f"{before}\n{text}"
+
+
+def _calls(code: str, program: str) -> bool:
+    return (
+        re.search(rf"(?:^|[;&|(`]|\$\(|\bexec|\btime|\bthen|\bdo)\s*{program}\b", code, re.MULTILINE)
+        is not None
+    )
+
+
+def uses_srun(script: str) -> bool:
+    code = "\n".join(line for line in script.split("\n") if not line.lstrip().startswith("#"))
+    return any(_calls(code, name) for name in ("srun", "mpirun", "mpiexec"))

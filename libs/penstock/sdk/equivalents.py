@@ -1,0 +1,111 @@
+"""Names of other schedulers' options and keys, and what Penstock has in place of each: for unknown flags and unknown keys of job files."""
+
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import NamedTuple
+
+FIELDS: Mapping[str, str] = MappingProxyType({
+    **dict.fromkeys(("time", "timeout", "time_limit", "walltime", "max_duration", "active_deadline_seconds", "idle_duration"), "run_timeout"),
+    **dict.fromkeys(("job_name", "title"), "name"),
+    **dict.fromkeys(("ntasks", "nodes", "num_nodes", "num_workers", "replicas", "parallelism", "nproc_per_node", "nnodes", "slots"), "workers"),
+    **dict.fromkeys(("gres", "gpu", "num_gpus", "gpus_per_node", "gpus_per_task", "ngpus", "slots_per_trial", "nvidia_gpu"), "resources.gpus"),
+    **dict.fromkeys(("cpus_per_task", "cpus", "cpu", "num_cpus", "ncpus", "cpus_per_gpu"), "resources.cores"),
+    **dict.fromkeys(("mem", "memory", "mem_per_cpu", "mem_per_gpu", "mem_per_node", "ram"), "resources.host_memory"),
+    **dict.fromkeys(("gpu_mem", "vram", "gpu_ram"), "resources.gpu_memory"),
+    **dict.fromkeys(("constraint", "gpu_type", "accelerators", "accelerator", "gpu_name", "gputype"), "gpu_models"),
+    **dict.fromkeys(("chdir", "working_dir", "cwd", "workspace"), "workdir"),
+    **dict.fromkeys(("export", "envs", "environment_variables", "env_vars", "environ", "env_file", "variables"), "env"),
+    **dict.fromkeys(("image", "image_id", "docker_image", "docker", "container_image", "singularity"), "environment.container"),
+    **dict.fromkeys(("virtualenv", "python_env"), "environment.venv"),
+    **dict.fromkeys(("conda_env", "conda_environment"), "environment.conda"),
+    **dict.fromkeys(("retries", "max_restarts", "backoff_limit", "max_retries", "restart_policy"), "retry.max_attempts"),
+    **dict.fromkeys(("nice", "priority_class", "priority_class_name"), "priority"),
+    **dict.fromkeys(("comment", "tags", "annotations", "wckey", "metadata"), "labels"),
+    **dict.fromkeys(("run", "commands", "wrap", "cmd", "entrypoint", "args", "exec", "setup"), "command"),
+    **dict.fromkeys(("user", "uid", "account"), "owner"),
+    **dict.fromkeys(("upload", "code", "source", "file_mounts", "src"), "sync"),
+    **dict.fromkeys(("requeue", "no_requeue", "use_spot", "spot"), "preemptible"),
+    **dict.fromkeys(("grace_period", "termination_grace_period_seconds", "grace_time", "kill_timeout"), "grace"),
+    **dict.fromkeys(("max_wait", "pending_timeout", "queue_time"), "queue_timeout"),
+})  # fmt: skip
+"""Another system's name, in lower case with `_` → our field by its path in a job file."""
+
+NONE: Mapping[str, str] = MappingProxyType({
+    **dict.fromkeys(("partition", "queue", "nodelist", "exclude", "node_selector", "pool", "resource_pool", "cloud", "region", "zone"),
+                    "jobs name no nodes: leave it out, or choose GPUs by gpu_models"),
+    **dict.fromkeys(("output", "error", "stdout", "stderr", "log_file", "open_mode"), "`penstock logs JOB` has a job's output"),
+    **dict.fromkeys(("array", "sweep", "matrix"), "submit each task of an array as a job of its own: for seed in 0 1 2; do penstock submit …; done"),
+    **dict.fromkeys(("dependency", "depends_on", "needs"), "wait for the earlier job before: penstock wait JOB && penstock submit …"),
+    **dict.fromkeys(("mail_type", "mail_user", "notify"), "follow events: penstock events --follow"),
+    **dict.fromkeys(("exclusive", "oversubscribe", "overcommit"), "whole GPUs are exclusive by default; `resources.gpu_share` asks for less"),
+    **dict.fromkeys(("begin", "start_time"), "start the submission then, or hold the job: penstock hold JOB"),
+    **dict.fromkeys(("signal",), "each stop sends SIGTERM; `grace` is the time until SIGKILL"),
+    **dict.fromkeys(("reservation", "licenses", "gres_flags", "hint", "distribution", "ntasks_per_node", "cpu_bind"),
+                    "leave it out: Penstock chooses nodes, GPUs and cores"),
+    **dict.fromkeys(("volume", "volumes", "mount", "bind", "v", "rm", "it", "shm_size", "network", "ipc", "privileged"),
+                    "containers see the job's folder and GPUs without it: leave it out"),
+    **dict.fromkeys(("interactive", "pty", "tty", "ports", "port"), "jobs have no terminal and no ports"),
+})  # fmt: skip
+"""Another system's name → what to do without an equivalent."""
+
+SHORT: Mapping[str, str] = MappingProxyType({
+    "A": "account", "C": "constraint", "D": "chdir", "G": "gpus", "J": "job_name", "N": "nodes", "a": "array",
+    "c": "cpus_per_task", "m": "mem", "n": "ntasks", "p": "partition", "t": "time", "v": "volume", "w": "nodelist",
+    "x": "exclude", "i": "interactive", "b": "begin",
+})  # fmt: skip
+"""One letter of sbatch's or docker's → its long name."""
+FLAGS: Mapping[str, str] = MappingProxyType(
+    {"gpu_models": "gpu-model", "labels": "label", "command": "", "traits": "trait"}
+)
+"""Fields whose flag has another name."""
+
+
+class Equivalent(NamedTuple):
+    """What Penstock has in place of another system's name."""
+
+    field: str
+    """Path in a job file; empty: nothing."""
+    text: str
+    """What to do where there is nothing."""
+
+
+def equivalent(name: str) -> Equivalent | None:
+    """In place of an option (`--gpus-per-node`, `-t`) or key (`numNodes`) of another system; None: not known."""
+    bare = name.lstrip("-")
+    if len(bare) == 1:
+        bare = SHORT.get(bare, bare)
+    plain = "".join(f"_{letter.lower()}" if letter.isupper() else letter for letter in bare).strip("_")
+    plain = plain.replace("-", "_").replace(".", "_")
+    for known in (plain, plain.replace("_", "")):
+        if known in NONE:
+            return Equivalent("", NONE[known])
+        if known in FIELDS or known == "gpus":
+            return Equivalent(FIELDS.get(known, "resources.gpus"), "")
+    return None
+
+
+def flag(name: str) -> str:
+    """The remedy for an option that `penstock submit` does not have; empty: none is known."""
+    found = equivalent(name)
+    if found is None:
+        return ""
+    if not found.field:
+        return found.text
+    last = found.field.rpartition(".")[2]
+    ours = FLAGS.get(last, last.replace("_", "-"))
+    return f"use --{ours}" if ours else "give program and arguments after --"
+
+
+def key(name: str, place: str = "") -> str:
+    """The remedy for a key that a job file does not have in this section; empty: none is known."""
+    found = equivalent(name)
+    if found is None:
+        return ""
+    if found.field == "command":
+        return "write `command: |` and the lines that a shell shall run, or `command: [program, argument]`"
+    if found.field:
+        section, _, field = found.field.rpartition(".")
+        if section and section == place:
+            return f"did you mean `{field}`?"
+        return f"write `{section}: {{{field}: …}}`" if section else f"write `{field}`"
+    return found.text
