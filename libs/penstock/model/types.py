@@ -240,6 +240,9 @@ class JobSpec(Value, frozen=True, kw_only=True):
         "deadline_ms",
         "companions",
         "nodes",
+        "retry_of",
+        "tied_to",
+        "tied_grace_ms",
     )
     RULES = {
         "command": _command_can_run,
@@ -303,6 +306,11 @@ class JobSpec(Value, frozen=True, kw_only=True):
     companions: Companions = "tenant"
     """Whose jobs may take turns with it on the same GPUs. tenant: only its own tenant's. any: also other
     tenants' whose jobs allow any, too."""
+    retry_of: Identifier | None = None
+    """Id of the ended job of which this one is a further try."""
+    tied_to: Literal["follower"] | None = None
+    """`follower`: the job is cancelled when no follower has been connected for `tied_grace_ms`."""
+    tied_grace_ms: Annotated[int, Meta(ge=0, le=86_400_000)] = 300_000
 
     @property
     def where(self) -> Where:
