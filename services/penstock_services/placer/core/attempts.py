@@ -156,6 +156,12 @@ class Attempts:
         yield timer(state, job.job_id, "unschedulable", self._grace_ms)
 
     @staticmethod
+    def run_timeout(state: CellState, job: JobState | None) -> Iterator[Event]:
+        """All tasks of the job may run: its run time-out begins."""
+        if job is not None and job.status is JobStatus.RUNNING and job.spec.run_timeout_ms is not None:
+            yield timer(state, job.job_id, "run_timeout", job.spec.run_timeout_ms, job.attempt)
+
+    @staticmethod
     def waits_on(state: CellState, job: JobState) -> Iterator[Event]:
         """Some nodes have not answered the order to start it: the rest of its queue time-out runs."""
         if job.spec.queue_timeout_ms is not None and job.queued_ms is not None:

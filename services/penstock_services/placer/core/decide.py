@@ -57,7 +57,6 @@ from penstock_services.placer.core.common import (
     request_plan,
     start_deadline,
     stop,
-    timer,
 )
 from penstock_services.placer.core.membership import Membership
 from penstock_services.placer.core.plans import carry_out_plan
@@ -119,8 +118,7 @@ class Decider:
     def _submitted(
         self, state: CellState, event: external_events.JobSubmitted | external_events.JobReleaseRequested
     ) -> Iterator[Event]:
-        job = state.jobs[event.job_id]
-        yield from self.attempts.queue_timeout(state, job)
+        yield from self.attempts.queue_timeout(state, job := state.jobs[event.job_id])
         yield from followers.submitted(state, event)
         if job.in_line:
             yield from self._arrived(state, job)
@@ -327,8 +325,7 @@ class Decider:
     def _started(self, state: CellState, event: external_events.TaskStarted) -> Iterator[Event]:
         job = job_of_task(state, event.node_id, event.task_id)
         yield from evidence.started(state, job, event.node_id)
-        if job is not None and job.status is JobStatus.RUNNING and job.spec.run_timeout_ms is not None:
-            yield timer(state, job.job_id, "run_timeout", job.spec.run_timeout_ms, job.attempt)
+        yield from self.attempts.run_timeout(state, job)
         if state.nodes[event.node_id].status is NodeStatus.SUSPECT:
             yield from self._node_recovered(state, event.node_id)
             yield from self._freed(state)
