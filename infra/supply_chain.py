@@ -150,7 +150,16 @@ def audit_of(requirements: str) -> Audit:
     with tempfile.TemporaryDirectory() as folder:
         asked, answer = Path(folder) / "asked.txt", Path(folder) / "answer.json"
         asked.write_text(requirements)
-        argv = [sys.executable, "-m", "pip_audit", "-r", str(asked), "--disable-pip", "--require-hashes"]
+        argv = [
+            sys.executable,
+            "-P",
+            "-m",
+            "pip_audit",
+            "-r",
+            str(asked),
+            "--disable-pip",
+            "--require-hashes",
+        ]
         argv += ["--progress-spinner", "off", "--timeout", str(ANSWER_WITHIN_S)]
         argv += ["--format", "json", "--output", str(answer)]
         try:

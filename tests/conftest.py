@@ -22,6 +22,7 @@ from hypothesis import HealthCheck, settings
 
 from infra.devservers.kafka import KafkaBroker, kafka_broker
 from infra.devservers.parts import prepare_for
+from penstock.cli.ci import CI_VARIABLES
 from penstock.runtime.node_keys import OPERATOR_KEY
 from penstock.runtime.postgres import resolve_dsn
 from tests.support.forgeries import GATEWAYS
@@ -30,6 +31,9 @@ from tests.support.processes import orphans_with
 os.environ.pop(
     "COLUMNS", None
 )  # a parallel run sets it to 80; what a command prints into a pipe must not be cut
+
+for name in ("CI", *(name for _, *groups in CI_VARIABLES for names in groups for name in names)):
+    os.environ.pop(name, None)  # the CI that runs the tests is not the pipeline that they are about
 
 pytest.register_assert_rewrite("tests.support.log_conformance")
 pytest_plugins = ["tests.support.story", "tests.support.whole_run"]

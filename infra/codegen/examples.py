@@ -42,6 +42,7 @@ from penstock.model.estimates import (
     StagesProfiled,
 )
 from penstock.model.event import Event, wire_type
+from penstock.model.followers import FollowerChanged
 from penstock.model.orders import (
     AnswerJoin,
     CheckpointTask,
@@ -131,6 +132,7 @@ _JOBS_AND_ESTIMATES: tuple[Event, ...] = (
         iteration_ms=61.0,
         iterations=20,
     ),
+    FollowerChanged(job_id=JOB, gateway="gateway-5b1e", connected=False, after=812, silent_ms=10_000),
     external_events.JobHoldRequested(job_id=JOB, reason="its data are being copied", by="ops/on-call"),
     external_events.JobReleaseRequested(job_id=JOB, by="ops/on-call"),
     external_events.JobCheckpointRequested(job_id=JOB, reason="before the upgrade", by="ops/on-call"),

@@ -27,6 +27,9 @@ T = TypeVar("T")
 R = TypeVar("R")
 Command: TypeAlias = Any  # typer exports no base of TyperCommand and TyperGroup
 FULL = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})  # of a disk, a quota, or a bound on files
+LOST = frozenset(
+    {errno.EBADF, errno.EIO, errno.EPIPE}
+)  # a stream open for reading only, a terminal or reader that is gone
 LONGEST_NAME = 24  # columns of the names in a list of commands
 
 
@@ -174,11 +177,14 @@ def run(
     except typer.Abort:
         return Exit.INTERRUPTED
     except OSError as error:
-        if error.errno not in FULL:
+        lost = error.errno in LOST and error.filename is None
+        if error.errno not in FULL and not lost:
             raise
         _drop_output()
         where = f"{error.filename}: " if error.filename else ""
         text = f"{where}what was to be written does not fit: {error.strerror}; free space there, or write elsewhere"
+        if lost:
+            text = f"stdout cannot be written: {error.strerror}; redirect stdout elsewhere"
         return _report(prog, text, Exit.PROBLEM)
     return code if isinstance(code, int) else Exit.OK
 
@@ -190,8 +196,9 @@ def _drop_output() -> None:
 
 
 def _report(prog: str, text: str, code: int) -> int:
-    for line in text.splitlines():
-        print(f"{prog}: {line}", file=sys.stderr)
+    with suppress(OSError):  # the terminal may be gone
+        for line in text.splitlines():
+            print(f"{prog}: {line}", file=sys.stderr)
     return int(code)
 
 

@@ -17,6 +17,7 @@ class Exit(IntEnum):
     NOT_ALLOWED = 21
     KEY_CONFLICT = 22
     WAIT_TIMEOUT = 124
+    HUNG_UP = 129
     INTERRUPTED = 130
     TERMINATED = 143
 
@@ -35,6 +36,7 @@ MEANING = MappingProxyType(
         Exit.NOT_ALLOWED: "not allowed: no token, or one without the role",
         Exit.KEY_CONFLICT: "idempotency key used for another job",
         Exit.WAIT_TIMEOUT: "wait --timeout: some jobs have not ended yet",
+        Exit.HUNG_UP: "SIGHUP: following stopped, the job goes on",
         Exit.INTERRUPTED: "Ctrl-C: following stopped, the job goes on",
         Exit.TERMINATED: "SIGTERM: following stopped, the job goes on",
     }

@@ -4,13 +4,27 @@ import os
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import Protocol
+from typing import IO, Protocol, cast
 
 import orjson
 from rich.console import Console
 from rich.table import Table
 
 PIPED_WIDTH = 1_000  # columns; nothing is cut that goes into a pipe or a file
+
+
+class _Trimmed:
+    """A stream into which tables write their lines without the padding of the last column."""
+
+    def __init__(self, stream: IO[str]) -> None:
+        self._stream = stream
+
+    def write(self, text: str) -> int:
+        *lines, rest = text.split("\n")
+        return self._stream.write("\n".join([*(line.rstrip(" ") for line in lines), rest]))
+
+    def __getattr__(self, name: str) -> object:
+        return getattr(self._stream, name)
 
 
 def console(
@@ -24,7 +38,8 @@ def console(
     width = None if stream.isatty() or os.environ.get("COLUMNS") else piped_width
     if whole:
         width = PIPED_WIDTH
-    return Console(file=stream, highlight=False, soft_wrap=soft_wrap, width=width, emoji=False)
+    file = stream if stream.isatty() else cast(IO[str], _Trimmed(stream))
+    return Console(file=file, highlight=False, soft_wrap=soft_wrap, width=width, emoji=False)
 
 
 def plain_table(*columns: str, right: Sequence[str] = (), wrap: Sequence[str] = ()) -> Table:
@@ -76,5 +91,11 @@ def bar(errors: Console, what: str) -> Iterator[Bar]:
 
 def write_json(value: object) -> None:
     """Prints indented JSON and a line end on stdout."""
-    sys.stdout.buffer.write(orjson.dumps(value, option=orjson.OPT_INDENT_2 | orjson.OPT_APPEND_NEWLINE))
+    write_data(orjson.dumps(value, option=orjson.OPT_INDENT_2 | orjson.OPT_APPEND_NEWLINE))
+
+
+def write_data(data: bytes) -> None:
+    """Prints a document on stdout as it is: in UTF-8, whatever the encoding of the terminal."""
+    sys.stdout.flush()
+    sys.stdout.buffer.write(data)
     sys.stdout.buffer.flush()

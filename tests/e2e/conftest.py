@@ -5,6 +5,7 @@ import os
 import shutil
 import signal
 import subprocess
+import sys
 import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
@@ -19,6 +20,8 @@ from tests.support.story import told
 from tests.support.system import Gateway, file_ends, url_in
 from tests.support.waiting import wait_until
 
+SHADOWS = {f"{name}.py" for name in ("logging", "queue", "random", "select", "signal", "token", "types")}
+"""Files in the folder where `penstock up` is started, as in an ML repository, that have names of the standard library."""
 ENDLESS = ("sleep", "infinity")
 """A job that runs until somebody stops it."""
 
@@ -58,7 +61,11 @@ def survivors(folder: Path) -> list[str]:
 
 def left_in(home: Path) -> list[str]:
     """Files in a user's home and folder for temporary files, which Penstock must not touch."""
-    return sorted(str(entry.relative_to(home)) for entry in home.rglob("*") if not entry.is_dir())
+    return sorted(
+        str(entry.relative_to(home))
+        for entry in home.rglob("*")
+        if not entry.is_dir() and entry.name not in SHADOWS
+    )
 
 
 class Installation:
@@ -75,7 +82,10 @@ class Installation:
             self.home, PENSTOCK_TOKEN_FILE=str(self.token_file), PENSTOCK_TOKENS=str(place / "tokens"), **env
         )
         self.token_file.write_text(self._token())
-        command = [*PENSTOCK, "up", "--folder", str(self.folder), "--port", "0", *arguments]
+        for name in SHADOWS:
+            (self.home / name).write_text("raise ImportError('a file of the user was executed')\n")
+        installed = (sys.executable, str(Path(sys.executable).with_name("penstock")))  # the console script
+        command = [*installed, "up", "--folder", str(self.folder), "--port", "0", *arguments]
         with self.output.open("w") as output:
             self.process = subprocess.Popen(
                 command, stdout=output, stderr=output, env=self.env, cwd=self.home

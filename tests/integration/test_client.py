@@ -411,9 +411,10 @@ async def test_wait_and_why_on_the_command_line(cell: Cell, capsys: pytest.Captu
         return code, "".join(capsys.readouterr())
 
     assert await shown("wait", "done", "--timeout", "0") == (0, "done  succeeded  job\n")
-    assert await shown("wait", "nightly", "--timeout", "0") == (
-        Exit.WAIT_TIMEOUT, "penstock: job k1 has not ended within 0 s; it goes on\n",
-    )  # fmt: skip
+    code, text = await shown("wait", "nightly", "--timeout", "0")
+    meant, waited = text.splitlines()
+    assert meant.startswith("nightly: waits for k1, the latest job of this name, submitted ")
+    assert (code, waited) == (Exit.WAIT_TIMEOUT, "penstock: job k1 has not ended within 0 s; it goes on")
     for at in ("1970-01-01", "1"):
         code, text = await shown("why", "nightly", "--at", at)
         assert (code, "job k1 was submitted at" in text) == (Exit.PROBLEM, True), text

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from penstock.cli.jobspec import build, default_name, idempotency_key, pairs, read_job_file
+from penstock.cli.jobspec import build, default_name, pairs, read_job_file
 from penstock.exits import Stop
 from penstock.model.types import Environment, JobSpec
 from penstock.model.validation import checked_json
@@ -176,17 +176,6 @@ def test_flags_win_over_the_file() -> None:
     )
     spec = checked_json(JobSpec, answer.stdout)
     assert (spec.resources.gpus, spec.env, spec.batch_size) == (4, {"A": "1"}, 64)
-
-
-def test_in_ci_a_repeated_step_submits_once_and_another_job_is_another() -> None:
-    """A CI system restarts a step after its runner's network failed; the first submission had arrived."""
-    env = {"GITHUB_REPOSITORY": "a/b", "GITHUB_RUN_ID": "7", "GITHUB_RUN_ATTEMPT": "1", "GITHUB_JOB": "train"}
-    one, two = JobSpec(command=("a",)), JobSpec(command=("b",))
-    assert idempotency_key(one, env) == idempotency_key(one, dict(reversed(env.items())))
-    assert idempotency_key(one, env) != idempotency_key(two, env)
-    assert idempotency_key(one, env) != idempotency_key(one, {**env, "GITHUB_RUN_ATTEMPT": "2"})
-    assert idempotency_key(one, {}) != idempotency_key(one, {}), "by hand each submission is a new job"
-    assert idempotency_key(one, {"GITHUB_RUN_ID": "7"}).startswith("cli-"), "half a CI is none"
 
 
 @pytest.mark.parametrize(

@@ -1,5 +1,6 @@
 """Commands on submitted jobs: cancel, hold, release, checkpoint, change cores, move. The user and the reason are stored with each."""
 
+import secrets
 from collections.abc import Mapping
 from typing import Annotated, Any
 
@@ -28,12 +29,45 @@ Jobs = Annotated[
 
 def cancel(
     ctx: typer.Context,
-    jobs: Jobs,
+    jobs: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="JOB…",
+            help="Ids, prefixes of ids, or names (then the latest job).",
+            autocompletion=complete_job,
+        ),
+    ] = None,
     reason: Annotated[str, typer.Option(help="Stored with the cancellation.")] = "asked by the user",
+    idempotency_key: Annotated[
+        str | None,
+        typer.Option(metavar="KEY", help="The job submitted under this key; code 0 if there is none."),
+    ] = None,
     output: Output = Format.TABLE,
 ) -> None:
     """Cancel jobs: SIGTERM, their grace, SIGKILL."""
+    if bool(jobs) == (idempotency_key is not None):
+        raise Stop(Exit.BAD_SPEC, "name the jobs to cancel, or give --idempotency-key")
+    if not jobs:
+        headers = {"Idempotency-Key": str(idempotency_key)}
+        found = gateway(ctx).post("/v1/jobs/cancel", {"reason": reason}, headers=headers)
+        job_id, text = found["job_id"], "asked to stop"
+        if "links" not in found:
+            text = "no job has this key" if job_id is None else f"has ended: {found['outcome']}"
+            text += "; nothing to cancel"
+        present(found, output, lambda: Text(text if job_id is None else f"{job_id}: {text}"))
+        return
     _act(ctx, "cancel", jobs, reason, output, "asked to stop; `penstock watch {id}` follows it to its end")
+
+
+def retry(ctx: typer.Context, job: JobArgument, output: Output = Format.TABLE) -> None:
+    """Submit a job that has ended once more: the same job under a new id, which is printed."""
+    client = gateway(ctx)
+    job_id = find_job_id(client, job)
+    key = {"Idempotency-Key": f"retry-{secrets.token_hex(16)}"}
+    found = client.post(f"/v1/jobs/{job_id}/retry", headers=key)
+    for warning in found.get("warnings", ()):
+        remark(f"warning: {warning['field']} {warning['message']}; {warning['remedy']}")
+    present({**found, "retry_of": job_id}, output, lambda: Text(found["job_id"]))
 
 
 Reason = Annotated[str, typer.Option(metavar="TEXT", help="Stored with the command; `why` shows it.")]

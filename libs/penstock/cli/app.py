@@ -125,7 +125,18 @@ PANELS: Mapping[str, Mapping[str, Entry]] = MappingProxyType({
                 "penstock wait seed-0 seed-1 seed-2",
             ),
         ),
-        "cancel": Entry("Cancel jobs: SIGTERM, their grace, SIGKILL.", "penstock.cli.acts:cancel"),
+        "cancel": Entry(
+            "Cancel jobs: SIGTERM, their grace, SIGKILL.", "penstock.cli.acts:cancel",
+            examples=(
+                "penstock cancel nightly",
+                'penstock cancel --idempotency-key "$CI_PIPELINE_ID-train"',
+            ),
+        ),
+        "retry": Entry(
+            "Submit a job that has ended once more: the same job under a new id, which is printed.",
+            "penstock.cli.acts:retry",
+            examples=("penstock wait $(penstock retry nightly)",),
+        ),
         "hold": Entry(
             "Hold jobs: they do not start until they are released. Running attempts continue.",
             "penstock.cli.acts:hold",

@@ -260,6 +260,7 @@ TEXTS: Mapping[str, tuple[str, Callable[[Data], str]]] = MappingProxyType(
         "penstock.job.requeued": ("requeued", lambda d: _requeued(d)),
         "penstock.job.queued": ("queued", lambda d: "back-off is over"),
         "penstock.job.cancel_requested": ("cancel", lambda d: str(d.get("reason", "")) + (f", by {d['by']}" if d.get("by") else "")),
+        "penstock.job.follower_changed": ("follower", lambda d: "connected" if d["connected"] else "gone"),
         "penstock.job.hold_requested": ("held", lambda d: _operator(d).removeprefix(", ")),
         "penstock.job.release_requested": ("released", lambda d: _operator(d).removeprefix(", ")),
         "penstock.job.checkpoint_requested": ("save", lambda d: _operator(d).removeprefix(", ")),

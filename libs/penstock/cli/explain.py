@@ -25,6 +25,10 @@ def show(answer: Mapping[str, Any], first_of_kind: str = "", *, wide: bool = Fal
         screen.print(escape(answer["text"]), soft_wrap=True)
     if answer.get("detail"):
         screen.print(escape(answer["detail"]), soft_wrap=True)
+    if answer.get("retry_of"):
+        screen.print(f"a further try of {escape(answer['retry_of'])}", soft_wrap=True)
+    if answer.get("tied"):
+        screen.print(f"tied to {answer['tied']}", soft_wrap=True)
     if answer.get("position"):
         screen.print(
             f"number {answer['position']} in the queue, waiting for {duration(answer.get('waited_ms'))}"
@@ -59,6 +63,14 @@ def show(answer: Mapping[str, Any], first_of_kind: str = "", *, wide: bool = Fal
         )
     if answer.get("next_step"):
         screen.print(f"[bold]Next:[/] {escape(answer['next_step'])}", soft_wrap=True)
+
+
+def tied(spec: Mapping[str, Any], unfollowed_ms: int | None) -> str:
+    """`its follower, gone since 10:42:03: cancelled after 5m 00s without one`; empty for a job that is not tied."""
+    if not spec.get("tied_to"):
+        return ""
+    gone = "" if unfollowed_ms is None else f", gone since {clock(unfollowed_ms)}"
+    return f"its follower{gone}: cancelled after {duration(spec['tied_grace_ms'])} without one"
 
 
 def start_lines(answer: Mapping[str, Any]) -> list[str]:

@@ -22,9 +22,9 @@ BEGUN = frozenset({"penstock.task.started", "penstock.task.exited"})
 STYLES = {"succeeded": "green", "failed": "red", "cancelled": "magenta", "can never run here": "red"}
 
 
-def events_of(client: Client, job_id: str) -> Iterator[dict[str, Any]]:
-    """The job's events from the first one to its end, as they happen."""
-    for event in client.stream("/v1/stream", last_id="0", job=job_id):
+def events_of(client: Client, job_id: str, *, tied: bool = False) -> Iterator[dict[str, Any]]:
+    """The job's events from the first one to its end, as they happen. `tied`: this is the follower that the job is tied to."""
+    for event in client.stream("/v1/stream", last_id="0", job=job_id, follows=job_id if tied else None):
         yield event.data
         if event.data["type"] == ENDED:
             return
@@ -41,14 +41,14 @@ class Shows(Enum):
     """Phases, and all that the job prints, as it comes."""
 
 
-def to_end(client: Client, job_id: str, shows: Shows) -> dict[str, Any]:
-    """Prints each phase as it happens, then the ending; returns the job as it ended."""
+def to_end(client: Client, job_id: str, shows: Shows, *, tied: bool = False) -> dict[str, Any]:
+    """Prints each phase as it happens, then the ending; returns the job as it ended. `tied`: as of `events_of`."""
     if shows is not Shows.NOTHING:
         console().print(f"[bold]{job_id}[/]")
     output = Following(client, job_id) if shows is Shows.OUTPUT else None
     try:
         first_ms: int | None = None
-        for event in events_of(client, job_id):
+        for event in events_of(client, job_id, tied=tied):
             first_ms = event["at_ms"] if first_ms is None else first_ms
             if output is not None and event["type"] == ENDED:
                 output.finish()

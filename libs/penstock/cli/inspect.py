@@ -198,6 +198,8 @@ def _job(
         "Checkpoint": escape(checkpoint(found["checkpoint"])) if found.get("checkpoint") else "",
         "Not saved": escape((found.get("unsaved") or {}).get("reason", "")),
         "Priority": _priority(spec),
+        "Retry of": spec.get("retry_of") or "",
+        "Tied to": explain.tied(spec, found.get("unfollowed_ms")),
         "Move": escape(move(found["move"])) if found.get("move") else "",
         "Shares GPUs": escape(
             ", ".join(f"with {short_id(job_id)}" for job_id in found.get("shares_gpus_with") or ())
@@ -312,7 +314,10 @@ def why(ctx: typer.Context, job: JobArgument, at: At = None, output: Output = Fo
     bound_s = WORKER_TIMEOUT_S if past else TIMEOUT_S
     answer = client.get(f"/v1/jobs/{found['job_id']}/why", patience_s=bound_s, **past)
     new = first_of_kind(found.get("estimate") or {})
-    present(answer, output, lambda: explain.show(answer, new, wide=output is Format.WIDE))
+    spec = found.get("spec") or {}
+    tie = explain.tied(spec, answer.get("unfollowed_ms"))
+    shown = {**answer, "retry_of": spec.get("retry_of"), "tied": "" if found["outcome"] else tie}
+    present(answer, output, lambda: explain.show(shown, new, wide=output is Format.WIDE))
 
 
 def _refuse_before(job: dict[str, Any], past: dict[str, int]) -> None:

@@ -1,10 +1,7 @@
-"""Builds the job to submit from a job file and flags, and its idempotency key."""
+"""Builds the job to submit from a job file and flags."""
 
 import getpass
-import hashlib
-import json
 import os
-import secrets
 import sys
 from collections.abc import Mapping
 from pathlib import Path
@@ -14,7 +11,6 @@ import yaml
 
 from penstock.exits import Exit, Stop
 from penstock.imports.foreign import kind_of
-from penstock.model.codec import as_written
 from penstock.model.types import JobSpec, leads_out
 from penstock.redaction import brief, unquoted
 from penstock.sdk.code_archive import NotPackable, Packed, pack
@@ -23,16 +19,6 @@ from penstock.sdk.jobfile import PACKED, PATH, BadJob, parse_job
 
 FILE_PREFIXES = ("/", "./", "../", "~/")  # of an image that is a file
 MAX_FILE_BYTES = 1 << 20  # far above any job; keeps a mistyped path to a data set from being read whole
-
-CI_VARIABLES: tuple[tuple[str, tuple[str, ...]], ...] = (
-    ("github", ("GITHUB_REPOSITORY", "GITHUB_RUN_ID", "GITHUB_RUN_ATTEMPT", "GITHUB_JOB")),
-    ("gitlab", ("CI_SERVER_HOST", "CI_JOB_ID")),
-    ("buildkite", ("BUILDKITE_JOB_ID",)),
-    ("circleci", ("CIRCLE_WORKFLOW_JOB_ID", "CIRCLE_NODE_INDEX")),
-    ("azure", ("SYSTEM_COLLECTIONID", "SYSTEM_JOBID")),
-    ("jenkins", ("JENKINS_URL", "BUILD_TAG")),
-)
-"""Per CI system the variables that name one attempt of one of its jobs. A system counts when all are set."""
 
 
 def read_job_file(path: str, *, packed: bool = False) -> dict[str, Any]:
@@ -198,13 +184,3 @@ def default_name(command: list[str] | str) -> str:
         letter if (letter.isascii() and letter.isalnum()) or letter in "._-" else "-" for letter in stem
     )
     return name.strip("._-")[:64] or "job"
-
-
-def idempotency_key(spec: JobSpec, env: Mapping[str, str] = os.environ) -> str:
-    """In CI the same key for the same job of the same CI attempt, so that a repeated step submits once; else random."""
-    for system, names in CI_VARIABLES:
-        values = [env.get(name, "") for name in names]
-        if all(values):
-            text = json.dumps([system, *values, as_written(spec)], sort_keys=True)
-            return f"ci-{system}-{hashlib.sha256(text.encode()).hexdigest()[:32]}"
-    return f"cli-{secrets.token_hex(16)}"

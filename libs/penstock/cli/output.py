@@ -8,7 +8,7 @@ from typing import Any
 import yaml
 from rich.console import RenderableType
 
-from penstock.screen import console, write_json
+from penstock.screen import console, write_data, write_json
 
 SHORT_ID_CHARS = 12  # 55 bits of the gateway's ids: enough to name a job with, see `find_job`
 
@@ -33,7 +33,7 @@ def as_document(form: Format) -> Format:
 def dump(data: Any, form: Format) -> None:
     """The gateway's own data, unchanged, as JSON or YAML on stdout."""
     if form is Format.YAML:
-        print(yaml.safe_dump(data, sort_keys=False, allow_unicode=True, width=100), end="", flush=True)
+        write_data(yaml.safe_dump(data, sort_keys=False, allow_unicode=True, width=100).encode())
     else:
         write_json(data)
 
@@ -49,7 +49,7 @@ def present(data: Any, form: Format, draw: Callable[[], RenderableType | None]) 
 def present_one(data: Any, form: Format, draw: Callable[[], None]) -> None:
     """One of several answers that follow each other: a line of JSON, a YAML document, or what `draw` prints."""
     if form is Format.JSON:
-        print(json.dumps(data, ensure_ascii=False), flush=True)
+        write_data(json.dumps(data, ensure_ascii=False).encode() + b"\n")
     elif form is Format.YAML:
         print("---", flush=True)
         dump(data, form)

@@ -1,4 +1,4 @@
-"""SIGTERM as an exception, signals held back for a moment, and a time limit: for commands that follow jobs."""
+"""SIGTERM and SIGHUP as exceptions, signals held back for a moment, and a time limit: for commands that follow jobs."""
 
 import signal
 from collections.abc import Iterator
@@ -6,11 +6,15 @@ from contextlib import contextmanager
 
 from penstock.exits import Exit
 
-STOPS = (signal.SIGINT, signal.SIGTERM)
+STOPS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 class Terminated(KeyboardInterrupt):
     """SIGTERM: the CI system cancels the step, or the machine goes down."""
+
+
+class HungUp(KeyboardInterrupt):
+    """SIGHUP: the terminal, or the session of a remote shell, is gone."""
 
 
 class Expired(Exception):
@@ -19,26 +23,32 @@ class Expired(Exception):
 
 def exit_code(stop: KeyboardInterrupt) -> Exit:
     """The exit code by which a shell reports the signal."""
+    if isinstance(stop, HungUp):
+        return Exit.HUNG_UP
     return Exit.TERMINATED if isinstance(stop, Terminated) else Exit.INTERRUPTED
 
 
 @contextmanager
 def terminable() -> Iterator[None]:
-    """SIGTERM raises `Terminated` within the block."""
+    """SIGTERM raises `Terminated`, SIGHUP `HungUp` within the block; a signal that is ignored (`nohup`) stays so."""
 
-    def terminated(number: int, frame: object) -> None:
-        raise Terminated
+    def stopped(number: int, frame: object) -> None:
+        raise Terminated if number == signal.SIGTERM else HungUp
 
-    before = signal.signal(signal.SIGTERM, terminated)
+    before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGHUP)}
+    for number, handler in before.items():
+        if handler is not signal.SIG_IGN:
+            signal.signal(number, stopped)
     try:
         yield
     finally:
-        signal.signal(signal.SIGTERM, before)
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 @contextmanager
 def held(*, really: bool = True) -> Iterator[None]:
-    """Ctrl-C and SIGTERM take effect at the end of the block. `really` False: at once."""
+    """Ctrl-C, SIGTERM and SIGHUP take effect at the end of the block. `really` False: at once."""
     before = signal.pthread_sigmask(signal.SIG_BLOCK, STOPS if really else ())
     try:
         yield

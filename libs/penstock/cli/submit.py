@@ -2,13 +2,15 @@
 
 import os
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Annotated, Any, cast, get_args
 
 import typer
+from msgspec.structs import replace
 
-from penstock.cli import deadlines, follow, jobspec
+from penstock.cli import ci, deadlines, follow, jobspec
 from penstock.cli.common import Output, gateway
 from penstock.cli.output import Format, dump, duration, remark
 from penstock.cli.sbatch import script_fields
@@ -22,6 +24,7 @@ from penstock.redaction import brief
 from penstock.sdk.code_archive import Packed
 from penstock.sdk.job_warnings import warnings_of
 
+MAX_TRIES = 100  # of one step that fails; then the last one counts
 REPEATED = 200  # status of a key that was used before with the same job
 CATEGORIES, TRAITS = "|".join(get_args(Category)), "|".join(get_args(Trait))
 
@@ -145,7 +148,21 @@ DryRunFlag = Annotated[
 DetachFlag = Annotated[bool, typer.Option("--detach", "-d", help="Print the job's id and exit at once.")]
 QuietFlag = Annotated[bool, typer.Option("--quiet", "-q", help="Print the job's states, not its output.")]
 CancelFlag = Annotated[
-    bool, typer.Option("--cancel-on-interrupt", help="Ctrl-C and SIGTERM cancel the job, too.")
+    bool | None,
+    typer.Option(
+        "--cancel-on-interrupt/--no-cancel-on-interrupt",
+        help="Ctrl-C, SIGTERM and SIGHUP cancel the job, too; in CI by default.",
+    ),
+]
+TiedFlag = Annotated[
+    bool | None,
+    typer.Option(
+        "--tied/--no-tied",
+        help="The cell cancels the job when nobody follows it any more, as after kill -9; in CI by default, but with --detach.",
+    ),
+]
+TiedGraceFlag = Annotated[
+    str | None, typer.Option(metavar="5m", help="How long a tied job goes on without a follower, up to 24h.")
 ]
 KeyFlag = Annotated[
     str | None,
@@ -201,7 +218,9 @@ def submit(
     detach: DetachFlag = False,
     propagate: Annotated[bool, typer.Option(help="Exit with the job's own exit code if it failed.")] = False,
     quiet: QuietFlag = False,
-    cancel_on_interrupt: CancelFlag = False,
+    cancel_on_interrupt: CancelFlag = None,
+    tied: TiedFlag = None,
+    tied_grace: TiedGraceFlag = None,
     idempotency_key: KeyFlag = None,
     dry_run: DryRunFlag = False,
     output: Output = Format.TABLE,
@@ -215,17 +234,20 @@ def submit(
         "model": model, "batch_size": batch_size, "global_batch_size": global_batch_size, "category": category, "traits": trait, "iterations": iterations,
         "target_loss": target_loss, "gpu_models": gpu_model, "workdir": workdir, "sync": sync,
         "queue_timeout": queue_timeout, "run_timeout": run_timeout, "qos": qos, "deadline": deadline, "grace": grace, "checkpoint": checkpoint,
-        "preemptible": preemptible, "prelaunch": prelaunch, "priority": priority, "companions": companions,
+        "preemptible": preemptible, "prelaunch": prelaunch, "priority": priority, "companions": companions, "tied_grace": tied_grace,
         "environment": jobspec.environment(venv, conda, container, path=path),
     }  # fmt: skip
     fields |= jobspec.located(_given(flags), os.getcwd())
+    if tied is not None or (ci.is_ci() and not detach):
+        fields["tied_to"] = None if tied is False else "follower"
     needs = {"gpus": gpus, "cores": cores, "host_memory": host_memory, "gpu_memory": gpu_memory, "bandwidth": bandwidth}  # fmt: skip
     sections = _sections(needs, max_attempts, env or [], secret or [], label or [])
     fields, code = jobspec.synced(fields)
     spec = spec_of(fields, sections, command, file or "command line")
     if dry_run:
         return _show(partial(gateway, ctx), spec, output)
-    how = (idempotency_key, output, detach, propagate, cancel_on_interrupt, quiet, strict_deadline)
+    cancels = ci.is_ci() if cancel_on_interrupt is None else cancel_on_interrupt
+    how = (idempotency_key, output, detach, propagate, cancels, quiet, strict_deadline)
     raise typer.Exit(Submission(partial(gateway, ctx), spec, *how, code).run())
 
 
@@ -287,47 +309,72 @@ class Submission:
     client: Client = field(init=False)
 
     def __post_init__(self) -> None:
-        self.key = self.given_key or jobspec.idempotency_key(self.spec)
+        self.key = self.given_key or ci.idempotency_key(self.spec)
         self.client = self.connect()
 
     def run(self) -> int:
         """Submits, and follows unless detached; the exit code."""
         with terminable():
             try:
+                if self.spec.tied_to is not None and not self.detach:
+                    self._untie_unless_it_may_follow()
                 # A signal before the answer would leave a job whose id only the gateway knows.
                 with held(really=self.cancels):
                     answer = self._hand_in()
                 return self._print(answer) if self.detach or not self._may_follow() else self._follow()
             except KeyboardInterrupt as stop:
-                self._interrupted()
+                with suppress(OSError):  # the terminal may be gone
+                    self._interrupted()
                 return int(exit_code(stop))
+
+    def _untie_unless_it_may_follow(self) -> None:
+        """A tied job that this token cannot follow would be cancelled."""
+        try:
+            self.client.get("/v1/jobs", limit=1)
+        except NotPermitted:
+            self.spec = replace(self.spec, tied_to=None)
+            remark("warning: the job is not tied to this command, since the token may not read")
 
     def _hand_in(self) -> dict[str, Any]:
         if self.code is not None:
             remark(f"sync: {self.code.summary}")
             self.client.send_code(self.code)
-        key, strict = {"Idempotency-Key": self.key}, True if self.strict else None
-        bound_s = WORKER_TIMEOUT_S if strict else TIMEOUT_S
-        status, answer = self.client.posted(
-            "/v1/jobs", as_written(self.spec), key, patience_s=bound_s, strict_deadline=strict
-        )
+        derived = self.key
+        for number in range(2, MAX_TRIES + 2):
+            status, answer = self._post()
+            job = self._earlier(str(answer["job_id"])) if status == REPEATED else None
+            if job is None or self.given_key is not None or not ci.is_tried_again(job):
+                break
+            how = ": ".join(filter(None, (job["outcome"], job["reason"])))
+            remark(f"{job['job_id']} has ended ({how}); submitted once more")
+            self.key, self.spec = f"{derived}.{number}", replace(self.spec, retry_of=job["job_id"])
         self.job_id = str(answer["job_id"])
         if answer.get("deadline"):
             remark(deadlines.in_a_line(answer["deadline"]))
         for warning in answer.get("warnings", ()):
             remark(f"warning: {warning['field']} {warning['message']}; {warning['remedy']}")
         if status == REPEATED:
-            remark(self._repeated(self.job_id))
+            remark(self._repeated(self.job_id, job))
         return cast(dict[str, Any], answer)
 
-    def _repeated(self, job_id: str) -> str:
+    def _post(self) -> tuple[int, Any]:
+        key, strict = {"Idempotency-Key": self.key}, True if self.strict else None
+        bound_s = WORKER_TIMEOUT_S if strict else TIMEOUT_S
+        return self.client.posted(
+            "/v1/jobs", as_written(self.spec), key, patience_s=bound_s, strict_deadline=strict
+        )
+
+    def _earlier(self, job_id: str) -> dict[str, Any] | None:
+        """The job that was submitted before under this key; None: this token may submit and not read."""
         try:
-            job = self.client.get(f"/v1/jobs/{job_id}")
-            ago = f" {duration(max(0, job['now_ms'] - job['submitted_ms']))} ago"
-        except Stop:  # a token that may submit and not read
-            ago = ""
-        legs = "; legs of a matrix need a key each: --idempotency-key" if self.given_key is None else ""
-        return f"already submitted{ago} as {job_id}{legs}"
+            return cast(dict[str, Any], self.client.get(f"/v1/jobs/{job_id}"))
+        except NotPermitted:
+            return None
+
+    def _repeated(self, job_id: str, job: dict[str, Any] | None) -> str:
+        ago = "" if job is None else f" {duration(max(0, job['now_ms'] - job['submitted_ms']))} ago"
+        more = "; to run it again, or as a leg of a matrix, give each a key: --idempotency-key"
+        return f"already submitted{ago} as {job_id}{more if self.given_key is None else ''}"
 
     def _print(self, answer: dict[str, Any]) -> int:
         if self.output in (Format.JSON, Format.YAML):
@@ -350,7 +397,8 @@ class Submission:
     def _follow(self) -> int:
         data = self.output in (Format.JSON, Format.YAML)
         shows = follow.Shows.PHASES if self.quiet else follow.Shows.OUTPUT
-        job = follow.to_end(self.client, str(self.job_id), follow.Shows.NOTHING if data else shows)
+        tied = self.spec.tied_to is not None
+        job = follow.to_end(self.client, str(self.job_id), follow.Shows.NOTHING if data else shows, tied=tied)
         if data:
             dump(job, self.output)
         return follow.exit_code(job, propagate=self.propagate)
@@ -367,13 +415,16 @@ class Submission:
         if self.cancels:
             try:
                 with held():
-                    self.connect().post(f"/v1/jobs/{job_id}/cancel", {"reason": "its submit was interrupted"})
+                    self.connect().post(f"/v1/jobs/{job_id}/cancel", {"reason": ci.INTERRUPTED})
                 remark(f"\nCancelled {job_id}.")
                 return
             except Stop as stop:
                 remark(f"\n{job_id} was not cancelled: {stop}")
+        goes_on = "goes on"
+        if self.spec.tied_to is not None:
+            goes_on = f"is cancelled in {duration(self.spec.tied_grace_ms)} unless `penstock wait` follows it"
         remark(
-            f"\nStopped following; {job_id} goes on.\n  penstock watch {job_id}\n  penstock cancel {job_id}"
+            f"\nStopped following; {job_id} {goes_on}.\n  penstock watch {job_id}\n  penstock cancel {job_id}"
         )
 
 

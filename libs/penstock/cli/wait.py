@@ -4,10 +4,10 @@ from typing import Annotated
 
 import typer
 
-from penstock.cli.common import Output, find_job_id, gateway
+from penstock.cli.common import Output, find_job, gateway
 from penstock.cli.completion import complete_job
-from penstock.cli.output import Format, dump, short_id, state
-from penstock.client import Job, WaitTimeout
+from penstock.cli.output import Format, dump, duration, remark, short_id, state
+from penstock.client import Client, Job, WaitTimeout
 from penstock.exits import Exit, Stop
 from penstock.screen import console
 from penstock.sdk.units import duration_ms
@@ -30,7 +30,7 @@ def wait(ctx: typer.Context, jobs: Jobs, timeout: Timeout = None, output: Output
     """Wait until jobs have ended; exits with the code of the first job that did not succeed."""
     limit_s = _limit_s(timeout)
     client = gateway(ctx)
-    ids = list(dict.fromkeys(find_job_id(client, name) for name in jobs))
+    ids = list(dict.fromkeys(_meant(client, text) for text in jobs))
     ended: dict[str, Job] = {}
     quiet = output in (Format.JSON, Format.YAML)
     expired: WaitTimeout | None = None
@@ -48,6 +48,16 @@ def wait(ctx: typer.Context, jobs: Jobs, timeout: Timeout = None, output: Output
         raise expired
     codes = (ended[job_id].code for job_id in ids)
     raise typer.Exit(int(next((code for code in codes if code), Exit.OK)))
+
+
+def _meant(client: Client, text: str) -> str:
+    """The id of the job; of a name it prints on stderr which job that is."""
+    job = find_job(client, text)
+    job_id = str(job["job_id"])
+    if not job_id.startswith(text):
+        ago = duration(max(0, job["now_ms"] - job["submitted_ms"]))
+        remark(f"{text}: waits for {job_id}, the latest job of this name, submitted {ago} ago")
+    return job_id
 
 
 def _limit_s(timeout: str | None) -> float | None:

@@ -84,6 +84,9 @@ class AsyncClient:
     ) -> "AsyncJobHandle":
         return AsyncJobHandle(self, await self.run(self._calls.submit(job_of(job, fields), key)))
 
+    async def retry(self, job: str, *, key: str | None = None) -> "AsyncJobHandle":
+        return AsyncJobHandle(self, await self.run(self._calls.retry(job, key)))
+
     async def send_code(self, packed: Packed) -> None:
         """Sends a folder that `penstock.sdk.code_archive.pack` has packed, once; a job runs in it with `sync="sha256:…"`."""
         await self.run(self._calls.send_code(packed))
@@ -169,7 +172,7 @@ class AsyncClient:
         for job in waiting.found(looked.jobs.values()):
             yield job
         async with aclosing(
-            self.stream("/v1/stream", str(looked.after), waiting, job=waiting.only)
+            self.stream("/v1/stream", str(looked.after), waiting, job=waiting.only, follows=waiting.followed)
         ) as happened:
             while waiting.pending:
                 event = await anext(happened, None)

@@ -34,6 +34,7 @@ from penstock.client.models import (
     Why,
 )
 from penstock.model.codec import as_written
+from penstock.model.job_ids import STARTS_LIKE_AN_ID
 from penstock.model.types import JobSpec
 from penstock.redaction import brief
 from penstock.retry import Backoff
@@ -224,6 +225,16 @@ class Calls:
         )
         return Submitted(read(response, Accepted), response.status_code == REPEATED)
 
+    def retry(self, job: str, key: str | None) -> Steps[Submitted]:
+        headers = {"Idempotency-Key": key or f"client-{secrets.token_hex(16)}"}
+
+        def ask(job_id: str) -> Steps[Submitted]:
+            request = Request("POST", job_path(job_id, "/retry"), headers=headers)
+            response = yield from self.request(request)
+            return Submitted(read(response, Accepted), response.status_code == REPEATED)
+
+        return (yield from self._of(job, ask))
+
     def send_code(self, packed: Packed) -> Steps[None]:
         path = f"/v1/code/{packed.sha256}"
         response = yield from self.request(Request("GET", path))
@@ -266,16 +277,21 @@ class Calls:
         return self._of(job, lambda job_id: self.get(kind, job_path(job_id, more), **params))
 
     def find(self, text: str) -> Steps[httpx.Response]:
-        """The job with this id; else the latest of this name; else the only one with this prefix of its id. Raises `NotFound`."""
+        """The job with this id; else the latest of this name; else the only one with this prefix of its id. Raises `NotFound`.
+
+        A prefix as tables show it comes before a name: a job's name may have the same form.
+        """
         try:
             return (yield from self.request(Request("GET", job_path(text))))
         except NotFound as error:
             missing = error
         named: Sequence[Job] = ()
-        if _NAME.match(text):
-            named = (yield from self.jobs(name=text, limit=1)).jobs
-        if not named and _ID.match(text):
-            named = (yield from self.jobs(prefix=text, limit=MAX_NAMED + 1)).jobs
+        searches: list[dict[str, Any]] = [{"name": text, "limit": 1}] if _NAME.match(text) else []
+        if _ID.match(text):
+            first = 0 if STARTS_LIKE_AN_ID.match(text) else len(searches)
+            searches.insert(first, {"prefix": text, "limit": MAX_NAMED + 1})
+        for search in searches:
+            named = named or (yield from self.jobs(**search)).jobs
         if len(named) > 1:
             some = ", ".join(job.job_id for job in named[:MAX_NAMED])
             raise NotFound(f"job {text}: several ids start so ({some}, …); give more of it")

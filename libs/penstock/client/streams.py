@@ -22,6 +22,7 @@ SILENCE_S = 60.0
 STREAM_TIMEOUT = httpx.Timeout(TIMEOUT_S, read=SILENCE_S)
 ENDLESS = httpx.Timeout(TIMEOUT_S, read=None)
 RECONNECT_TRIES = 8
+MAX_FOLLOWED = 256  # the gateway's bound
 LEAST_S = 1.0  # a look at a job may last so long, also when the time limit is over: a limit of 0 is one look
 ENDED = "penstock.job.ended"
 BROKEN = (httpx.HTTPError, httpx.StreamError, httpx_sse.SSEError, OSError)
@@ -99,6 +100,8 @@ class Waiting:
         self._ends_s = None if limit_s is None else time.monotonic() + limit_s
         self.pending = dict.fromkeys(jobs)
         self._total = len(self.pending)
+        self.followed: list[str] | None = None
+        """Those of the jobs that are tied to their follower, which this wait is."""
 
     @property
     def left_s(self) -> float | None:
@@ -117,6 +120,8 @@ class Waiting:
         by_id = {job.job_id: job for job in jobs}
         self.pending = {job_id: None for job_id, job in by_id.items() if job.outcome is None}
         self._total = len(by_id)
+        tied = [one.job_id for one in by_id.values() if one.outcome is None and one.spec and one.spec.tied_to]
+        self.followed = tied[:MAX_FOLLOWED] or None
         return [job for job in by_id.values() if job.outcome is not None]
 
     @property

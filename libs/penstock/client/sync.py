@@ -94,6 +94,13 @@ class Client:
         """
         return JobHandle(self, self.run(self._calls.submit(job_of(job, fields), key)))
 
+    def retry(self, job: str, *, key: str | None = None) -> "JobHandle":
+        """Submits a job that has ended once more: the same spec, a new id, `spec.retry_of` with the old one. Raises `Conflict`.
+
+        `key`: as of `submit`.
+        """
+        return JobHandle(self, self.run(self._calls.retry(job, key)))
+
     def send_code(self, packed: Packed) -> None:
         """Sends a folder that `penstock.sdk.code_archive.pack` has packed, once; a job runs in it with `sync="sha256:…"`."""
         self.run(self._calls.send_code(packed))
@@ -188,7 +195,9 @@ class Client:
 
     def _ends(self, looked: Looked, waiting: Waiting) -> Generator[Job, None, None]:
         yield from waiting.found(looked.jobs.values())
-        with closing(self.stream("/v1/stream", str(looked.after), waiting, job=waiting.only)) as happened:
+        with closing(
+            self.stream("/v1/stream", str(looked.after), waiting, job=waiting.only, follows=waiting.followed)
+        ) as happened:
             while waiting.pending:
                 event = next(happened, None)
                 if event is None:

@@ -21,6 +21,7 @@ from penstock.ledger import (
     evolve_moves,
     evolve_nodes,
     evolve_tasks,
+    followers,
     lease,
     plans,
     stages,
@@ -33,6 +34,7 @@ from penstock.model.arrays import ArraysSized, CoresReclaimed
 from penstock.model.distrust import NodeDistrusted, NodePutOnProbation, NodeTrusted
 from penstock.model.estimates import EtaEstimated, JobEstimated, StagesProfiled
 from penstock.model.event import Event
+from penstock.model.followers import FollowerChanged
 from penstock.model.groups import GroupDecided, GroupDissolved
 from penstock.model.moves import JobConverged, MoveDecided, MoveGivenUp
 from penstock.model.plans import BatchWindowClosed, BatchWindowOpened, PlanAdopted
@@ -149,6 +151,7 @@ HANDLERS: Mapping[type[Event], Callable[[CellState, Any], None]] = MappingProxyT
         ledger_events.JobFoundUnschedulable: evolve_jobs.job_found_unschedulable,
         ledger_events.JobFoundSchedulable: evolve_jobs.job_found_schedulable,
         ledger_events.JobEnded: evolve_jobs.job_ended,
+        FollowerChanged: followers.follower_changed,
         external_events.JobHoldRequested: evolve_holds.job_held,
         external_events.JobReleaseRequested: evolve_holds.job_released,
         ledger_events.JobsRanked: evolve_jobs.jobs_ranked,

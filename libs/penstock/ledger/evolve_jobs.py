@@ -20,6 +20,7 @@ from penstock.ledger.succession import awaited
 from penstock.ledger.timers import compact_timers, drop_timers
 from penstock.model import external_events, ledger_events
 from penstock.model.estimates import EtaEstimated, JobEstimated
+from penstock.model.followers import FOLLOWER_TIMER
 from penstock.model.transitions import (
     JOB_TRANSITIONS,
     TASK_TRANSITIONS,
@@ -37,7 +38,7 @@ ATTEMPT_TIMERS = (
     "adjustment",
     "turns",
 )
-JOB_TIMERS = ("queue_timeout", "backoff", "unschedulable", *ATTEMPT_TIMERS)
+JOB_TIMERS = ("queue_timeout", "backoff", "unschedulable", FOLLOWER_TIMER, *ATTEMPT_TIMERS)
 INFRASTRUCTURE = frozenset({"node_lost", "preempted", "migrated", "refused", "drained", "predecessor_late"})
 LOSSES = frozenset({"node_lost", "refused"})
 
@@ -72,6 +73,7 @@ def set_job(state: CellState, job: JobState, status: JobStatus) -> None:
 def job_submitted(state: CellState, fact: external_events.JobSubmitted) -> None:
     job = JobState(fact.job_id, fact.spec, state.seq, state.now_ms)
     state.jobs[job.job_id] = job
+    job.unfollowed_ms = None if fact.spec.tied_to is None else state.now_ms
     state.prelaunching += fact.spec.prelaunch
     estimate = state.early_estimates.pop(job.job_id, None)
     if estimate is not None:
@@ -157,7 +159,7 @@ def stop_decided(state: CellState, fact: ledger_events.StopDecided) -> None:
         end_move(state, job, f"it is stopped: {fact.reason}")
     if job.stop_reason != fact.reason:
         state.change_log.add(job.job_id)
-    job.stop_reason = fact.reason
+    job.stop_reason, job.stop_detail = fact.reason, fact.detail
     job.stop_token = state.token
     if fact.reason == "predecessor_late":
         for other_id in awaited(state, job):

@@ -123,6 +123,8 @@ class JobState:
     placed_ms: int | None = None
     running_ms: int | None = None
     stop_reason: str | None = None
+    stop_detail: str = ""
+    """Why it is stopped, in the words of the caller."""
     stop_token: int = 0
     """Token of the latest decision to stop."""
     exit_code: int | None = None
@@ -132,6 +134,12 @@ class JobState:
     unschedulable: str = ""
     held: Hold | None = None
     """The hold that prevents its start; while the job waits it is outside the queue."""
+    follower: str = ""
+    """The run of a gateway that has the connection of its follower; empty: none has, or the job is not tied."""
+    unfollowed_ms: int | None = None
+    """Since when a job that is tied to its follower has had none. None: it has one, or is not tied."""
+    followed_seq: int = 0
+    """Record of the latest report about its follower: earlier reports are out of date."""
     commanded_seq: int = 0
     """Record of its latest hold or release: earlier commands are out of date."""
     backfill_count: int = 0

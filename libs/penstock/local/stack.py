@@ -247,6 +247,7 @@ def _node_command(options: Options, settings: Settings, number: int, node_id: st
     state.mkdir(parents=True, exist_ok=True)
     argv = [
         sys.executable,
+        "-P",  # the user's folder may hold a queue.py
         "-m",
         "penstock_services.node_reporter",
         "--node-id",

@@ -16,6 +16,7 @@ from penstock import __version__
 from penstock.model.distrust import NodeDistrusted, NodePutOnProbation, NodeTrusted
 from penstock.model.event import Event
 from penstock.model.external_events import JobCommandRun, SaveRefused
+from penstock.model.followers import FollowerChanged
 from penstock.model.types import Value
 
 ANY = "0.1.0"
@@ -49,6 +50,7 @@ class Addition(NamedTuple):
 ADDITIONS: Mapping[type[Event], tuple[Addition, ...]] = MappingProxyType(
     {
         JobCommandRun: (Addition(ANY),),  # changes nothing of the state
+        FollowerChanged: (Addition(ANY),),
         SaveRefused: (Addition(ANY),),
         NodeDistrusted: (Addition(ANY),),  # without them a reader shows the node as usable, and folds on
         NodePutOnProbation: (Addition(ANY),),

@@ -13,7 +13,7 @@ import orjson
 from msgspec.structs import asdict
 from pydantic import ValidationError
 
-from penstock.model import amendments, estimates, external_events, ledger_events, orders, proposals
+from penstock.model import amendments, estimates, external_events, followers, ledger_events, orders, proposals
 from penstock.model.errors import Invalid, TooBig, UnknownType, UnknownVersion
 from penstock.model.event import REGISTRY, Event, wire_type
 from penstock.model.topics import MAX_EVENT_BYTES
@@ -25,7 +25,7 @@ E = TypeVar("E", bound=Value)
 
 MAX_SHOWN = 128  # characters of a foreign type name in a message
 
-CATALOGUE = (external_events, estimates, proposals, ledger_events, orders, amendments)
+CATALOGUE = (external_events, followers, estimates, proposals, ledger_events, orders, amendments)
 """Importing them fills the registry."""
 
 

@@ -109,6 +109,7 @@ class StopDecided(Event, frozen=True, kw_only=True):
     """The running attempt is to be stopped; nothing is freed before the exits are proven."""
 
     TYPE = "penstock.stop.decided"
+    OMITTED = ("detail",)
 
     job_id: Identifier
     attempt: Attempt
@@ -126,6 +127,8 @@ class StopDecided(Event, frozen=True, kw_only=True):
     """`completed`: every worker succeeded; the parameter servers are no longer needed. `drained`: its node is drained.
     `queue_timeout`: its start was not confirmed within its queue timeout. `predecessor_late`: a job that was to end before it did not, or not in time."""
     grace_ms: Annotated[int, Meta(ge=0)]
+    detail: ShortText = ""
+    """Why, in the words of the caller: the job's reason when it has ended."""
 
 
 @event

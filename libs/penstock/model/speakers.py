@@ -13,6 +13,7 @@ from penstock.model import estimates, external_events, ledger_events, orders, pr
 from penstock.model.adjustments import TaskAdjusted
 from penstock.model.amendments import LedgerAmended
 from penstock.model.event import Event
+from penstock.model.followers import FollowerChanged
 
 
 class Speaker(StrEnum):
@@ -20,6 +21,8 @@ class Speaker(StrEnum):
 
     USER = "user"
     """Through the gateway, which knows tenant and role."""
+    GATEWAY = "gateway"
+    """Of its own connections; by no request."""
     OPERATOR = "operator"
     """A command, a watch or a probe about a node, or an amendment: the gateway's signature, or the placer's
     own."""
@@ -71,6 +74,7 @@ RULES: Mapping[type[Event], Rule] = MappingProxyType(
         external_events.JobReleaseRequested: _OF_JOBS,
         external_events.JobCheckpointRequested: _OF_JOBS,
         external_events.JobCommandRun: _OF_JOBS,
+        FollowerChanged: Rule(Speaker.GATEWAY, Subject.JOB),
         external_events.NodeJoined: _OF_ITSELF,
         external_events.NodeLeft: _OF_ITSELF,  # another proof than its own shutdown: an operator
         external_events.GpuFaulted: _OF_ITSELF,

@@ -238,6 +238,9 @@ class JobSpec(Value, frozen=True, kw_only=True):
         "companions",
         "nodes",
         "long_command",
+        "retry_of",
+        "tied_to",
+        "tied_grace_ms",
     )
     RULES = {
         "command": _command_can_run,
@@ -304,6 +307,12 @@ class JobSpec(Value, frozen=True, kw_only=True):
     tenants' whose jobs allow any, too."""
     long_command: Annotated[str, Meta(max_length=MAX_PACKED_CHARS)] | None = None
     """The words of a command beyond the bounds of `command`, packed (`penstock.model.commands`); None: `command` has them."""
+
+    retry_of: Identifier | None = None
+    """Id of the ended job of which this one is a further try."""
+    tied_to: Literal["follower"] | None = None
+    """`follower`: the job is cancelled when no follower has been connected for `tied_grace_ms`."""
+    tied_grace_ms: Annotated[int, Meta(ge=0, le=86_400_000)] = 300_000
 
     @property
     def argv(self) -> tuple[str, ...]:

@@ -27,6 +27,7 @@ WORKERS = 1  # a machine's cores belong to its jobs
 MAX_WAITING = 8  # tasks in the pool; beyond, `run` raises at once
 IDLE_S = 60.0  # then the workers end: an idle one holds 60 MiB
 CLOSED = -1  # index of the flag behind the workers' process ids
+SAFE_PATH = "PYTHONSAFEPATH"  # as the option -P; not for jobs, whose scripts import their neighbours
 LOCK_S = 1.0  # a worker that was killed while it wrote its id holds the lock for ever
 
 Arguments = ParamSpec("Arguments")
@@ -42,9 +43,19 @@ class WorkerDied(PenstockError):
 
 
 def start_fork_server() -> None:
-    """Starts the process that workers are forked from, 12 MiB; idempotent. It ends with this process."""
+    """Starts the process that workers are forked from, 12 MiB; idempotent. It ends with this process.
+
+    The library starts it by `python -c`, for which modules in the current folder, a user's, would come first.
+    """
     multiprocessing.set_forkserver_preload([])  # by default it would load the whole program
-    multiprocessing.forkserver.ensure_running()
+    before = os.environ.get(SAFE_PATH)
+    os.environ[SAFE_PATH] = "1"
+    try:
+        multiprocessing.forkserver.ensure_running()
+    finally:
+        del os.environ[SAFE_PATH]
+        if before is not None:
+            os.environ[SAFE_PATH] = before
 
 
 def _begin_worker(niceness: int, pids: "SynchronizedArray[int]") -> None:

@@ -7,13 +7,14 @@ The models of its sections are in `job_sections`.
 
 import re
 from collections.abc import Mapping
-from typing import Annotated, Any, NamedTuple
+from typing import Annotated, Any, Literal, NamedTuple
 
 from pydantic import AfterValidator, BaseModel, Discriminator, Field, Tag, ValidationError
 from pydantic_core import ErrorDetails
 
 from penstock.model import commands
 from penstock.model.gpu_names import counted_wrongly
+from penstock.model.job_ids import is_generated
 from penstock.model.types import (
     MAX_ENV_ENTRIES,
     MAX_WORKERS,
@@ -68,10 +69,19 @@ def _packed(sync: str) -> str:
     return sync
 
 
+def _no_id(name: str) -> str:
+    """Raises `ValueError`."""
+    if is_generated(name):
+        raise ValueError("has the form of a job's id; choose another name, such as one with a '-'")
+    return name
+
+
 class JobFile(Section):
     """A training job: what to run, not where."""
 
-    name: Name = Field("job", description="Name of the job, shown in tables.", examples=["resnet50"])
+    name: Annotated[Name, AfterValidator(_no_id)] = Field(
+        "job", description="Name of the job, shown in tables.", examples=["resnet50"]
+    )
     owner: Name = Field("unknown", description="Owner of the job.", examples=["alice"])
     command: list[str] = Field(
         min_length=1,
@@ -217,6 +227,17 @@ class JobFile(Section):
         description="Whose jobs may take turns with it on the same GPUs: `tenant`, only your own tenant's; `any`, also other tenants' that allow any, too.",
         examples=["any"],
     )
+    tied_to: Literal["follower"] | None = Field(
+        None,
+        description="`follower`: the job is cancelled when nobody has followed it (`submit`, `wait`) for `tied_grace`.",
+        examples=["follower"],
+    )
+    tied_grace: Duration = Field(
+        300_000,
+        le=86_400_000,
+        description="How long a tied job goes on without a follower.",
+        examples=["5m"],
+    )
     labels: dict[str, str] = Field(
         default_factory=dict,
         max_length=64,
@@ -264,6 +285,7 @@ class JobFile(Section):
                 "run_timeout_ms": self.run_timeout,
                 "deadline_ms": self.deadline,
                 "grace_ms": self.grace,
+                "tied_grace_ms": self.tied_grace,
             },
         )
 

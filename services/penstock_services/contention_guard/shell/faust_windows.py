@@ -53,7 +53,7 @@ class FaustWindows:
         """As `Windows`. Raises `ConfigurationError` where the changelog topic is not as it must be."""
         pipe = asyncio.subprocess.PIPE
         self._process = await asyncio.create_subprocess_exec(
-            sys.executable, "-m", PROCESS, stdin=pipe, stdout=pipe
+            sys.executable, "-P", "-m", PROCESS, stdin=pipe, stdout=pipe
         )
         assert self._process.stdin is not None
         assert self._process.stdout is not None

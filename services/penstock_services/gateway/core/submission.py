@@ -2,7 +2,6 @@
 
 import base64
 import json
-import re
 from collections import Counter
 from hashlib import sha256
 from typing import Any
@@ -13,6 +12,7 @@ from pydantic import ValidationError
 
 from penstock.model.codec import as_written, encode
 from penstock.model.external_events import JobSubmitted
+from penstock.model.job_ids import is_generated
 from penstock.model.types import JobSpec
 from penstock.model.validation import checked_json
 from penstock.redaction import unquoted
@@ -24,7 +24,6 @@ MAX_KEY_CHARS = 256
 SEPARATOR = "\x1f"  # between tenant and key
 KEYED_CHARS = 24  # 120 bits: two keys of one cell never collide
 RANDOM_BYTES = 7  # 56 bits after the millisecond
-GENERATED = re.compile(r"(k[0-9a-z]{24}|j[0-9a-z]{21})\Z")
 CROCKFORD = bytes.maketrans(b"ABCDEFGHIJKLMNOPQRSTUVWXYZ234567", b"0123456789abcdefghjkmnpqrstvwxyz")
 
 
@@ -55,11 +54,6 @@ def fresh_job_id(now_ms: int, random: bytes) -> str:
     return "j" + _base32(now_ms.to_bytes(6, "big") + random[:RANDOM_BYTES])
 
 
-def is_generated(job_id: str) -> bool:
-    """Whether the id has the form of those above: a client that chose it could take the job id of another tenant's key."""
-    return GENERATED.match(job_id) is not None
-
-
 def checked_key(key: str | None) -> str | None:
     """The idempotency key, if it is usable. Raises `Problem`."""
     if key is None:
@@ -83,7 +77,10 @@ def own_key(key: str) -> str:
 
 
 def owned(spec: JobSpec, tenant: str | None) -> JobSpec:
-    """The job with the caller's tenant as owner, for any value of its own field."""
+    """The job with the caller's tenant as owner, for any value of its own field. Raises `Problem` for a name that looks like an id."""
+    if is_generated(spec.name):
+        field = BadField("name", "has the form of a job's id", "choose another, such as one with a '-'")
+        raise invalid("this is no job", [field])
     return spec if tenant is None else msgspec.structs.replace(spec, owner=tenant)
 
 
@@ -179,6 +176,9 @@ def submission(job_id: str, spec: JobSpec) -> JobSubmitted:
 
 
 def spec_digest(spec: JobSpec) -> str:
-    """Equal for jobs with the same meaning, in any notation."""
-    canonical = json.dumps(as_written(spec), sort_keys=True, ensure_ascii=False)
+    """Equal for jobs with the same meaning, in any notation, and however long they are followed."""
+    written = {
+        name: value for name, value in as_written(spec).items() if name not in ("tied_to", "tied_grace_ms")
+    }
+    canonical = json.dumps(written, sort_keys=True, ensure_ascii=False)
     return sha256(canonical.encode(errors="surrogatepass")).hexdigest()

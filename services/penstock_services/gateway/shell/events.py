@@ -18,6 +18,8 @@ from penstock.model.external_events import (
     JobReleaseRequested,
     JobSubmitted,
 )
+from penstock.model.job_ids import is_generated
+from penstock.model.speakers import Speaker, speaker_of
 from penstock.model.topics import INPUT_TOPICS, MAX_PLAN_BYTES, Topic
 from penstock.model.types import MAX_JOB_ID_CHARS
 from penstock.runtime.tracing.context import well_formed
@@ -32,7 +34,7 @@ from penstock_services.gateway.core.cloudevents import (
     structured,
 )
 from penstock_services.gateway.core.problems import BadField, Problem, invalid
-from penstock_services.gateway.core.submission import is_generated, owned
+from penstock_services.gateway.core.submission import owned
 from penstock_services.gateway.shell.gateway import Gateway, answer, content_type, gateway_of, read_body
 from penstock_services.gateway.shell.jobs import as_asked_by, find_job
 from penstock_services.gateway.shell.roles import caller_of, needs
@@ -116,6 +118,10 @@ async def _permitted(gateway: Gateway, caller: Caller, envelope: Envelope) -> En
     if isinstance(event, JobCommandRun):
         raise Problem(
             403, "gateways_event", f"{what} is refused: POST /v1/jobs/ID/exec runs and records commands"
+        )
+    if speaker_of(event) is Speaker.GATEWAY:
+        raise Problem(
+            403, "gateway_events", f"{what} is refused: a gateway reports its own connections alone"
         )
     if isinstance(event, JobSubmitted):
         caller.demand(what, Role.SUBMIT)

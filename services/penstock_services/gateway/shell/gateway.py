@@ -1,6 +1,8 @@
 """Dependencies of every request handler (log, store, replica, worker pools), and the helpers that handlers share."""
 
 import asyncio
+import secrets
+import time
 from dataclasses import dataclass, field
 from typing import Any
 from weakref import WeakValueDictionary
@@ -13,6 +15,7 @@ from penstock.log.port import Log
 from penstock.runtime.pool import WorkerPool
 from penstock.runtime.settings import Settings
 from penstock.runtime.tracing.tracer import Tracing
+from penstock_services.gateway.core.followers import Followers
 from penstock_services.gateway.core.problems import CONTENT_TYPE, Problem
 from penstock_services.gateway.shell.alarms import FRESH_RECORDS, Alarms
 from penstock_services.gateway.shell.appender import Appender
@@ -59,6 +62,8 @@ class Gateway:
     marking: "set[asyncio.Future[None]]" = field(default_factory=set)
     """Keys that are being marked as done, and ends of commands that are being recorded; referenced here so
     that they are not garbage-collected."""
+    followers: Followers = field(init=False)
+    """Streams by which pipelines follow the jobs that are tied to them."""
     streams: int = 0
     log_streams: int = 0
     connections: dict[str, object] = field(default_factory=dict)
@@ -67,6 +72,7 @@ class Gateway:
     """Node whose connection has just broken → the task that reports it, unless the node reconnects in time."""
 
     def __post_init__(self) -> None:
+        self.followers = Followers(f"gateway-{secrets.token_hex(8)}", time.monotonic())
         differences = Differences(self.log, self.settings.cell_index, self.follower)
         self.alarms = Alarms(self.follower, self._decides_again, differences)
 

@@ -311,7 +311,7 @@ async def job(job_id: str, request: Request) -> Response:
 
     `stages`: the stage times of similar jobs' iterations (`penstock.stages.profiled`); null where none was measured, and once it has ended.
     `shares_gpus_with`: ids of jobs that hold parts of the same GPUs, or take turns on them, sorted; `group`: as `GET /v1/groups` lists it, `waits`: its
-    last report of waiting for turns, both null for a job in no group.
+    last report of waiting for turns, both null for a job in no group. `unfollowed_ms`: since when a job with `tied_to` has had no follower; null: it has one.
     """
     gateway = gateway_of(request)
     found = await find_job(gateway, job_id)
@@ -325,6 +325,7 @@ async def job(job_id: str, request: Request) -> Response:
     more["group"] = None if live is None else await groups.of_job(gateway, live)
     more["waits"] = None if live is None else await groups.waits_of(gateway, live)
     more["shares_gpus_with"] = [] if live is None else list(live.sharing.jobs)
+    more["unfollowed_ms"] = None if live is None else live.unfollowed_ms
     more["now_ms"] = gateway.follower.now_ms()
     return answer(job_for(caller_of(request), found | more))
 

@@ -23,6 +23,7 @@ from penstock_services.gateway.shell.app import build_app
 from penstock_services.gateway.shell.appender import Appender
 from penstock_services.gateway.shell.connections import report_missing
 from penstock_services.gateway.shell.follower import Follower
+from penstock_services.gateway.shell.followers import report
 from penstock_services.gateway.shell.gateway import Gateway
 from penstock_services.gateway.shell.log_reader import LogReader
 from penstock_services.gateway.shell.options import Options, is_loopback
@@ -177,7 +178,9 @@ async def _serve(
             serving = asyncio.ensure_future(server.serve(sockets=[listener]))
             await asyncio.sleep(0)
             ready.set()
-            beside += map(asyncio.ensure_future, (report_missing(gateway), gateway.alarms.watch()))
+            beside += map(
+                asyncio.ensure_future, (report_missing(gateway), gateway.alarms.watch(), report(gateway))
+            )
             host, port = listener.getsockname()[:2]
             logger.info("listening on %s://%s:%s", "http" if tls is None else "https", host, port)
             await asyncio.wait({following, serving}, return_when=asyncio.FIRST_COMPLETED)

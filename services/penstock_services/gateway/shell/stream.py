@@ -5,13 +5,15 @@ event once, in order. Without a `Last-Event-ID` the first frame, which has no ev
 stream begins, since the connection may break before the first event. Nothing is polled: the projector's commit wakes the streams.
 """
 
-from collections.abc import AsyncIterator
+import time
+from collections.abc import AsyncIterator, Collection
 from typing import Annotated
 
 import orjson
 from asyncpg import Record
 from fastapi import APIRouter, Query, Request
 from fastapi.responses import StreamingResponse
+from pydantic import Field
 
 from penstock.runtime.race import first_of
 from penstock_services.gateway.core.access import Caller, Role
@@ -19,12 +21,14 @@ from penstock_services.gateway.core.cursor import MAX_N, MAX_SEQ, Cursor, read_c
 from penstock_services.gateway.core.problems import BadField, Problem, invalid
 from penstock_services.gateway.core.visible import event_for, sees_all
 from penstock_services.gateway.shell.gateway import Gateway, gateway_of
+from penstock_services.gateway.shell.jobs import find_job
 from penstock_services.gateway.shell.roles import caller_of, needs
 
 router = APIRouter(prefix="/v1", tags=["events"])
 
 PAGE = 500
 MAX_STREAMS = 256
+MAX_FOLLOWED = 256  # jobs of one stream: their ids fit the 64 KiB of a request's head
 QUIET_S = 25.0  # a comment after so long without an event, so that both ends detect a dead connection
 RECONNECT_MS = 500
 
@@ -39,9 +43,19 @@ async def stream(
     until: Annotated[
         int | None, Query(ge=0, le=MAX_SEQ, description="End after this record, instead of never")
     ] = None,
+    follows: Annotated[
+        list[Annotated[str, Field(max_length=128)]] | None,
+        Query(max_length=MAX_FOLLOWED, description="Jobs of which this stream is the follower (`tied_to`)"),
+    ] = None,
 ) -> StreamingResponse:
-    """Events from now on, or from `Last-Event-ID` on; for ever, or until a record."""
+    """Events from now on, or from `Last-Event-ID` on; for ever, or until a record.
+
+    A job with `tied_to: follower` lives as long as a stream names it in `follows`, and its `tied_grace_ms` longer.
+    """
     gateway = gateway_of(request)
+    for job_id in follows or ():
+        row = await find_job(gateway, job_id)
+        caller_of(request).demand_tenant(row["owner"], f"to follow job {job_id}, which")
     if gateway.streams >= MAX_STREAMS:
         raise Problem(429, "overloaded", f"{gateway.streams} streams are open already", retry_after_s=5)
     text, name = request.headers.get("last-event-id"), "Last-Event-ID"
@@ -50,7 +64,15 @@ async def stream(
     cursor = await _start(gateway, None if text is None else read_cursor(text, name), name)
     lead = f"id: {cursor.seq}.{cursor.n}\n" if text is None else ""
     return StreamingResponse(
-        _frames(gateway, caller_of(request), cursor, job, MAX_SEQ if until is None else until, lead),
+        _frames(
+            gateway,
+            caller_of(request),
+            cursor,
+            job,
+            MAX_SEQ if until is None else until,
+            lead,
+            dict.fromkeys(follows or ()),
+        ),
         media_type="text/event-stream",
         headers={"Cache-Control": "no-store", "X-Accel-Buffering": "no"},
     )
@@ -83,10 +105,21 @@ def _frame(caller: Caller, row: Record) -> bytes:
 
 
 async def _frames(
-    gateway: Gateway, caller: Caller, cursor: Cursor, job_id: str | None, until: int, lead: str
+    gateway: Gateway,
+    caller: Caller,
+    cursor: Cursor,
+    job_id: str | None,
+    until: int,
+    lead: str,
+    follows: Collection[str],
 ) -> AsyncIterator[bytes]:
-    """Frames, the first one with `lead`, until the client leaves, the gateway stops, or all of record `until` is sent."""
+    """Frames, the first one with `lead`, until the client leaves, the gateway stops, or all of record `until` is sent.
+
+    Meanwhile the stream is the follower of the jobs `follows`.
+    """
     gateway.streams += 1
+    gateway.followers.opened(follows, stream := object())
+    gateway.follower.wake()
     try:
         yield f"{lead}retry: {RECONNECT_MS}\n\n".encode()
         while not gateway.stopping.is_set():
@@ -106,3 +139,5 @@ async def _frames(
         return  # the database is down: the client reconnects with its Last-Event-ID
     finally:
         gateway.streams -= 1
+        gateway.followers.closed(follows, stream, time.monotonic())
+        gateway.follower.wake()

@@ -2,21 +2,25 @@
 
 import asyncio
 import secrets
+from collections.abc import Sequence
 from typing import Annotated, Any
 
+import orjson
 from fastapi import APIRouter, Query, Request
 from fastapi.responses import Response
+from msgspec.structs import replace
 
 from penstock.clock import wall_ms
 from penstock.ledger.job_state import JobState
 from penstock.ledger.views import job_row
 from penstock.model.external_events import JobSubmitted
 from penstock.model.types import JobSpec
+from penstock.model.validation import checked
 from penstock.runtime.tracing.context import well_formed
 from penstock.sdk.job_warnings import Doubt, warnings_of
 from penstock_services.gateway.core.access import Role
 from penstock_services.gateway.core.impossible import impossible
-from penstock_services.gateway.core.problems import BadField, Problem
+from penstock_services.gateway.core.problems import BadField, Problem, invalid
 from penstock_services.gateway.core.submission import (
     checked_key,
     fresh_job_id,
@@ -34,7 +38,7 @@ from penstock_services.gateway.shell.absent_folders import absent_folders
 from penstock_services.gateway.shell.code import refuse_missing
 from penstock_services.gateway.shell.deadlines import at_submission
 from penstock_services.gateway.shell.gateway import Gateway, answer, content_type, gateway_of, read_body
-from penstock_services.gateway.shell.jobs import accepted, append_event, find_job
+from penstock_services.gateway.shell.jobs import accepted, append_event, cancel, find_job
 from penstock_services.gateway.shell.roles import caller_of, needs
 from penstock_services.gateway.shell.store import Key
 
@@ -73,6 +77,11 @@ SPEC_BODY: dict[str, Any] = {
 }
 
 
+KEY: dict[str, Any] = {
+    "parameters": [
+        SPEC_BODY["parameters"][0] | {"required": True, "description": "The key of the job's submission."}
+    ]
+}
 ACCEPTED: dict[str, Any] = {"application/json": {"schema": {"$ref": "#/components/schemas/Accepted"}}}
 ANSWERS: dict[int | str, dict[str, Any]] = {
     202: {"description": "It is in the log.", "content": ACCEPTED},
@@ -80,6 +89,16 @@ ANSWERS: dict[int | str, dict[str, Any]] = {
         "description": "A repetition: this key and job were seen before. Or, with `dry_run`, what is expected.",
         "content": {"application/json": {"schema": {"$ref": "#/components/schemas/AcceptedOrExpected"}}},
     },
+}
+
+
+NOTHING: dict[str, Any] = {
+    "type": "object",
+    "properties": {name: {"type": ["string", "null"]} for name in ("job_id", "outcome")},
+}
+KEYS_ANSWERS: dict[int | str, dict[str, Any]] = {
+    202: ANSWERS[202],
+    200: {"description": "Nothing is to be cancelled.", "content": {"application/json": {"schema": NOTHING}}},
 }
 
 
@@ -113,6 +132,75 @@ async def submit(
     doubts = await _doubts(gateway, spec)
     if dry_run:
         return answer(await admission.dry_run(gateway, spec, doubts))
+    return await _submitted(gateway, spec, key, tenant, caller, doubts, strict_deadline=strict_deadline)
+
+
+@router.post(
+    "/{job_id}/retry",
+    status_code=202,
+    responses={number: ANSWERS[number] for number in (200, 202)},
+    openapi_extra={"parameters": SPEC_BODY["parameters"]},
+    dependencies=[needs(Role.SUBMIT)],
+)
+async def retry(job_id: str, request: Request) -> Response:
+    """Submit a job that has ended once more: the same spec under a new id, with the old id in `retry_of`, tied to no follower.
+
+    202, and 200 for a known key, as of a submission; 409 for a job that has not ended.
+    """
+    gateway, tenant = gateway_of(request), caller_of(request).tenant
+    key = checked_key(request.headers.get("idempotency-key"))
+    job = await find_job(gateway, job_id)
+    if tenant not in (None, job["owner"]):
+        detail = f"job {job_id} belongs to {job['owner']}, and this token submits for {tenant}; use a token of {job['owner']}"
+        raise Problem(403, "other_tenant", detail)
+    if job["outcome"] is None:
+        detail = f"job {job_id} has not ended ({job['status']}); wait for its end, or cancel it first"
+        raise Problem(409, "job_not_ended", detail)
+    fields = orjson.loads(orjson.dumps(job["spec"]))
+    spec = replace(checked(JobSpec, fields, unknown="ignore"), retry_of=job_id, tied_to=None)
+    refuse_missing(gateway, tenant, spec)
+    caller, doubts = well_formed(request.headers.get("traceparent")), await _doubts(gateway, spec)
+    return await _submitted(gateway, spec, key, tenant, caller, doubts)
+
+
+@router.post(
+    "/cancel",
+    status_code=202,
+    responses=KEYS_ANSWERS,
+    openapi_extra=KEY,
+    dependencies=[needs(Role.SUBMIT, Role.OPERATE)],
+)
+async def cancel_of_key(request: Request) -> Response:
+    """Ask for the job of an Idempotency-Key to be stopped; body as of `POST /v1/jobs/ID/cancel`.
+
+    200 where nothing is to be cancelled: `job_id` is null for a key that was never used, else the job has ended.
+    """
+    gateway, tenant = gateway_of(request), caller_of(request).tenant
+    key = checked_key(request.headers.get("idempotency-key"))
+    if key is None:
+        field = BadField("Idempotency-Key", "is missing", "send the header, or name the job in the path")
+        raise invalid("no job is named", [field])
+    key = tenants_key(tenant, key)
+    job_id = keyed_job_id(gateway.settings.cell, key)
+    async with gateway.submitting.setdefault(key, asyncio.Lock()):  # a submission that is under way
+        exists = await _exists(gateway, job_id)
+    outcome = (await find_job(gateway, job_id))["outcome"] if exists else None
+    if not exists or outcome is not None:
+        return answer({"job_id": job_id if exists else None, "outcome": outcome})
+    return await cancel(job_id, request)
+
+
+async def _submitted(
+    gateway: Gateway,
+    spec: JobSpec,
+    key: str | None,
+    tenant: str | None,
+    caller: str | None,
+    doubts: Sequence[Doubt],
+    *,
+    strict_deadline: bool = False,
+) -> Response:
+    """The acknowledgement, once the submission is in the log. `caller`: the submitter's trace context."""
     key = None if key is None else tenants_key(tenant, key)
     job_id = (
         fresh_job_id(wall_ms(), secrets.token_bytes(7))

@@ -75,7 +75,7 @@ class Attempts:
         match job.stop_reason:
             case "cancelled":
                 yield ledger_events.JobEnded(
-                    job_id=job.job_id, outcome="cancelled", reason="stopped on request"
+                    job_id=job.job_id, outcome="cancelled", reason=job.stop_detail or "stopped on request"
                 )
             case "run_timeout":
                 yield ledger_events.JobEnded(
@@ -154,6 +154,19 @@ class Attempts:
         """It would not fit even the empty cell: no job waits behind it, and it ends unless a suitable node joins in time."""
         yield ledger_events.JobFoundUnschedulable(job_id=job.job_id, reason=reason[:MAX_TEXT])
         yield timer(state, job.job_id, "unschedulable", self._grace_ms)
+
+    @staticmethod
+    def run_timeout(state: CellState, job: JobState | None) -> Iterator[Event]:
+        """All tasks of the job may run: its run time-out begins."""
+        if job is not None and job.status is JobStatus.RUNNING and job.spec.run_timeout_ms is not None:
+            yield timer(state, job.job_id, "run_timeout", job.spec.run_timeout_ms, job.attempt)
+
+    @staticmethod
+    def waits_on(state: CellState, job: JobState) -> Iterator[Event]:
+        """Some nodes have not answered the order to start it: the rest of its queue time-out runs."""
+        if job.spec.queue_timeout_ms is not None and job.queued_ms is not None:
+            left_ms = job.queued_ms + job.spec.queue_timeout_ms - state.now_ms
+            yield timer(state, job.job_id, "queue_timeout", max(0, left_ms), job.attempt)
 
     @staticmethod
     def queue_timeout(state: CellState, job: JobState) -> Iterator[Event]:

@@ -45,13 +45,14 @@ def wake_up(state: CellState, at_ms: int) -> ledger_events.TimerSet:
     return timer(state, "cell", "place_more", at_ms - state.now_ms)
 
 
-def stop(state: CellState, job: JobState, reason: Any) -> Iterator[Event]:
+def stop(state: CellState, job: JobState, reason: Any, detail: str = "") -> Iterator[Event]:
     """With the job's own grace between SIGTERM and SIGKILL; nodes that can be probed have to answer."""
     yield ledger_events.StopDecided(
         job_id=job.job_id,
         attempt=job.attempt,
         reason=reason,
         grace_ms=job.spec.grace_ms,
+        detail=detail,
     )
     yield from stop_deadline(state, job)
 

@@ -18,6 +18,7 @@ from penstock.ledger.state import CellState
 from penstock.model import external_events, ledger_events
 from penstock.model.estimates import EtaEstimated, JobEstimated
 from penstock.model.event import Event
+from penstock.model.followers import FollowerChanged
 from penstock.model.ledger_events import PlacementExplanation
 from penstock.model.proposals import CoresProposed, MigrationProposed, PlanProposed, ThrottleProposed
 from penstock.model.settings import PlacerSettings
@@ -35,6 +36,7 @@ from penstock.policies.validate_groups import comes_back_to_queue
 from penstock_services.placer.core import (
     adjustments,
     evidence,
+    followers,
     lease,
     making_way,
     moves,
@@ -55,7 +57,6 @@ from penstock_services.placer.core.common import (
     request_plan,
     start_deadline,
     stop,
-    timer,
 )
 from penstock_services.placer.core.membership import Membership
 from penstock_services.placer.core.plans import carry_out_plan
@@ -117,8 +118,8 @@ class Decider:
     def _submitted(
         self, state: CellState, event: external_events.JobSubmitted | external_events.JobReleaseRequested
     ) -> Iterator[Event]:
-        job = state.jobs[event.job_id]
-        yield from self.attempts.queue_timeout(state, job)
+        yield from self.attempts.queue_timeout(state, job := state.jobs[event.job_id])
+        yield from followers.submitted(state, event)
         if job.in_line:
             yield from self._arrived(state, job)
 
@@ -130,7 +131,7 @@ class Decider:
     def _cancel(self, state: CellState, event: external_events.JobCancelRequested) -> Iterator[Event]:
         job = state.jobs[event.job_id]
         if job.status in HOLDING:
-            yield from stop(state, job, "cancelled")
+            yield from stop(state, job, "cancelled", event.reason)
             return
         matters = state.head_of_queue() is job or job.job_id in state.planned
         yield ledger_events.JobEnded(job_id=job.job_id, outcome="cancelled", reason=event.reason)
@@ -324,8 +325,7 @@ class Decider:
     def _started(self, state: CellState, event: external_events.TaskStarted) -> Iterator[Event]:
         job = job_of_task(state, event.node_id, event.task_id)
         yield from evidence.started(state, job, event.node_id)
-        if job is not None and job.status is JobStatus.RUNNING and job.spec.run_timeout_ms is not None:
-            yield timer(state, job.job_id, "run_timeout", job.spec.run_timeout_ms, job.attempt)
+        yield from self.attempts.run_timeout(state, job)
         if state.nodes[event.node_id].status is NodeStatus.SUSPECT:
             yield from self._node_recovered(state, event.node_id)
             yield from self._freed(state)
@@ -449,10 +449,10 @@ class Decider:
             case "run_timeout" if job.status is JobStatus.RUNNING:
                 yield from stop(state, job, "run_timeout")
             case "launch_timeout" if job.status is JobStatus.LAUNCHING:
-                silent = yield from lease.unanswered(state, job, TaskStatus.ASSIGNED, "start")
-                if silent and job.spec.queue_timeout_ms is not None and job.queued_ms is not None:
-                    left_ms = job.queued_ms + job.spec.queue_timeout_ms - state.now_ms  # it waits on
-                    yield timer(state, job.job_id, "queue_timeout", max(0, left_ms), job.attempt)
+                if (yield from lease.unanswered(state, job, TaskStatus.ASSIGNED, "start")):
+                    yield from self.attempts.waits_on(state, job)
+            case "follower" if (gone := followers.gone(job)) is not None:
+                yield from self._cancel(state, gone)
             case promises.TURNS:
                 yield from promises.due(state, self.profile, job)
             case "adjustment":
@@ -472,6 +472,7 @@ CHOICES: Mapping[type[Event], Callable[[Decider, CellState, Any], Iterator[Event
         external_events.JobSubmitted: Decider._submitted,
         JobEstimated: Decider._estimated,
         external_events.JobCancelRequested: Decider._cancel,
+        FollowerChanged: lambda _, state, event: followers.changed(state, event),
         external_events.JobHoldRequested: lambda decider, state, _: decider._freed(state),
         external_events.JobReleaseRequested: Decider._submitted,
         external_events.JobCheckpointRequested: lambda _, state, event: asked_to_save(state, event),

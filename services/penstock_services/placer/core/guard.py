@@ -17,6 +17,7 @@ from penstock.model import external_events, ledger_events
 from penstock.model.adjustments import TaskAdjusted
 from penstock.model.estimates import EtaEstimated, JobEstimated
 from penstock.model.event import Event
+from penstock.model.followers import FollowerChanged
 from penstock.model.nodes import NodeSpec
 from penstock.model.transitions import JobStatus, NodeStatus, TaskStatus
 from penstock.model.types import MAX_JOB_ID_CHARS, JoinRefusal
@@ -96,6 +97,17 @@ def _command_run(state: CellState, event: external_events.JobCommandRun) -> str 
     if job is None:
         return None if event.job_id in state.ended else "unknown_job"
     return None if event.tenant in (None, job.spec.owner) else "other_tenant"
+
+
+def _follower(state: CellState, event: FollowerChanged) -> str | None:
+    job = state.jobs.get(event.job_id)
+    if job is None:
+        return "job_ended" if event.job_id in state.ended else "unknown_job"
+    if job.spec.tied_to is None:
+        return "not_tied"
+    if event.after < job.followed_seq:
+        return "old_report"
+    return None if event.connected == (job.follower != event.gateway) else "already_reported"
 
 
 def _release(state: CellState, event: external_events.JobReleaseRequested) -> str | None:
@@ -309,6 +321,7 @@ GUARDS: Mapping[type[Event], Callable[[CellState, Any], str | None]] = MappingPr
         external_events.JobSubmitted: _submitted,
         JobEstimated: _estimated,
         external_events.JobCancelRequested: _cancel,
+        FollowerChanged: _follower,
         external_events.JobHoldRequested: _hold,
         external_events.JobReleaseRequested: _release,
         external_events.JobCheckpointRequested: _save,

@@ -1,0 +1,121 @@
+"""Pipelines that are cancelled, or whose runner is lost, leave no job behind; one that tries a step again gets a new job."""
+
+import asyncio
+import random
+import signal
+import subprocess
+from contextlib import suppress
+from typing import Any
+
+import pytest
+
+from penstock.model.followers import PIPELINE_GONE
+from tests.e2e.conftest import ENDLESS, Installation, listed
+from tests.support.command_process import PENSTOCK, ROOT
+from tests.support.waiting import await_until, wait_until
+
+pytestmark = pytest.mark.postgres
+
+AT_ONCE = 5
+SURE_CHUNKS = 9
+"""A look, the submission, a look at the job, the stream: each has a request and an answer, and the stream frames."""
+GITLAB = {"CI": "true", "CI_SERVER_HOST": "gitlab.acme"}
+
+
+def ended(up: Installation, job_id: str) -> dict[str, Any]:
+    return up.gateway.until_ended(job_id)
+
+
+def until_running(up: Installation, name: str, process: "subprocess.Popen[str]") -> str:
+    """The id of the job of this name, once it runs."""
+
+    def found() -> str:
+        assert process.poll() is None, process.communicate()
+        jobs = listed(up, "get", "jobs", "--name", name)["jobs"]
+        return str(jobs[0]["job_id"]) if jobs and jobs[0]["status"] == "running" else ""
+
+    return wait_until(found, name)
+
+
+def test_a_runner_that_hangs_up_cancels_its_job_and_a_killed_one_leaves_it_to_the_cell(
+    up: Installation,
+) -> None:
+    """No flag is given: it is so in CI. The job of a killed command ends after its grace, with the reason."""
+    for stop, reason in ((signal.SIGHUP, "its submit was interrupted"), (signal.SIGKILL, PIPELINE_GONE)):
+        name = f"stopped-by-{stop.name.lower()}"
+        line = ("submit", "-q", "--tied-grace", "1s", "--name", name, "--", *ENDLESS)
+        process = subprocess.Popen(
+            [*PENSTOCK, *line], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, cwd=ROOT,
+            env={**up.env, **GITLAB, "CI_JOB_ID": name, "PENSTOCK_SERVER": up.url},
+        )  # fmt: skip
+        job_id = until_running(up, name, process)
+        process.send_signal(stop)
+        process.communicate()
+        found = ended(up, job_id)
+        assert (found["outcome"], found["reason"].startswith(reason)) == ("cancelled", True), found["reason"]
+    again = up.run("submit", "-d", *line[2:], **GITLAB, CI_JOB_ID=name)
+    assert f"{job_id} has ended (cancelled: {PIPELINE_GONE}" in again.stderr, "the step is tried again"
+    assert up.run("cancel", again.stdout.strip()).returncode == 0
+
+
+def test_a_step_that_is_tried_again_runs_again(up: Installation) -> None:
+    """`retry(3)` around a step whose data could not be fetched: the variables of CI stay the same."""
+    marker = up.home / "tmp" / "marker"
+    script = f"test -e {marker} && echo second try works || {{ touch {marker}; exit 3; }}"
+    line = ("submit", "--gpus", "0", "--name", "flaky", "--", "sh", "-c", script)
+    first, second, third = (up.run(*line, **GITLAB, CI_JOB_ID="99") for _ in range(3))
+    marker.unlink()
+    assert [done.returncode for done in (first, second, third)] == [10, 0, 0], second.stderr
+    assert "second try works" in second.stdout
+    assert "already submitted" in third.stderr
+    jobs = listed(up, "get", "jobs", "--name", "flaky")["jobs"]
+    assert [job["spec"]["retry_of"] for job in jobs] == [jobs[1]["job_id"], None]
+    by_hand = up.run("retry", jobs[1]["job_id"])
+    assert up.run("wait", by_hand.stdout.strip()).returncode == 10, "its marker is gone, too"
+    marker.unlink()
+
+
+async def killed_at(up: Installation, chunk: int, name: str) -> None:
+    """A pipeline is killed when this chunk, of either direction, passes between it and the gateway."""
+    host, _, port = up.url.removeprefix("http://").partition(":")
+    seen = 0
+
+    async def forward(source: asyncio.StreamReader, to: asyncio.StreamWriter) -> None:
+        nonlocal seen
+        with suppress(OSError):
+            while data := await source.read(65_536):
+                seen += 1
+                if seen == chunk:
+                    process.kill()
+                to.write(data)
+                await to.drain()
+        to.close()
+
+    async def serve(here: asyncio.StreamReader, back: asyncio.StreamWriter) -> None:
+        there, on = await asyncio.open_connection(host, port)
+        await asyncio.gather(forward(here, on), forward(there, back))
+
+    async with await asyncio.start_server(serve, "127.0.0.1", 0) as server:
+        url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+        line = ("submit", "-q", "--tied", "--tied-grace", "1s", "--gpus", "0", "--name", name, "--", *ENDLESS)
+        process = await asyncio.create_subprocess_exec(
+            *PENSTOCK, *line, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, cwd=ROOT,
+            env={**up.env, "PENSTOCK_SERVER": url},
+        )  # fmt: skip
+        assert await process.wait() == -signal.SIGKILL
+
+
+@pytest.mark.parametrize("kills", [4, pytest.param(100, marks=pytest.mark.slow)])
+async def test_pipelines_that_are_killed_at_any_moment_leave_no_job(up: Installation, kills: int) -> None:
+    """Before the submission, between its answer and the stream, while the job queues or runs: kill -9, no signal for the client."""
+    chance, name = random.Random(kills), f"killed-{kills}"
+    for first in range(0, kills, AT_ONCE):
+        number = min(AT_ONCE, kills - first)
+        await asyncio.gather(*(killed_at(up, chance.randint(1, SURE_CHUNKS), name) for _ in range(number)))
+
+    def jobs() -> list[dict[str, Any]]:
+        return list(listed(up, "get", "jobs", "--name", name, "--limit", "1000")["jobs"])
+
+    await await_until(lambda: all(job["outcome"] for job in jobs()), lambda: f"the ends of {jobs()}")
+    assert len(jobs()) > kills // 4, "so many had come so far that they submitted their job"
+    assert {job["reason"].partition(" since ")[0] for job in jobs()} == {PIPELINE_GONE}
