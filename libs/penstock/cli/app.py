@@ -228,7 +228,7 @@ PANELS: Mapping[str, Mapping[str, Entry]] = MappingProxyType({
                     "penstock node uncordon node-1",
                 ),
             ),
-            "uncordon": Entry("Use a node again: end a cordon, a drain, or the suspicion after jobs failed there.", "penstock.cli.node:uncordon"),
+            "uncordon": Entry("Use a node again: end a cordon, a drain with it, and the suspicion after jobs failed there.", "penstock.cli.node:uncordon"),
             "fence": Entry(
                 "Declare a machine dead for certain: its jobs are placed elsewhere at once.",
                 "penstock.cli.node:fence",

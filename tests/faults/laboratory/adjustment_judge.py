@@ -2,11 +2,12 @@
 
 Rule `adjust`: a program is only ever given what was decided for it, and nothing older than what it has; a program starts on
 cores that nobody else is on, and is moved to none but those that their users had given up before; a node reports as done only
-what is done; and when it is calm everybody soon has what the ledger says. Left out are programs that are being stopped or are
+what is done; and when it is calm everybody soon has what the ledger says. Beside its own cores a program whose job named no number
+may have cores that nobody was given. Left out are programs that are being stopped or are
 not of this history, and those whose cores the kernel has refused to change.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from tests.faults.laboratory.adjuster import NAME as GUARD
@@ -94,7 +95,7 @@ class AdjustmentJudge:
             return
         least = max(self._obeyed[process], fact["order_token"])
         given = (cores for token, cores in self._history(process).items() if token >= least)
-        if not process.loose and list(process.cores) not in given:
+        if not process.loose and not any(self._has(process, cores) for cores in given):
             raise Violation(RULE, f"{fact} is reported; it has {process.cores} by {self._obeyed[process]}")
         self._obeyed[process] = least
 
@@ -103,10 +104,25 @@ class AdjustmentJudge:
         if not self._known(process):
             return max(least, process.key[1])
         for token, cores in sorted(self._history(process).items()):
-            if token >= least and tuple(cores) == process.cores:
+            if token >= least and self._has(process, cores):
                 return token
         at = f"{machine.node_id} gives {process.key} {process.cores}"
         raise Violation(RULE, f"{at}; it had them by {least}, and was given {self._history(process)}")
+
+    def _has(self, process: TaskProcess, cores: Sequence[int]) -> bool:
+        """Whether it has these, and no others unless nobody named their number: idle ones are lent."""
+        if tuple(cores) == process.cores:
+            return True
+        job = self._judge.book.job_of(process.key[0])
+        if job is None:
+            return False
+        named = job.spec.get("resources", {}).get("cores") is not None and ".ps" not in process.key[0]
+        return not named and process.cores[: len(cores)] == tuple(cores)
+
+    def _own(self, process: TaskProcess) -> set[int]:
+        """Its cores without those that are lent to it until somebody needs them."""
+        fitting = [set(cores) for cores in self._history(process).values() if self._has(process, cores)]
+        return max(fitting, key=len, default=set(process.cores))
 
     def _history(self, process: TaskProcess) -> dict[int, list[int]]:
         """Token → cores: at its placement, and at each change."""
@@ -118,7 +134,7 @@ class AdjustmentJudge:
         return first | changes.get(process.key, {})
 
     def _beside(self, machine: Machine, process: TaskProcess) -> list[TaskProcess]:
-        """Whom it shares a core with."""
+        """Who uses a core that is its own, as their own."""
         if not self._counts(process):
             return []
         return [
@@ -126,7 +142,7 @@ class AdjustmentJudge:
             for other in machine.processes.values()
             if other is not process
             and self._counts(other)
-            and set(other.cores) & set(process.cores)
+            and self._own(other) & self._own(process)
             and not self._judge.companions(process, other)
         ]
 
@@ -144,6 +160,20 @@ class AdjustmentJudge:
         for machine in self._judge.machines.values():
             for process in () if machine.silent else machine.processes.values():
                 self._look_at(machine, process, calm_s)
+                self._gives_back(machine, process, calm_s)
+
+    def _gives_back(self, machine: Machine, process: TaskProcess, calm_s: float) -> None:
+        """Cores that are lent to it are not for long another's own."""
+        lent = set(process.cores) - self._own(process)
+        for other in machine.processes.values() if lent and self._counts(process) else ():
+            since_s = max(calm_s, *(self._decided_s.get(found.key[1], 0.0) for found in (process, other)))
+            taken = lent & self._own(other)
+            if other is process or not taken or self._judge.world.now_s < since_s + OBEYED_WITHIN_S:
+                continue
+            if self._counts(other) and not self._judge.companions(process, other):
+                raise Violation(
+                    RULE, f"{machine.node_id}: {process.key} keeps {taken}, which {other.key} has"
+                )
 
     def _look_at(self, machine: Machine, process: TaskProcess, calm_s: float) -> None:
         judge, (task_id, token) = self._judge, process.key
