@@ -32,6 +32,7 @@ from penstock.model import external_events, ledger_events
 from penstock.model.adjustments import TaskAdjusted
 from penstock.model.amendments import AmendedFact, LedgerAmended
 from penstock.model.codec import as_written, encode
+from penstock.model.command_runs import JobCommandRun
 from penstock.model.estimates import (
     Bounds,
     EtaEstimated,
@@ -63,6 +64,7 @@ from penstock.model.proposals import (
     ReadVersion,
     ThrottleProposed,
 )
+from penstock.model.saves import SaveRefused
 from penstock.model.types import (
     Estimate,
     ResourceVector,
@@ -136,9 +138,7 @@ _JOBS_AND_ESTIMATES: tuple[Event, ...] = (
     external_events.JobHoldRequested(job_id=JOB, reason="its data are being copied", by="ops/on-call"),
     external_events.JobReleaseRequested(job_id=JOB, by="ops/on-call"),
     external_events.JobCheckpointRequested(job_id=JOB, reason="before the upgrade", by="ops/on-call"),
-    external_events.JobCommandRun(
-        job_id=JOB, task_id=WORKER, command="nvidia-smi -L", exit_code=0, by="ops/on-call"
-    ),
+    JobCommandRun(job_id=JOB, task_id=WORKER, command="nvidia-smi -L", exit_code=0, by="ops/on-call"),
 )
 
 _NODES: tuple[Event, ...] = (
@@ -169,7 +169,7 @@ _NODES: tuple[Event, ...] = (
         at_ms=START_MS + 20 * MINUTE_MS,
         path="checkpoints/epoch-1.npz",
     ),
-    external_events.SaveRefused(
+    SaveRefused(
         node_id=NODE,
         task_id=WORKER,
         token=TOKEN,

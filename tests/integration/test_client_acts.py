@@ -9,7 +9,8 @@ from penstock.client import AsyncClient, Checkpoint, Client, Conflict, TaskCores
 from penstock.model.adjustments import TaskAdjusted
 from penstock.model.envelope import Envelope
 from penstock.model.event import Event
-from penstock.model.external_events import SaveRefused, TaskCheckpointed
+from penstock.model.external_events import TaskCheckpointed
+from penstock.model.saves import SaveRefused
 from penstock.model.topics import Topic
 from penstock.model.types import JobSpec
 from tests.integration import test_client

@@ -13,7 +13,7 @@ import orjson
 import pytest
 import pytest_asyncio
 
-from penstock.model.external_events import JobCommandRun
+from penstock.model.command_runs import JobCommandRun
 from penstock.model.nodes import LogServer
 from penstock.model.topics import Topic
 from penstock.model.types import Environment, JobSpec

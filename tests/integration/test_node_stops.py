@@ -8,8 +8,9 @@ from pathlib import Path
 import pytest
 
 from infra.codegen.schemas import ROOT
-from penstock.model.external_events import SaveRefused, TaskCheckpointed, TaskExited, TaskStarted
+from penstock.model.external_events import TaskCheckpointed, TaskExited, TaskStarted
 from penstock.model.orders import CheckpointTask
+from penstock.model.saves import SaveRefused
 from penstock_services.node_reporter.options import Options
 from penstock_services.node_reporter.shell import cgroups
 from tests.support import node_fixtures

@@ -26,12 +26,12 @@ from penstock.model.external_events import (
     NodeUncordoned,
     OrderRefused,
     ProbeSent,
-    SaveRefused,
     TaskCheckpointed,
     TaskExited,
     TaskPhaseChanged,
     TaskStarted,
 )
+from penstock.model.saves import SaveRefused
 from penstock.model.topics import Topic
 from penstock.runtime.node_keys import NodeKeys, operators_code
 from penstock.runtime.settings import Settings

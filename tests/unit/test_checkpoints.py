@@ -13,11 +13,11 @@ from penstock.model.external_events import (
     JobCheckpointRequested,
     NodeJoined,
     NodeLeft,
-    SaveRefused,
     TaskCheckpointed,
 )
 from penstock.model.nodes import LogServer
 from penstock.model.orders import CheckpointSource, CheckpointTask, HandOverCheckpoint, StartTask
+from penstock.model.saves import SaveRefused
 from penstock_services.placer.core.orders import orders_of, start_orders
 from tests.support.driver import CellDriver, estimate, job_spec, kinds, node_spec
 

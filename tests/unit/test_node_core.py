@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from penstock.model.event import Event
-from penstock.model.external_events import OrderRefused, SaveRefused, TaskExited, TaskStarted
+from penstock.model.external_events import OrderRefused, TaskExited, TaskStarted
 from penstock.model.nodes import Gpu, NodeSpec
 from penstock.model.orders import (
     CheckpointTask,
@@ -19,6 +19,7 @@ from penstock.model.orders import (
     StopTask,
     pack_peers,
 )
+from penstock.model.saves import SaveRefused
 from penstock.model.types import TaskPlacement
 from penstock_services.node_reporter.core.actions import (
     AskToSave,

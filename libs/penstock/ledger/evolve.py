@@ -38,6 +38,7 @@ from penstock.model.followers import FollowerChanged
 from penstock.model.groups import GroupDecided, GroupDissolved
 from penstock.model.moves import JobConverged, MoveDecided, MoveGivenUp
 from penstock.model.plans import BatchWindowClosed, BatchWindowOpened, PlanAdopted
+from penstock.model.saves import SaveRefused
 from penstock.model.topics import Topic
 
 FOLD_VERSION = 44
@@ -168,7 +169,7 @@ HANDLERS: Mapping[type[Event], Callable[[CellState, Any], None]] = MappingProxyT
         external_events.TaskExited: evolve_tasks.task_exited,
         external_events.TaskPhaseChanged: evolve_nodes.counted(evolve_tasks.phase_changed),
         external_events.TaskCheckpointed: evolve_nodes.counted(evolve_tasks.task_checkpointed),
-        external_events.SaveRefused: evolve_nodes.counted(evolve_tasks.save_refused),
+        SaveRefused: evolve_nodes.counted(evolve_tasks.save_refused),
         external_events.CheckpointFetched: evolve_nodes.counted(evolve_tasks.checkpoint_fetched),
         external_events.StepsMeasured: evolve_nodes.counted(evolve_tasks.steps_measured),
         external_events.StagesMeasured: evolve_nodes.counted(lambda state, fact: None),

@@ -14,6 +14,7 @@ from penstock.ledger.promises import compare
 from penstock.ledger.state import CellState
 from penstock.ledger.timers import drop_timers
 from penstock.model import external_events, ledger_events
+from penstock.model.saves import SaveRefused
 from penstock.model.transitions import (
     TASK_TRANSITIONS,
     JobStatus,
@@ -84,7 +85,7 @@ def task_checkpointed(state: CellState, fact: external_events.TaskCheckpointed) 
     job.version += 1
 
 
-def save_refused(state: CellState, fact: external_events.SaveRefused) -> None:
+def save_refused(state: CellState, fact: SaveRefused) -> None:
     """The request is answered. Until it saves, the attempt of a job that saves by the SDK counts as one without checkpoints; a program that saves in
     a place of its own may do so on SIGTERM alone."""
     job = job_of_task(state, fact.node_id, fact.task_id)

@@ -13,10 +13,11 @@ from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from penstock import __version__
+from penstock.model.command_runs import JobCommandRun
 from penstock.model.distrust import NodeDistrusted, NodePutOnProbation, NodeTrusted
 from penstock.model.event import Event
-from penstock.model.external_events import JobCommandRun, SaveRefused
 from penstock.model.followers import FollowerChanged
+from penstock.model.saves import SaveRefused
 from penstock.model.types import Value
 
 ANY = "0.1.0"

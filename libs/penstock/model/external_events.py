@@ -113,28 +113,6 @@ class JobCheckpointRequested(Event, frozen=True, kw_only=True):
     """The caller may ask only jobs of this tenant; None: any job, as an operator may."""
 
 
-@event
-class JobCommandRun(Event, frozen=True, kw_only=True):
-    """A user ran a command in a running task: as it began, and as it ended, with `exit_code` or `problem`."""
-
-    TYPE = "penstock.job.command_run"
-    TOPIC = Topic.JOBS
-    OMITTED = ("exit_code", "problem", "by", "tenant")
-
-    job_id: Identifier
-    task_id: Identifier
-    command: ShortText
-    """As a shell would take it."""
-    exit_code: Annotated[int, Meta(ge=0, le=255)] | None = None
-    """None: it began, or its end is not known."""
-    problem: ShortText = ""
-    """Why its end is not known."""
-    by: ShortText = ""
-    """As `Operator`; empty: not known."""
-    tenant: Identifier | None = None
-    """The caller may run commands in jobs of this tenant; None: in any job, as an operator may."""
-
-
 class RunningTask(Value, frozen=True, kw_only=True):
     """A task that a node found alive when it (re)joined."""
 
@@ -337,18 +315,6 @@ class TaskCheckpointed(CountedTaskEvent, frozen=True, kw_only=True):
     """Time that saving took; training paused meanwhile."""
     shared: bool = False
     """Other nodes find it under the same name in their own folder of checkpoints."""
-
-
-@event
-class SaveRefused(CountedTaskEvent, frozen=True, kw_only=True):
-    """A running task was asked to save a checkpoint, or is being stopped, and no process of it saves: its work since the last checkpoint is lost with it."""
-
-    TYPE = "penstock.save.refused"
-    OMITTED = ("said",)
-
-    at_ms: Milliseconds
-    reason: ShortText
-    """With the remedy."""
 
 
 @event

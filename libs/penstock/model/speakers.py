@@ -12,8 +12,10 @@ from typing import NamedTuple
 from penstock.model import estimates, external_events, ledger_events, orders, proposals
 from penstock.model.adjustments import TaskAdjusted
 from penstock.model.amendments import LedgerAmended
+from penstock.model.command_runs import JobCommandRun
 from penstock.model.event import Event
 from penstock.model.followers import FollowerChanged
+from penstock.model.saves import SaveRefused
 
 
 class Speaker(StrEnum):
@@ -73,7 +75,7 @@ RULES: Mapping[type[Event], Rule] = MappingProxyType(
         external_events.JobHoldRequested: _OF_JOBS,
         external_events.JobReleaseRequested: _OF_JOBS,
         external_events.JobCheckpointRequested: _OF_JOBS,
-        external_events.JobCommandRun: _OF_JOBS,
+        JobCommandRun: _OF_JOBS,
         FollowerChanged: Rule(Speaker.GATEWAY, Subject.JOB),
         external_events.NodeJoined: _OF_ITSELF,
         external_events.NodeLeft: _OF_ITSELF,  # another proof than its own shutdown: an operator
@@ -87,7 +89,7 @@ RULES: Mapping[type[Event], Rule] = MappingProxyType(
         external_events.TaskStarted: _OF_ITS_TASKS,
         external_events.TaskPhaseChanged: _OF_ITS_TASKS,
         external_events.TaskCheckpointed: _OF_ITS_TASKS,
-        external_events.SaveRefused: _OF_ITS_TASKS,
+        SaveRefused: _OF_ITS_TASKS,
         external_events.CheckpointFetched: _OF_ITS_TASKS,
         external_events.StepsMeasured: _OF_ITS_TASKS,
         external_events.StagesMeasured: _OF_ITS_TASKS,

@@ -4,7 +4,8 @@ import msgspec
 import pytest
 
 from penstock.ledger.snapshot import dump, load
-from penstock.model.external_events import NodeCordoned, SaveRefused, TaskCheckpointed
+from penstock.model.external_events import NodeCordoned, TaskCheckpointed
+from penstock.model.saves import SaveRefused
 from penstock.model.types import Estimate, JobSpec
 from penstock.policies.explain import explain
 from penstock.policies.service import stop_cost_s

@@ -7,12 +7,12 @@ import orjson
 from fastapi import FastAPI
 from fastapi.openapi.utils import get_openapi
 
+from penstock.model.command_runs import JobCommandRun
 from penstock.model.envelope import MAX_ID_BYTES
 from penstock.model.event import REGISTRY, Event
 from penstock.model.external_events import (
     JobCancelRequested,
     JobCheckpointRequested,
-    JobCommandRun,
     JobHoldRequested,
     JobReleaseRequested,
     JobSubmitted,

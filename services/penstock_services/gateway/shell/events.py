@@ -9,11 +9,11 @@ from msgspec.structs import replace
 from penstock.clock import wall_ms
 from penstock.ledger.job_state import JobState
 from penstock.ledger.views import job_row
+from penstock.model.command_runs import JobCommandRun
 from penstock.model.envelope import Envelope, topic_of
 from penstock.model.external_events import (
     JobCancelRequested,
     JobCheckpointRequested,
-    JobCommandRun,
     JobHoldRequested,
     JobReleaseRequested,
     JobSubmitted,

@@ -12,7 +12,7 @@ from fastapi.responses import Response, StreamingResponse
 from msgspec.structs import replace
 
 from penstock.ledger.job_state import JobState, TaskState
-from penstock.model.external_events import JobCommandRun
+from penstock.model.command_runs import JobCommandRun
 from penstock.model.topics import MAX_EVENT_BYTES
 from penstock.model.types import MAX_TEXT
 from penstock_services.gateway.core.access import Role

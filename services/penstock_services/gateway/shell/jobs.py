@@ -16,11 +16,11 @@ from penstock.clock import wall_ms
 from penstock.ledger.job_state import HOLDING
 from penstock.ledger.stages import profile_of
 from penstock.ledger.views import Row, adjustments, checkpoint, fragment
+from penstock.model.command_runs import JobCommandRun
 from penstock.model.envelope import Envelope
 from penstock.model.external_events import (
     JobCancelRequested,
     JobCheckpointRequested,
-    JobCommandRun,
     JobHoldRequested,
     JobReleaseRequested,
     JobSubmitted,

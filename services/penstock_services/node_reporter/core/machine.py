@@ -30,7 +30,7 @@ from typing import Literal
 from msgspec.structs import replace
 
 from penstock import __version__
-from penstock.model.external_events import GpuFaulted, OrderRefused, SaveRefused, TaskExited, TaskStarted
+from penstock.model.external_events import GpuFaulted, OrderRefused, TaskExited, TaskStarted
 from penstock.model.nodes import GpuFault
 from penstock.model.orders import (
     AnswerJoin,
@@ -43,6 +43,7 @@ from penstock.model.orders import (
     StopTask,
     unpack_peers,
 )
+from penstock.model.saves import SaveRefused
 from penstock_services.node_reporter.core.actions import (
     AskToSave,
     Decision,

@@ -15,10 +15,12 @@ from penstock.ledger.node_state import NodeState
 from penstock.ledger.state import CellState
 from penstock.model import external_events, ledger_events
 from penstock.model.adjustments import TaskAdjusted
+from penstock.model.command_runs import JobCommandRun
 from penstock.model.estimates import EtaEstimated, JobEstimated
 from penstock.model.event import Event
 from penstock.model.followers import FollowerChanged
 from penstock.model.nodes import NodeSpec
+from penstock.model.saves import SaveRefused
 from penstock.model.transitions import JobStatus, NodeStatus, TaskStatus
 from penstock.model.types import MAX_JOB_ID_CHARS, JoinRefusal
 
@@ -91,7 +93,7 @@ def _save(state: CellState, event: external_events.JobCheckpointRequested) -> st
     return None if job.status is JobStatus.RUNNING else "not_running"
 
 
-def _command_run(state: CellState, event: external_events.JobCommandRun) -> str | None:
+def _command_run(state: CellState, event: JobCommandRun) -> str | None:
     """A command may end with its job."""
     job = state.jobs.get(event.job_id)
     if job is None:
@@ -325,12 +327,12 @@ GUARDS: Mapping[type[Event], Callable[[CellState, Any], str | None]] = MappingPr
         external_events.JobHoldRequested: _hold,
         external_events.JobReleaseRequested: _release,
         external_events.JobCheckpointRequested: _save,
-        external_events.JobCommandRun: _command_run,
+        JobCommandRun: _command_run,
         external_events.TaskStarted: _started,
         external_events.TaskExited: _exited,
         external_events.TaskPhaseChanged: _counted,
         external_events.TaskCheckpointed: _counted,
-        external_events.SaveRefused: _counted,
+        SaveRefused: _counted,
         external_events.CheckpointFetched: _counted,
         external_events.StepsMeasured: _counted,
         external_events.StagesMeasured: _counted,
