@@ -83,6 +83,15 @@ def test_idle_cores_are_shared_and_taken_back(world: World) -> None:
     assert world.cores["t1"] | world.cores["t2"] == set(range(8))
 
 
+def test_cores_that_were_lent_with_a_start_are_taken_back_when_they_are_needed_at_once(world: World) -> None:
+    """The first task has not reported its start when the second one is given all other cores."""
+    world.feed(OrderRead(start(1, (0,)), 1_000))
+    assert world.cores["t1"] == set(range(8))
+    world.run(start(2, (1, 2, 3, 4, 5, 6, 7), spare=False))
+    world.feed(Spawned("t1", 1, 42, 1_001, 1_001))
+    assert world.cores["t1"] == {0}
+
+
 def test_decided_cores_are_exact(world: World) -> None:
     """An operator, or the search for a training's cores, sets a number: nothing is lent beyond."""
     world.run(start(1, (0,)))

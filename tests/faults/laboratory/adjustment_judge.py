@@ -75,12 +75,12 @@ class AdjustmentJudge:
     def pinned(self, machine: Machine, process: TaskProcess) -> None:
         """Other cores for what runs; what others have given up since by a later decision may still have to be taken from them."""
         self.cores += 1
-        token = self._obeyed[process] = self._allowed(machine, process, self._obeyed[process])
+        token = self._obeyed[process] = self._allowed(machine, process, self._obeyed.get(process, 0))
         for other in self._beside(machine, process):
             newest = max(self._history(other))
-            if newest <= max(token, self._obeyed[other]):
+            if newest <= max(token, self._obeyed.get(other, 0)):
                 at = f"{machine.node_id} moves {process.key} to {process.cores} by {token}"
-                raise Violation(RULE, f"{at}; {other.key} has {other.cores} by {self._obeyed[other]}")
+                raise Violation(RULE, f"{at}; {other.key} has {other.cores} by {self._obeyed.get(other)}")
 
     def capped(self, machine: Machine, process: TaskProcess) -> None:
         self.caps += 1
@@ -93,10 +93,10 @@ class AdjustmentJudge:
         process = machine.processes.get((fact["task_id"], fact["token"]))
         if process is None or not fact["enforced"] or fact["what"] != "cores" or not self._known(process):
             return
-        least = max(self._obeyed[process], fact["order_token"])
+        least = max(self._obeyed.get(process, 0), fact["order_token"])
         given = (cores for token, cores in self._history(process).items() if token >= least)
         if not process.loose and not any(self._has(process, cores) for cores in given):
-            raise Violation(RULE, f"{fact} is reported; it has {process.cores} by {self._obeyed[process]}")
+            raise Violation(RULE, f"{fact} is reported; it has {process.cores} by {self._obeyed.get(process)}")
         self._obeyed[process] = least
 
     def _allowed(self, machine: Machine, process: TaskProcess, least: int) -> int:

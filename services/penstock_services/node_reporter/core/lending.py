@@ -11,16 +11,19 @@ from msgspec.structs import replace
 
 from penstock.model.orders import StartTask
 from penstock.model.types import WHOLE_GPU
-from penstock_services.node_reporter.core.actions import Decision, SetAffinity
+from penstock_services.node_reporter.core.actions import Decision, SetAffinity, Spawn
 from penstock_services.node_reporter.core.inputs import Stepped
 from penstock_services.node_reporter.core.state import NodeState, Put, Status, Task, in_order
 
 
-def widened(state: NodeState, order: StartTask) -> StartTask:
-    """The order to spawn, with the cores that are lent to its task: its thread pools have as many threads."""
+def widened(state: NodeState, order: StartTask) -> Iterator[Decision]:
+    """Spawns the task with the cores that are lent to it: its thread pools have as many threads."""
     task = state.tasks[order.task_id]
     more = _shares(state).get(task.task_id, ())
-    return replace(order, place=replace(order.place, cores=(*order.place.cores, *more))) if more else order
+    if more:
+        yield Put(replace(task, lent=more))
+        order = replace(order, place=replace(order.place, cores=(*order.place.cores, *more)))
+    yield Spawn(order)
 
 
 def lent(state: NodeState) -> Iterator[Decision]:

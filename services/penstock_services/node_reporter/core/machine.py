@@ -105,12 +105,11 @@ Reason = Literal["stale_token", "unknown_gpu", "occupied", "unknown_task", "wron
 def step(state: NodeState, given: Input) -> list[Decision]:
     """Decides and folds each own change at once; returns all changes and actions in order."""
     decisions: list[Decision] = []
-    for decision in chain(decide(state, given), lent(state)):
-        if isinstance(decision, Change):
-            evolve(state, decision)
-        elif isinstance(decision, Spawn):
-            decision = Spawn(widened(state, decision.order))
-        decisions.append(decision)
+    for decided in chain(decide(state, given), lent(state)):
+        for decision in widened(state, decided.order) if isinstance(decided, Spawn) else (decided,):
+            if isinstance(decision, Change):
+                evolve(state, decision)
+            decisions.append(decision)
     while len(state.ended) > MAX_ENDED_REMEMBERED:
         oldest = next(iter(state.ended.values()))
         forget = Forget(oldest.task_id, oldest.token)
