@@ -44,10 +44,14 @@ def test_a_runner_that_hangs_up_cancels_its_job_and_a_killed_one_leaves_it_to_th
     for stop, reason in ((signal.SIGHUP, "its submit was interrupted"), (signal.SIGKILL, PIPELINE_GONE)):
         name = f"stopped-by-{stop.name.lower()}"
         line = ("submit", "-q", "--tied-grace", "1s", "--name", name, "--", *ENDLESS)
+        before = signal.signal(
+            signal.SIGHUP, signal.SIG_DFL
+        )  # a child inherits it; who runs the tests may ignore it
         process = subprocess.Popen(
             [*PENSTOCK, *line], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, cwd=ROOT,
             env={**up.env, **GITLAB, "CI_JOB_ID": name, "PENSTOCK_SERVER": up.url},
         )  # fmt: skip
+        signal.signal(signal.SIGHUP, before)
         job_id = until_running(up, name, process)
         process.send_signal(stop)
         process.communicate()

@@ -222,7 +222,7 @@ async def forged_records_change_nothing(settings: Settings, logs: Mapping[Topic,
         others = [letter.detail for letter in letters if letter.reason != "forged"]
         assert others == ["undecodable: header 'signature' is not UTF-8"]
         reasons = [letter.detail for letter in letters if letter.reason == "forged"]
-        assert len(reasons) == len(forged) - 1 == 47
+        assert len(reasons) == len(forged) - 1 == 49
         assert all("n1" in reason or "PENSTOCK_OPERATOR_KEY" in reason for reason in reasons)
         await cell.send(started)
         end = (await cell.reader.end_offsets([cell.nodes]))[cell.nodes]

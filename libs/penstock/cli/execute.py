@@ -54,7 +54,7 @@ def execute(
 def _frames(client: Client, job_id: str, asked: dict[str, Any]) -> Iterator[dict[str, Any]]:
     """Raises `Stop`."""
     rest = ""
-    with client.posted_lines(f"/v1/jobs/{job_id}/exec", asked) as chunks:
+    with client.lines(f"/v1/jobs/{job_id}/exec", asked) as chunks:
         for chunk in chunks:
             *whole, rest = (rest + chunk).split("\n")
             yield from map(json.loads, whole)

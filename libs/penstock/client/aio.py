@@ -239,9 +239,11 @@ class AsyncClient:
         return response.status_code, response.json()
 
     @asynccontextmanager
-    async def lines(self, path: str, **params: Any) -> AsyncIterator[AsyncIterator[str]]:
+    async def lines(self, path: str, body: Any = None, **params: Any) -> AsyncIterator[AsyncIterator[str]]:
+        """As `Client.lines`."""
+        method, sent = "GET" if body is None else "POST", {"params": given(params), "json": body}
         try:
-            async with self._http.stream("GET", path, params=given(params), timeout=ENDLESS) as response:
+            async with self._http.stream(method, path, **sent, timeout=ENDLESS) as response:
                 if response.is_error:
                     await response.aread()
                     raise self._connection.refused(response)

@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, closing, contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any, Self, TypeVar, Unpack
 
@@ -274,18 +274,14 @@ class Client:
         response = self.run(self._calls.request(request))
         return response.status_code, response.json()
 
-    def lines(self, path: str, **params: Any) -> AbstractContextManager[Iterator[str]]:
-        """The text at this path, in pieces as they come."""
-        return self._pieces("GET", path, params=given(params))
-
-    def posted_lines(self, path: str, body: Any) -> AbstractContextManager[Iterator[str]]:
-        """The text of the answer to this body, in pieces as they come."""
-        return self._pieces("POST", path, json=body)
-
     @contextmanager
-    def _pieces(self, method: str, path: str, **request: Any) -> Iterator[Iterator[str]]:
+    def lines(self, path: str, body: Any = None, **params: Any) -> Iterator[Iterator[str]]:
+        """The text at this path, or of the answer to this body, in pieces as they come."""
+        method = "GET" if body is None else "POST"
         try:
-            with self._http.stream(method, path, timeout=ENDLESS, **request) as response:
+            with self._http.stream(
+                method, path, params=given(params), json=body, timeout=ENDLESS
+            ) as response:
                 if response.is_error:
                     response.read()
                     raise self._connection.refused(response)

@@ -96,7 +96,9 @@ class AdjustmentJudge:
         least = max(self._obeyed.get(process, 0), fact["order_token"])
         given = (cores for token, cores in self._history(process).items() if token >= least)
         if not process.loose and not any(self._has(process, cores) for cores in given):
-            raise Violation(RULE, f"{fact} is reported; it has {process.cores} by {self._obeyed.get(process)}")
+            raise Violation(
+                RULE, f"{fact} is reported; it has {process.cores} by {self._obeyed.get(process)}"
+            )
         self._obeyed[process] = least
 
     def _allowed(self, machine: Machine, process: TaskProcess, least: int) -> int:
@@ -110,14 +112,12 @@ class AdjustmentJudge:
         raise Violation(RULE, f"{at}; it had them by {least}, and was given {self._history(process)}")
 
     def _has(self, process: TaskProcess, cores: Sequence[int]) -> bool:
-        """Whether it has these, and no others unless nobody named their number: idle ones are lent."""
+        """Whether it has these, and no others unless its job named no number: idle ones are lent."""
         if tuple(cores) == process.cores:
             return True
         job = self._judge.book.job_of(process.key[0])
-        if job is None:
-            return False
-        named = job.spec.get("resources", {}).get("cores") is not None and ".ps" not in process.key[0]
-        return not named and process.cores[: len(cores)] == tuple(cores)
+        lends = job is not None and job.spec.get("resources", {}).get("cores") is None
+        return lends and process.cores[: len(cores)] == tuple(cores)
 
     def _own(self, process: TaskProcess) -> set[int]:
         """Its cores without those that are lent to it until somebody needs them."""

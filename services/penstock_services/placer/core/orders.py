@@ -342,7 +342,7 @@ def _start(
         companions=_companions(state, job, place.rank),
         global_batch_size=job.spec.global_batch_size,
         prelaunch=job.prelaunch,
-        spare_cores=place.role == "ps" or job.spec.resources.cores is None,
+        spare_cores=job.spec.resources.cores is None,
     )
 
 
