@@ -62,6 +62,8 @@ def _borrows(task: Task) -> bool:
     order = task.order
     if order is None or not order.spare_cores or not order.place.cores or order.companions:
         return False
+    if task.gated and task.opened_ms is None:  # it launches on the cores of the task before it
+        return False
     return task.status in (Status.STARTING, Status.RUNNING) and task.cores is None and not task.steps
 
 
