@@ -27,9 +27,8 @@ T = TypeVar("T")
 R = TypeVar("R")
 Command: TypeAlias = Any  # typer exports no base of TyperCommand and TyperGroup
 FULL = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})  # of a disk, a quota, or a bound on files
-LOST = frozenset(
-    {errno.EBADF, errno.EIO, errno.EPIPE}
-)  # a stream open for reading only, a terminal or reader that is gone
+LOST = frozenset({errno.EBADF, errno.EIO, errno.EPIPE})
+"""Of a stream that is open for reading only, and of a terminal or reader that is gone."""
 LONGEST_NAME = 24  # columns of the names in a list of commands
 
 

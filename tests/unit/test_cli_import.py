@@ -101,7 +101,7 @@ def test_a_script_with_sbatch_lines_is_read_where_it_is_submitted(tmp_path: Path
         ("--job-name", "use --name"),
         ("--image", "use --container"),
         ("--wrap", "give program and arguments after --"),
-        ("--partition", "jobs name no nodes"),
+        ("--partition", "`nodes` in a job file"),
         ("--array", "each task of an array as a job of its own"),
         ("--dependency", "penstock wait JOB && penstock submit"),
         ("--shm-size", "leave it out"),

@@ -4,11 +4,15 @@ import pytest
 
 from penstock.model.allowed import Allowed
 from penstock.model.gpu_names import allows
-from penstock.model.types import JobSpec, ResourceRequest
+from penstock.model.settings import PlacerSettings
+from penstock.model.types import JobSpec, NodeChoice, ResourceRequest
 from penstock.policies.capacity import never_fits
+from penstock.policies.free_gpus import GpuKinds
+from penstock.policies.profiles import PROFILES
 from penstock.sdk.jobfile import BadJob, parse_job
 from penstock_services.gateway.core.impossible import impossible
 from tests.support import builders as b
+from tests.support.driver import CellDriver, estimate, job_spec, node_spec
 
 A100 = "NVIDIA-A100-SXM4-80GB"
 
@@ -102,6 +106,35 @@ def test_a_model_that_exists_on_smaller_nodes_alone_is_named_with_its_number() -
     job = b.queued(state, worker=b.need(gpus=4), gpu_models=("a100",))
     text = "never_fits_gpu_model: no node has 4 GPUs of a100; the largest has 2; A100: 2, V100: 8"
     assert never_fits(state, job.demand) == text
+
+
+def test_nodes_that_do_not_exist_are_named() -> None:
+    """A job file from another cluster names its nodes."""
+    spec = JobSpec(command=("x",), nodes=NodeChoice(only=("gpu-07",)))
+    found = impossible(b.cell_of([b.node("n1")]), spec)
+    assert found is not None
+    assert (found.field, "allowed are gpu-07" in found.message) == ("nodes", True), found
+
+
+@pytest.mark.parametrize("profile", sorted(PROFILES))
+def test_every_profile_places_a_job_by_a_part_of_the_models_name(profile: str) -> None:
+    """Two jobs want the one node with V100, which reports NVML's whole name."""
+    cell = CellDriver(PlacerSettings(profile=profile))
+    cell.join(node_spec("n1", 1, model="Tesla-V100-SXM2-16GB"), node_spec("n2", 4, model="T4"))
+    for job_id in ("j", "k"):
+        cell.submit(job_id, job_spec(models=("v100",)), estimate(1))
+    cell.at(200_000)
+    running = [job for job in cell.state.jobs.values() if job.tasks]
+    assert running
+    assert {task.place.node_id for job in running for task in job.tasks.values()} == {"n1"}
+
+
+def test_plans_of_whole_queues_know_the_names_parts() -> None:
+    """Which kinds of nodes suit a waiting job: else a plan would leave its GPUs to others."""
+    state = b.cell_of([b.node("n1", gpu_model="Tesla-V100-SXM2-16GB"), b.node("n2", gpu_model="T4")])
+    job = b.queued(state, worker=b.need(gpus=1), gpu_models=("v100",))
+    kinds = GpuKinds(state)
+    assert [kinds.nodes[kind] for kind in kinds.need(job.demand_key, job).suited] == [1]
 
 
 def test_what_may_fit_has_no_warning() -> None:

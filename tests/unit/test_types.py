@@ -14,12 +14,11 @@ from pydantic import ValidationError
 
 from penstock.model import allowed, commands, types, worker_range
 from penstock.model.codec import decode, encode
-from penstock.model.commands import MAX_ARGUMENT_BYTES, command_fields
+from penstock.model.commands import MAX_ARGUMENT_BYTES, MAX_ARGV_BYTES, command_fields
 from penstock.model.event import wire_type
 from penstock.model.external_events import JobSubmitted
 from penstock.model.nodes import Gpu, NodeSpec
 from penstock.model.types import (
-    MAX_ARGV_BYTES,
     MAX_ENV_ENTRIES,
     MAX_GANG_TASKS,
     MAX_GPUS_PER_NODE,

@@ -226,9 +226,7 @@ def submit(
     output: Output = Format.TABLE,
 ) -> None:
     """Submit a job, follow it to its end and print its output. Ctrl-C stops following; the job continues."""
-    fields = jobspec.read_job_file(file, packed=sync is not None) if file is not None else {}
-    if command and file is None and (of_script := _of_script(command, env or [])) is not None:
-        fields, command = of_script, None
+    fields, command = _read(file, command, env or [], packed=sync is not None)
     flags: dict[str, Any] = {
         "name": name, "owner": owner, "workers": _workers(fields, min_workers, workers), "parameter_servers": parameter_servers,
         "model": model, "batch_size": batch_size, "global_batch_size": global_batch_size, "category": category, "traits": trait, "iterations": iterations,
@@ -237,17 +235,14 @@ def submit(
         "preemptible": preemptible, "prelaunch": prelaunch, "priority": priority, "companions": companions, "tied_grace": tied_grace,
         "environment": jobspec.environment(venv, conda, container, path=path),
     }  # fmt: skip
-    fields |= jobspec.located(_given(flags), os.getcwd())
-    if tied is not None or (ci.is_ci() and not detach):
-        fields["tied_to"] = None if tied is False else "follower"
+    fields |= jobspec.located(_given(flags), os.getcwd()) | _tied(tied, detach=detach)
     needs = {"gpus": gpus, "cores": cores, "host_memory": host_memory, "gpu_memory": gpu_memory, "bandwidth": bandwidth}  # fmt: skip
-    sections = _sections(needs, max_attempts, env or [], secret or [], label or [])
     fields, code = jobspec.synced(fields)
+    sections = _sections(needs, max_attempts, env or [], secret or [], label or [])
     spec = spec_of(fields, sections, command, file or "command line")
     if dry_run:
         return _show(partial(gateway, ctx), spec, output)
-    cancels = ci.is_ci() if cancel_on_interrupt is None else cancel_on_interrupt
-    how = (idempotency_key, output, detach, propagate, cancels, quiet, strict_deadline)
+    how = (idempotency_key, output, detach, propagate, cancel_on_interrupt, quiet, strict_deadline)
     raise typer.Exit(Submission(partial(gateway, ctx), spec, *how, code).run())
 
 
@@ -260,10 +255,22 @@ def submit_fields(ctx: typer.Context, fields: dict[str, Any], source: str) -> in
     ).run()
 
 
-def _of_script(command: list[str], env: list[str]) -> dict[str, Any] | None:
-    """Fields of a script with `#SBATCH` lines, as the program of a command; None: it is none. Raises `Stop`."""
+def _read(
+    file: str | None, command: list[str] | None, env: list[str], *, packed: bool
+) -> tuple[dict[str, Any], list[str] | None]:
+    """Fields of the job file, or of a script with `#SBATCH` lines as the program of a command; and the command. Raises `Stop`."""
+    if file is not None:
+        return jobspec.read_job_file(file, packed=packed), command
     array = ["array"] if any(entry.startswith("SLURM_ARRAY_TASK_ID=") for entry in env) else []
-    return script_fields(command, array)
+    of_script = script_fields(command, array) if command else None
+    return ({}, command) if of_script is None else (of_script, None)
+
+
+def _tied(tied: bool | None, *, detach: bool) -> dict[str, Any]:
+    """`tied_to` as by the flag; without a flag in CI, unless nobody follows."""
+    if tied is None and (detach or not ci.is_ci()):
+        return {}
+    return {"tied_to": None if tied is False else "follower"}
 
 
 def _workers(fields: Mapping[str, Any], fewest: int | None, most: int | None) -> int | dict[str, Any] | None:
@@ -298,7 +305,8 @@ class Submission:
     output: Format
     detach: bool
     propagate: bool
-    cancels: bool
+    cancels: bool | None
+    """Whether an interruption cancels the job, too; None: in CI."""
     quiet: bool
     strict: bool
     """The job is submitted only if its deadline is met with the odds that count as certain."""
@@ -310,6 +318,7 @@ class Submission:
 
     def __post_init__(self) -> None:
         self.key = self.given_key or ci.idempotency_key(self.spec)
+        self.cancels = ci.is_ci() if self.cancels is None else self.cancels
         self.client = self.connect()
 
     def run(self) -> int:
@@ -319,7 +328,7 @@ class Submission:
                 if self.spec.tied_to is not None and not self.detach:
                     self._untie_unless_it_may_follow()
                 # A signal before the answer would leave a job whose id only the gateway knows.
-                with held(really=self.cancels):
+                with held(really=bool(self.cancels)):
                     answer = self._hand_in()
                 return self._print(answer) if self.detach or not self._may_follow() else self._follow()
             except KeyboardInterrupt as stop:
@@ -473,9 +482,7 @@ def spec_of(
     if "script" in fields and isinstance(text, list):
         text = "\n".join(map(str, text))
     if not text:
-        jobspec.build(
-            {**fields, "command": ["true"]}, source
-        )  # other mistakes, such as an unknown key, come first
+        jobspec.build({**fields, "command": ["true"]}, source)  # an unknown key, and the like, come first
         raise Stop(Exit.BAD_SPEC, "nothing to run; give a command after --, or a job file with -f")
     if "name" not in fields and isinstance(text, list | str):
         fields["name"] = jobspec.default_name(text if isinstance(text, str) else [str(word) for word in text])

@@ -15,6 +15,7 @@ from penstock.client.connection import TIMEOUT_S, Connection
 from penstock.client.errors import ClientError, GatewayFault, WaitTimeout
 from penstock.client.models import Event, Job
 from penstock.client.steps import FIRST_PAUSE_S, LAST_PAUSE_S, PASSING
+from penstock.model.followers import MAX_FOLLOWED
 from penstock.retry import Backoff
 
 # The gateway sends comments into idle streams more often; silence beyond this means a dead connection.
@@ -22,7 +23,6 @@ SILENCE_S = 60.0
 STREAM_TIMEOUT = httpx.Timeout(TIMEOUT_S, read=SILENCE_S)
 ENDLESS = httpx.Timeout(TIMEOUT_S, read=None)
 RECONNECT_TRIES = 8
-MAX_FOLLOWED = 256  # the gateway's bound
 LEAST_S = 1.0  # a look at a job may last so long, also when the time limit is over: a limit of 0 is one look
 ENDED = "penstock.job.ended"
 BROKEN = (httpx.HTTPError, httpx.StreamError, httpx_sse.SSEError, OSError)

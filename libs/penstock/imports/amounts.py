@@ -2,7 +2,9 @@
 
 import math
 import re
+from typing import Any
 
+from penstock.imports.keys import Keys
 from penstock.sdk.units import MIB_PER_UNIT, MS_PER_UNIT, show
 
 KIB = 1 << 10
@@ -35,6 +37,18 @@ def memory(text: str, *, bare_mib: float, binary: bool = False) -> str | None:
             size = KIB ** ("kmgtp".index(unit) + 1)
         mib = number * size / KIB**2
     return show(max(1, math.ceil(mib)), MIB_PER_UNIT)
+
+
+def amount(section: Keys, name: str, text: str, field: str) -> dict[str, Any]:
+    """`cores` or `host_memory` of a job file; of a range its lower end, which is noted. Empty where it cannot be read."""
+    value, ranged = least(text)
+    found = cores(value) if field == "cores" else memory(value, bare_mib=1_024, binary=True)
+    if found is None:
+        section.note(name, f"{text[:32]!r} is no amount; left out", needed=True)
+        return {}
+    if ranged:
+        section.note(name, f"{text} is a range; {field} is exactly {found}")
+    return {field: found}
 
 
 def least(text: str) -> tuple[str, bool]:

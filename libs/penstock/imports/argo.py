@@ -16,7 +16,7 @@ WORKFLOW: Mapping[str, str] = {
     "onExit": "run it after `penstock wait JOB`",
     "volumes": "folders of the nodes are seen under their own paths (`workdir`)",
     "volumeClaimTemplates": "folders of the nodes are seen under their own paths (`workdir`)",
-    "nodeSelector": "Penstock chooses the nodes; for a GPU model write `gpu_models`",
+    "nodeSelector": "write `gpu_models` for a GPU model, `nodes` for labels of nodes",
     "tolerations": "Penstock chooses the nodes",
     "parallelism": "the queue decides",
     "serviceAccountName": "a job has no identity of the cluster; give `secrets`",
@@ -38,7 +38,7 @@ TEMPLATE: Mapping[str, str] = {
     "outputs": "write to a folder that the nodes share",
     "sidecars": "start their programs in the script",
     "initContainers": "begin the script with their commands (`command: |`)",
-    "nodeSelector": "Penstock chooses the nodes; for a GPU model write `gpu_models`",
+    "nodeSelector": "write `gpu_models` for a GPU model, `nodes` for labels of nodes",
     "volumes": "folders of the nodes are seen under their own paths (`workdir`)",
     "tolerations": "Penstock chooses the nodes",
     "memoize": "jobs have no cache of results",
@@ -117,12 +117,10 @@ class Workflow:
                 self.jobs[before]["name"] = name
 
     def _add(self, own: Keys, name: str, fields: dict[str, Any], values: Mapping[str, str]) -> None:
-        limit = own.part("retryStrategy").whole("limit")
-        if limit is not None:
-            fields["retry"] = {"max_attempts": min(100, limit + 1)}
-        if (limit_s := own.whole("activeDeadlineSeconds")) is not None:
-            fields["run_timeout"] = f"{limit_s}s"
-        self.jobs.append({"name": name, **filled(fields, values)})
+        limits = own.part("retryStrategy").retries("limit") | own.seconds(
+            "activeDeadlineSeconds", "run_timeout"
+        )
+        self.jobs.append({"name": name, **filled(fields | limits, values)})
 
 
 def _parameters(arguments: Keys) -> dict[str, str]:
@@ -162,17 +160,17 @@ def convert(found: Mapping[str, Any], kind: str) -> Imported:
         spec = inner
     workflow = Workflow(spec, notes)
     entry = spec.text("entrypoint")
-    limit_s, retries = spec.whole("activeDeadlineSeconds"), spec.part("retryStrategy").whole("limit")
+    limits = spec.seconds("activeDeadlineSeconds", "run_timeout") | spec.part("retryStrategy").retries(
+        "limit"
+    )
     if entry is not None:
         workflow.given["workflow.name"] = str(meta.get("name", ""))
         workflow.run(entry, "spec.entrypoint", {})
     else:
         spec.note("entrypoint", "is missing; no template runs", needed=True)
     for job in workflow.jobs:
-        if limit_s is not None:
-            job.setdefault("run_timeout", f"{limit_s}s")
-        if retries is not None:
-            job.setdefault("retry", {"max_attempts": min(100, retries + 1)})
+        for name, value in limits.items():
+            job.setdefault(name, value)
         if "labels" in meta:
             job["labels"] = meta["labels"]
     if len(workflow.jobs) == 1 and meta.get("name"):

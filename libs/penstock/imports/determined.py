@@ -32,7 +32,7 @@ RESOURCES: Mapping[str, str] = MappingProxyType(
     {
         **dict.fromkeys(("resource_pool", "agent_label", "weight", "max_slots", "native_parallel", "is_single_node"),
                         "the queue and the tenants' shares decide"),
-        "shm_size": "/dev/shm is the node's own",
+        "shm_size": "/dev/shm is the task's own, and may use all of its memory",
         "devices": "a job has its own GPUs alone",
     }
 )  # fmt: skip
@@ -49,11 +49,9 @@ def convert(found: Mapping[str, Any]) -> Imported:
     notes: Notes = []
     experiment = Keys(found, "", notes)
     fields: dict[str, Any] = {}
-    if (name := experiment.text("name")) is not None:
-        fields["name"] = name
+    fields |= experiment.same("name", "name")
     fields |= _resources(experiment.part("resources"))
-    if (restarts := experiment.whole("max_restarts")) is not None:
-        fields["retry"] = {"max_attempts": min(100, restarts + 1)}
+    fields |= experiment.retries("max_restarts")
     fields |= _environment(experiment.part("environment"))
     fields["sync"] = "."
     _searcher(experiment.part("searcher"), fields)
@@ -88,12 +86,8 @@ def _resources(resources: Keys) -> dict[str, Any]:
             "slots_per_trial", f"{gpus} GPUs are {found['workers']} workers with 8 each", needed=gpus % 8 > 0
         )
         gpus = 8
-    if (priority := resources.take("priority")) is not None:
-        resources.note(
-            "priority", f"{priority}: `priority` goes from -10 to 10, among your own jobs; left out"
-        )
-    slots_alone = resources.take("slots")
-    if slots_alone is not None:
+    resources.own_priority()
+    if resources.take("slots") is not None:
         resources.note("slots", "is for commands and shells; left out")
     resources.rest(RESOURCES)
     return {**found, "resources": {"gpus": gpus}}
@@ -108,20 +102,11 @@ def _environment(environment: Keys) -> dict[str, Any]:
         found["environment"] = {"container": image}
     variables = environment.take("environment_variables")
     if isinstance(variables, Mapping):
-        variables = [
-            entry for part in variables.values() for entry in (part if isinstance(part, list) else [part])
-        ]
-    env = {}
-    for entry in variables if isinstance(variables, list) else []:
-        name, mark, value = str(entry).partition("=")
-        if mark:
-            env[name] = value
-        else:
-            environment.note(
-                "environment_variables", f"{name} has no value; give it by -e at the submission", needed=True
-            )
-    if env:
-        found["env"] = env
+        lists = [part if isinstance(part, list) else [part] for part in variables.values()]
+        variables = [entry for part in lists for entry in part]
+    found |= Keys({"environment_variables": variables}, environment.path, environment.notes).assignments(
+        "environment_variables"
+    )
     environment.rest(
         {
             "force_pull_image": "pull it on the nodes",

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any
 
-from penstock.imports.amounts import cores, duration, least, memory
+from penstock.imports.amounts import amount, duration, least, memory
 from penstock.imports.keys import Imported, Keys, Notes
 from penstock.imports.shell import adapted
 
@@ -47,21 +47,16 @@ def convert(found: Mapping[str, Any]) -> Imported:
     if kind != "task":
         task.note("type", f"{kind} has no equivalent; only a task runs to its end", needed=True)
         return Imported("a dstack file", [], notes)
-    fields: dict[str, Any] = {}
-    if (name := task.text("name")) is not None:
-        fields["name"] = name
+    fields = task.same("name", "name")
     if (nodes := task.whole("nodes")) is not None and nodes > 1:
         fields["workers"] = nodes
     fields |= _resources(task.part("resources"))
     if (image := task.text("image")) is not None:
         fields["environment"] = {"container": image}
     fields |= _variables(task) | _limits(task)
-    if (folder := task.text("working_dir")) is not None:
-        fields["workdir"] = folder
+    fields |= task.same("working_dir", "workdir")
     fields["sync"] = "."
-    tags = task.part("tags")
-    if tags.found:
-        fields["labels"] = {key: str(value) for key, value in tags.found.items()}
+    fields |= task.strings("tags", "labels")
     commands = task.texts("commands")
     shell = task.text("shell") or "bash"
     if commands:
@@ -71,8 +66,7 @@ def convert(found: Mapping[str, Any]) -> Imported:
         )
     else:
         task.note("commands", "is missing; there is nothing to run", needed=True)
-    if (priority := task.take("priority")) is not None:
-        task.note("priority", f"{priority}: `priority` goes from -10 to 10, among your own jobs; left out")
+    task.own_priority()
     task.rest(TASK)
     return Imported("a dstack file", [fields], notes)
 
@@ -82,14 +76,7 @@ def _variables(task: Keys) -> dict[str, Any]:
     if isinstance(task.found.get("env"), Mapping):
         part = task.part("env")
         return {"env": {name: part.text(name) or "" for name in part.found}}
-    env = {}
-    for entry in task.texts("env"):
-        name, mark, value = entry.partition("=")
-        if mark:
-            env[name] = value
-        else:
-            task.note("env", f"{name} has no value; give it by -e at the submission", needed=True)
-    return {"env": env} if env else {}
+    return task.assignments("env")
 
 
 def _limits(task: Keys) -> dict[str, Any]:
@@ -120,14 +107,7 @@ def _resources(resources: Keys) -> dict[str, Any]:
         text = value.get("count") if isinstance(value, Mapping) else value
         if text is None:
             continue
-        low, ranged = least(str(text).rpartition(":")[2])
-        amount = cores(low) if field == "cores" else memory(low, bare_mib=1_024, binary=True)
-        if amount is None:
-            resources.note(name, f"{str(text)[:32]!r} is no amount; left out", needed=True)
-            continue
-        asked[field] = amount
-        if ranged:
-            resources.note(name, f"{text} is a range; {field} is exactly {amount}")
+        asked |= amount(resources, name, str(text).rpartition(":")[2], field)
     gpu = resources.take("gpu")
     if gpu is not None:
         models, count, size = _gpu(resources, gpu)
@@ -136,7 +116,7 @@ def _resources(resources: Keys) -> dict[str, Any]:
             asked["gpu_memory"] = size
         if models:
             found["gpu_models"] = models
-    resources.ignore("shm_size")  # /dev/shm is the node's own
+    resources.ignore("shm_size")  # /dev/shm is the task's own, and may use all of its memory
     resources.rest({"disk": "disks are those of the nodes"})
     return {**found, "resources": asked}
 

@@ -13,7 +13,8 @@
 
 import os
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from types import MappingProxyType
 from typing import Any
 
 import yaml
@@ -68,12 +69,12 @@ def _kind(found: Mapping[str, Any], *, asked: bool) -> str | None:
     if "command" in found or "script" in found:
         return None
     if determined.is_experiment(found):
-        return "an experiment of Determined"
+        return DETERMINED
     if found.get("type") in dstack.TYPES:
-        return "a dstack file"
+        return DSTACK
     if ray.is_job(found):
-        return "a job of Ray"
-    return "a SkyPilot file" if skypilot.is_task(found, asked=asked) else None
+        return RAY
+    return SKYPILOT if skypilot.is_task(found, asked=asked) else None
 
 
 def convert(text: str, name: str) -> Imported:
@@ -119,19 +120,27 @@ def _converted(found: Mapping[str, Any]) -> Imported | None:
         text = f"{manifest} is not converted; Pods, Jobs, Kubeflow's jobs, RayJobs and Argo's workflows are"
         return Imported(f"a {manifest} of Kubernetes", [], [Note("kind", text, manifest not in HARMLESS)])
     kind = _kind(found, asked=True)
-    if kind is None:
-        name_alone = found and all(
-            key in ("name", "execution") for key in found
-        )  # the head of SkyPilot's pipelines
-        return Imported("a SkyPilot file", [], []) if name_alone else None
-    for converter, title in (
-        (determined.convert, "an experiment of Determined"), (dstack.convert, "a dstack file"), (ray.convert, "a job of Ray"),
-    ):  # fmt: skip
-        if kind == title:
-            return converter(found)
-    return skypilot.convert(found)
+    if kind is not None:
+        return CONVERTERS[kind](found)
+    if found and found.keys() <= {"name", "execution"}:  # the head of SkyPilot's pipelines
+        return Imported(SKYPILOT, [], [])
+    return None
 
 
+DETERMINED, DSTACK, RAY, SKYPILOT = (
+    "an experiment of Determined",
+    "a dstack file",
+    "a job of Ray",
+    "a SkyPilot file",
+)
+CONVERTERS: Mapping[str, Callable[[Mapping[str, Any]], Imported]] = MappingProxyType(
+    {
+        DETERMINED: determined.convert,
+        DSTACK: dstack.convert,
+        RAY: ray.convert,
+        SKYPILOT: skypilot.convert,
+    }
+)
 HARMLESS = frozenset(
     ("ConfigMap", "Secret", "Service", "Namespace", "PersistentVolumeClaim", "ServiceAccount")
 )

@@ -4,6 +4,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
 MAX_NOTES = 200  # of one file; more would not be read
+MAX_ATTEMPTS = 100  # of a job file (`retry.max_attempts`)
 
 
 class Note(NamedTuple):
@@ -98,6 +99,42 @@ class Keys:
             self.note(name, "is no list of texts; left out", needed=True)
             return []
         return [str(one).lower() if isinstance(one, bool) else str(one) for one in items]
+
+    def strings(self, name: str, field: str) -> dict[str, Any]:
+        """A mapping of names to texts, as this field of a job file; empty where there is none."""
+        found = self.part(name).found
+        return {field: {key: str(value) for key, value in found.items()}} if found else {}
+
+    def same(self, name: str, field: str) -> dict[str, Any]:
+        """A text, as this field of a job file; empty where there is none."""
+        return {} if (text := self.text(name)) is None else {field: text}
+
+    def retries(self, name: str) -> dict[str, Any]:
+        """A number of further attempts, as `retry` of a job file; empty where there is none."""
+        number = self.whole(name)
+        return {} if number is None else {"retry": {"max_attempts": min(MAX_ATTEMPTS, number + 1)}}
+
+    def seconds(self, name: str, field: str) -> dict[str, Any]:
+        """A number of seconds, as this field of a job file; empty where there is none."""
+        return {} if (number := self.whole(name)) is None else {field: f"{number}s"}
+
+    def assignments(self, name: str) -> dict[str, Any]:
+        """`env` of a list of `NAME=VALUE`; a NAME alone is of the submitter's environment, and noted."""
+        env = {}
+        for entry in self.texts(name):
+            variable, mark, value = entry.partition("=")
+            if mark:
+                env[variable] = value
+            else:
+                self.note(name, f"{variable} has no value; give it by -e at the submission", needed=True)
+        return {"env": env} if env else {}
+
+    def own_priority(self) -> None:
+        """Notes a `priority` of other numbers than ours."""
+        if (priority := self.take("priority")) is not None:
+            self.note(
+                "priority", f"{priority}: `priority` goes from -10 to 10, among your own jobs; left out"
+            )
 
     def ignore(self, *names: str) -> None:
         """Keys without effect here, whatever their value."""

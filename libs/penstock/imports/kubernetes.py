@@ -22,7 +22,7 @@ ROLES: Mapping[str, str] = MappingProxyType(
 SERVERS = "PS"
 GPUS = re.compile(r"(nvidia|amd)\.com/gpu|gpu\.intel\.com/\w+")
 UNLIMITED_RETRIES = 3  # attempts in place of restarts without a limit; a job file has at most 100
-NODES = "Penstock chooses the nodes"
+NODES = "Penstock chooses the nodes, among those that `nodes` allows"
 POD: Mapping[str, str] = MappingProxyType(
     {
         **dict.fromkeys(("tolerations", "affinity", "nodeName", "topologySpreadConstraints", "schedulerName", "runtimeClassName"), NODES),
@@ -58,9 +58,7 @@ def named(meta: Keys) -> dict[str, Any]:
     name = meta.text("name") or (meta.text("generateName") or "").rstrip("-")
     meta.ignore("generateName", "uid", "creationTimestamp", "resourceVersion", "generation", "managedFields")
     found: dict[str, Any] = {"name": name} if name else {}
-    labels = meta.part("labels")
-    if labels.found:
-        found["labels"] = {key: str(value) for key, value in labels.found.items()}
+    found |= meta.strings("labels", "labels")
     meta.rest({"namespace": "`owner` names the tenant", "annotations": "write `labels`"})
     return found
 
@@ -81,10 +79,8 @@ def pod_fields(pod: Keys) -> dict[str, Any]:
         if (model := selector.text(label)) is not None:
             found["gpu_models"] = [model]
     selector.rest(dict.fromkeys(selector.found, NODES))
-    if (grace_s := pod.whole("terminationGracePeriodSeconds")) is not None:
-        found["grace"] = f"{grace_s}s"
-    if (limit_s := pod.whole("activeDeadlineSeconds")) is not None:
-        found["run_timeout"] = f"{limit_s}s"
+    found |= pod.seconds("terminationGracePeriodSeconds", "grace")
+    found |= pod.seconds("activeDeadlineSeconds", "run_timeout")
     policy = pod.text("restartPolicy")
     if policy in ("OnFailure", "Always"):
         found["retry"] = {"max_attempts": UNLIMITED_RETRIES}
@@ -114,12 +110,10 @@ def container_fields(box: Keys) -> dict[str, Any]:
         found |= {"command": arguments} if arguments else {}
     if (image := box.text("image")) is not None:
         found["environment"] = {"container": image}
-    if (folder := box.text("workingDir")) is not None:
-        found["workdir"] = folder
+    found |= box.same("workingDir", "workdir")
     found |= _variables(box)
     found |= resource_fields(box.part("resources"))
-    ports = box.take("ports")
-    if ports:
+    if box.take("ports"):
         box.note("ports", "has no equivalent; workers reach each other by MASTER_ADDR and MASTER_PORT")
     box.rest(CONTAINER)
     return found
@@ -195,12 +189,8 @@ def batch_job(manifest: Keys) -> dict[str, Any]:
 
 def _limits(spec: Keys, found: Mapping[str, Any]) -> dict[str, Any]:
     """Limits that Jobs and Kubeflow's run policies have in common."""
-    more: dict[str, Any] = {}
-    if (limit_s := spec.whole("activeDeadlineSeconds")) is not None:
-        more["run_timeout"] = f"{limit_s}s"
-    if (retries := spec.whole("backoffLimit")) is not None:
-        more["retry"] = {"max_attempts": min(100, retries + 1)}
-    elif "retry" in found:
+    more = spec.seconds("activeDeadlineSeconds", "run_timeout") | spec.retries("backoffLimit")
+    if "retry" in found and "retry" not in more:
         spec.note("backoffLimit", f"is missing; retry.max_attempts has a limit, {UNLIMITED_RETRIES}")
     spec.ignore(
         "ttlSecondsAfterFinished",

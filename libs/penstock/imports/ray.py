@@ -71,13 +71,10 @@ def convert(found: Mapping[str, Any]) -> Imported:
     if (memory_bytes := job.whole("entrypoint_memory")) is not None:
         asked["host_memory"] = max(1, -(-memory_bytes // 2**20))
     fields["resources"] = {key: value for key, value in asked.items() if value is not None}
-    if (retries := job.whole("max_retries")) is not None:
-        fields["retry"] = {"max_attempts": min(100, retries + 1)}
+    fields |= job.retries("max_retries")
     if (text := job.text("timeout_s")) is not None:
         fields["run_timeout"] = duration(text)
-    labels = job.part("metadata")
-    if labels.found:
-        fields["labels"] = {key: str(value) for key, value in labels.found.items()}
+    fields |= job.strings("metadata", "labels")
     runtime = job.part("runtime_env")
     more, before = _runtime(runtime)
     top, top_before = _runtime(
@@ -175,10 +172,7 @@ def convert_manifest(found: Mapping[str, Any]) -> Imported:
     fields["resources"] = {"gpus": _gpus(spec, "entrypointNumGpus")}
     if (cores := _gpus(spec, "entrypointNumCpus")) > 0:
         fields["resources"]["cores"] = cores
-    if (limit_s := spec.whole("activeDeadlineSeconds")) is not None:
-        fields["run_timeout"] = f"{limit_s}s"
-    if (retries := spec.whole("backoffLimit")) is not None:
-        fields["retry"] = {"max_attempts": min(100, retries + 1)}
+    fields |= spec.seconds("activeDeadlineSeconds", "run_timeout") | spec.retries("backoffLimit")
     text = spec.text("runtimeEnvYAML")
     try:
         environment = yaml.safe_load(text) if text else None

@@ -6,6 +6,7 @@ from types import MappingProxyType
 
 from penstock.imports.keys import Note, Notes
 
+GPUS = "$(echo $CUDA_VISIBLE_DEVICES | tr , '\\n' | grep -c .)"  # number of GPUs of the task
 VARIABLES: Mapping[str, str] = MappingProxyType(
     {
         "SLURM_PROCID": "${RANK:-0}",
@@ -25,18 +26,18 @@ VARIABLES: Mapping[str, str] = MappingProxyType(
         "SLURM_NODEID": "${RANK:-0}",
         "SLURM_SUBMIT_DIR": "$PWD",
         "SLURM_TMPDIR": "${TMPDIR:-/tmp}",
-        "SLURM_GPUS_ON_NODE": "$(echo $CUDA_VISIBLE_DEVICES | tr , '\\n' | grep -c .)",
+        "SLURM_GPUS_ON_NODE": GPUS,
         "SKYPILOT_NUM_NODES": "${WORLD_SIZE:-1}",
         "SKYPILOT_NODE_RANK": "${RANK:-0}",
         "SKYPILOT_NODE_IPS": "${MASTER_ADDR:-127.0.0.1}",
-        "SKYPILOT_NUM_GPUS_PER_NODE": "$(echo $CUDA_VISIBLE_DEVICES | tr , '\\n' | grep -c .)",
+        "SKYPILOT_NUM_GPUS_PER_NODE": GPUS,
         "SKYPILOT_TASK_ID": "$PENSTOCK_JOB_ID",
         "DSTACK_NODES_NUM": "${WORLD_SIZE:-1}",
         "DSTACK_NODE_RANK": "${RANK:-0}",
         "DSTACK_MASTER_NODE_IP": "${MASTER_ADDR:-127.0.0.1}",
         "DSTACK_NODES_IPS": "${MASTER_ADDR:-127.0.0.1}",
-        "DSTACK_GPUS_PER_NODE": "$(echo $CUDA_VISIBLE_DEVICES | tr , '\\n' | grep -c .)",
-        "DSTACK_GPUS_NUM": "$((${WORLD_SIZE:-1} * $(echo $CUDA_VISIBLE_DEVICES | tr , '\\n' | grep -c .)))",
+        "DSTACK_GPUS_PER_NODE": GPUS,
+        "DSTACK_GPUS_NUM": f"$((${{WORLD_SIZE:-1}} * {GPUS}))",
         "DSTACK_RUN_NAME": "$PENSTOCK_JOB_ID",
     }
 )
@@ -82,8 +83,7 @@ ABSENT: Mapping[str, tuple[str, bool]] = MappingProxyType(
 def adapted(script: str, path: str, notes: Notes) -> str:
     """The script, with lines before it that give it the variables and programs of its scheduler. Notes what differs."""
     text = script.removeprefix("\ufeff").replace("\r\n", "\n")
-    code = "\n".join(line for line in text.split("\n") if not line.lstrip().startswith("#"))
-    lines = []
+    code, lines = _code(text), []
     for name in sorted(set(re.findall(r"\$\{?((?:SLURM|SKYPILOT|DSTACK)_\w+)", code))):
         if (value := VARIABLES.get(name)) is not None:
             lines.append(f'export {name}="{value}"')
@@ -113,5 +113,9 @@ def _calls(code: str, program: str) -> bool:
 
 
 def uses_srun(script: str) -> bool:
-    code = "\n".join(line for line in script.split("\n") if not line.lstrip().startswith("#"))
-    return any(_calls(code, name) for name in ("srun", "mpirun", "mpiexec"))
+    return any(_calls(_code(script), name) for name in ("srun", "mpirun", "mpiexec"))
+
+
+def _code(script: str) -> str:
+    """Without lines of comment."""
+    return "\n".join(line for line in script.split("\n") if not line.lstrip().startswith("#"))

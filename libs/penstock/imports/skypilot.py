@@ -4,8 +4,8 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any
 
-from penstock.imports.amounts import cores, least, memory
-from penstock.imports.keys import Imported, Keys, Notes
+from penstock.imports.amounts import amount
+from penstock.imports.keys import MAX_ATTEMPTS, Imported, Keys, Notes
 from penstock.imports.shell import adapted
 
 CLOUD = "jobs run on the nodes of this cell"
@@ -51,9 +51,7 @@ def is_task(found: Mapping[str, Any], *, asked: bool) -> bool:
 def convert(found: Mapping[str, Any]) -> Imported:
     notes: Notes = []
     task = Keys(found, "", notes)
-    fields: dict[str, Any] = {}
-    if (name := task.text("name")) is not None:
-        fields["name"] = name
+    fields = task.same("name", "name")
     if (nodes := task.whole("num_nodes")) is not None and nodes > 1:
         fields["workers"] = nodes
     fields |= _resources(task.part("resources"))
@@ -65,8 +63,7 @@ def convert(found: Mapping[str, Any]) -> Imported:
             "workdir", "is no folder of this machine; clone it in the script, or give `sync`", needed=True
         )
     fields |= _variables(task)
-    if (priority := task.take("priority")) is not None:
-        task.note("priority", f"{priority}: `priority` goes from -10 to 10, among your own jobs; left out")
+    task.own_priority()
     script = "\n".join(part.rstrip("\n") for name in ("setup", "run") if (part := task.text(name)))
     if task.text("run") is None:
         task.note("run", "is missing; there is nothing to run", needed=True)
@@ -97,16 +94,8 @@ def _resources(resources: Keys) -> dict[str, Any]:
     found: dict[str, Any] = {}
     asked: dict[str, Any] = {}
     for name, field in (("cpus", "cores"), ("memory", "host_memory")):
-        if (text := resources.text(name)) is None:
-            continue
-        value, ranged = least(text)
-        amount = cores(value) if field == "cores" else memory(value, bare_mib=1_024, binary=True)
-        if amount is None:
-            resources.note(name, f"{text[:32]!r} is no amount; left out", needed=True)
-            continue
-        asked[field] = amount
-        if ranged:
-            resources.note(name, f"{text} is a minimum; {field} is exactly {amount}")
+        if (text := resources.text(name)) is not None:
+            asked |= amount(resources, name, text, field)
     models, gpus, share = accelerators(resources, "accelerators")
     asked["gpus"] = gpus
     if share is not None:
@@ -124,9 +113,7 @@ def _resources(resources: Keys) -> dict[str, Any]:
     elif image is not None:
         resources.note("image_id", f"has no equivalent; {CLOUD}")
     found |= _recovery(resources)
-    labels = resources.part("labels")
-    if labels.found:
-        found["labels"] = {key: str(value) for key, value in labels.found.items()}
+    found |= resources.strings("labels", "labels")
     resources.rest(RESOURCES, needed=frozenset(("any_of", "ordered")))
     return {**found, "resources": asked}
 
@@ -137,7 +124,7 @@ def _recovery(resources: Keys) -> dict[str, Any]:
     restarts = recovery.get("max_restarts_on_errors") if isinstance(recovery, Mapping) else None
     resources.ignore("spot_recovery")  # a job that was stopped queues again by itself
     if isinstance(restarts, int) and restarts > 0:
-        return {"retry": {"max_attempts": min(100, restarts + 1)}}
+        return {"retry": {"max_attempts": min(MAX_ATTEMPTS, restarts + 1)}}
     return {}
 
 

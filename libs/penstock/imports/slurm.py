@@ -30,20 +30,22 @@ WITHOUT_VALUE = frozenset(
     ("requeue", "no-requeue", "hold", "overcommit", "parsable", "quiet", "verbose", "wait", "no-kill", "contiguous",
      "spread-job", "use-min-nodes", "test-only", "reboot", "hetjob", "ignore-pbs", "wait-all-nodes")
 )  # fmt: skip
-NODES = "Penstock chooses nodes and cores"
+NODES = "Penstock chooses nodes and cores, among those that `nodes` allows"
 OUTPUT = "`penstock logs JOB` has the output"
 IGNORED: Mapping[str, str] = MappingProxyType(
     {
         **dict.fromkeys(("output", "error", "open-mode"), OUTPUT),
-        **dict.fromkeys(("partition", "clusters", "nodelist", "nodefile", "exclude", "distribution", "hint", "contiguous", "switches",
+        **dict.fromkeys(("partition", "clusters", "nodefile", "distribution", "hint", "contiguous", "switches",
                          "cpu-bind", "mem-bind", "gpu-bind", "gres-flags", "extra-node-info", "core-spec", "threads-per-core",
                          "sockets-per-node", "cores-per-socket", "mincpus", "spread-job", "use-min-nodes", "reservation",
                          "ntasks-per-socket", "ntasks-per-core", "cpu-freq", "prefer", "topology"), NODES),
         **dict.fromkeys(("mail-type", "mail-user"), "follow `penstock events --follow`"),
         **dict.fromkeys(("exclusive", "oversubscribe", "overcommit"), "whole GPUs are exclusive by default"),
         **dict.fromkeys(("account", "wckey"), "the tenant is that of the token; `owner` without tokens"),
+        "nodelist": "write `nodes: {only: [NAME, …]}`",
+        "exclude": "write `nodes: {exclude: [NAME, …]}`",
         "qos": "`priority` orders your own jobs, and `qos` here is a service class",
-        "constraint": "for a GPU model write `gpu_models`",
+        "constraint": "write `gpu_models` for a GPU model, `nodes` for labels of nodes",
         "nice": "`priority` goes from -10 to 10, among your own jobs",
         "priority": "`priority` goes from -10 to 10, among your own jobs",
         "container-mounts": "containers see the job's folder under its own path",
@@ -230,8 +232,7 @@ def _time(options: Options) -> dict[str, Any]:
 
 def _shape(options: Options, script: str) -> dict[str, Any]:
     """Workers, and the resources of each."""
-    stated_nodes, nodes = options.whole("nodes"), 1
-    nodes = stated_nodes or 1
+    nodes = options.whole("nodes") or 1
     per_node, per_task_gpu = options.whole("ntasks-per-node"), options.whole("ntasks-per-gpu")
     tasks = options.whole("ntasks") or nodes * (per_node or 1)
     if per_task_gpu is not None:

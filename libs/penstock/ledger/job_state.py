@@ -8,7 +8,7 @@ from msgspec.structs import replace
 
 from penstock.ledger.adjusted import Adjustment
 from penstock.ledger.checkpoints import Checkpoint, Unsaved
-from penstock.ledger.demand import Demand
+from penstock.ledger.demand import Demand, DemandKey
 from penstock.ledger.holds import Hold
 from penstock.ledger.moves import Move
 from penstock.ledger.remaining import Remaining
@@ -90,8 +90,27 @@ class TaskState:
         return replace(self.place, cores=self.trial_cores) if self.trial_cores else self.place
 
 
+class Demanded(NamedTuple):
+    """The demand that follows from these fields of a job."""
+
+    spec: JobSpec
+    estimate: Estimate
+    demand: Demand
+    key: DemandKey
+
+
+class Remembered:
+    """What follows from a job's fields, computed once: no part of the state."""
+
+    __slots__ = ("_demanded",)
+    _demanded: Demanded | None
+
+    def _remember(self, demanded: Demanded | None) -> None:
+        self._demanded = demanded
+
+
 @dataclass(slots=True)
-class JobState:
+class JobState(Remembered):
     """A job that has not ended. Times are the ledger's, in ms."""
 
     job_id: str
@@ -215,6 +234,7 @@ class JobState:
 
     def __post_init__(self) -> None:
         self.workers = self.workers or self.spec.fewest_workers
+        self._remember(None)
 
     @property
     def saves(self) -> bool:
@@ -260,12 +280,24 @@ class JobState:
 
     def demand_of(self, workers: int) -> Demand:
         """The same with another number of workers."""
-        assert self.estimate is not None, f"{self.job_id} has no estimate yet"
-        spec = self.spec
-        return Demand(
-            workers,
-            self.estimate.worker,
-            spec.parameter_servers,
-            self.estimate.parameter_server,
-            spec.where if spec.gpu_models or spec.nodes is not None else (),
-        )
+        return self._demanded_for(workers).demand
+
+    @property
+    def demand_key(self) -> DemandKey:
+        """`demand.key`: a pass over the waiting jobs asks for that of each."""
+        return self._demanded_for(self.workers).key
+
+    def _demanded_for(self, workers: int) -> Demanded:
+        spec, estimate, known = self.spec, self.estimate, self._demanded
+        if (
+            known is None
+            or known.spec is not spec
+            or known.estimate is not estimate
+            or known.demand.workers != workers
+        ):
+            assert estimate is not None, f"{self.job_id} has no estimate yet"
+            servers, where = spec.parameter_servers, spec.where
+            demand = Demand(workers, estimate.worker, servers, estimate.parameter_server, where)
+            known = Demanded(spec, estimate, demand, demand.key)
+            self._remember(known)
+        return known

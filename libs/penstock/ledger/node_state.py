@@ -206,11 +206,7 @@ class NodeState:
     @property
     def placeable(self) -> bool:
         """Whether a new task may be placed here, if it fits."""
-        return (
-            self.status is NodeStatus.READY
-            and self.cordon is None
-            and (self.distrust is None or not self.distrusted)
-        )
+        return self.status is NodeStatus.READY and self.cordon is None and not self.distrusted
 
     def sound_gpus(self) -> int:
         """Number of GPUs without fault, allocated or free; 0 while nothing may be placed on the node."""

@@ -17,8 +17,9 @@ MAX_ARGUMENTS = 16_384
 MAX_COMMAND_BYTES = MAX_ARGUMENT_BYTES + 16_385  # one of the longest arguments, and others beside it
 MAX_PACKED_CHARS = 4 * (MAX_COMMAND_BYTES + 8 * MAX_ARGUMENTS) // 3
 MAX_JSON_BYTES = 6 * MAX_COMMAND_BYTES + 4 * MAX_ARGUMENTS  # of which every character may be escaped
-SHORT_WORD_CHARS, SHORT_WORDS, SHORT_BYTES = 8_192, 512, 16_384
-"""Bounds of `JobSpec.command`."""
+MAX_ARGV_BYTES = 16_384  # a record must stay far below 64 KiB
+SHORT_WORD_CHARS, SHORT_WORDS = 8_192, 512
+"""Bounds of `JobSpec.command`, with MAX_ARGV_BYTES."""
 SHOWN_CHARS = 64
 INTO_A_FILE = "put long arguments into a file, and give its name"
 
@@ -43,7 +44,7 @@ def command_fields(words: Sequence[str]) -> dict[str, Any]:
     """`command` and `long_command` of a job with this command."""
     size = len("".join(words).encode())
     if (
-        size <= SHORT_BYTES
+        size <= MAX_ARGV_BYTES
         and len(words) <= SHORT_WORDS
         and all(len(word) <= SHORT_WORD_CHARS for word in words)
     ):

@@ -24,8 +24,7 @@ from penstock.model.types import (
 Token = Annotated[int, Meta(ge=0, le=1 << 53)]
 Attempt = Annotated[int, Meta(ge=1, le=1_000_000)]
 Said = Annotated[int, Meta(ge=0, le=1 << 53)]
-"""Number of a node's report: increases with each, across restarts and boots. 0: the reporter does not
-count."""
+"""Number of a node's report: increases with each, across restarts and boots. 0: the reporter does not count."""
 PublicKey = Annotated[str, Meta(pattern=r"^[A-Za-z0-9_-]{86}\Z")]
 Operator = Annotated[str, Meta(min_length=1, max_length=255)]
 """User who acted: the tenant and name of the token, as `ops/on-call`; without tokens the user who runs the gateway, as `ada@workstation-7`."""
@@ -37,9 +36,7 @@ class JobSubmitted(Event, frozen=True, kw_only=True):
 
     TYPE = "penstock.job.submitted"
     TOPIC = Topic.JOBS
-    MAX_BYTES = (
-        4 * MAX_EVENT_BYTES
-    )  # beside short fields the longest command, which may not shrink when it is packed
+    MAX_BYTES = 4 * MAX_EVENT_BYTES  # with the longest command, which may not shrink when it is packed
 
     job_id: Identifier
     spec: JobSpec

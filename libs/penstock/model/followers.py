@@ -9,6 +9,7 @@ from penstock.model.topics import Topic
 from penstock.model.types import Identifier, Milliseconds
 
 FOLLOWER_TIMER = "follower"
+MAX_FOLLOWED = 256  # jobs of one stream: their ids fit the 64 KiB of a request's head
 PIPELINE_GONE = "its pipeline is gone"
 """Beginning of the reason of a job that was cancelled for lack of a follower."""
 

@@ -12,7 +12,15 @@ from typing import Annotated, Any, ClassVar, Literal
 from msgspec import Meta, Struct, field, structs
 
 from penstock.model.allowed import Allowed, Where
-from penstock.model.commands import MAX_PACKED_CHARS, check_long, command_problem, unpacked
+from penstock.model.commands import (
+    MAX_ARGV_BYTES,
+    MAX_PACKED_CHARS,
+    SHORT_WORD_CHARS,
+    SHORT_WORDS,
+    check_long,
+    command_problem,
+    unpacked,
+)
 from penstock.model.worker_range import wrong_shape
 
 MAX_GPUS_PER_NODE = 16  # the largest boards sold hold 16
@@ -22,7 +30,6 @@ MAX_WORKERS = 256
 MAX_MS = 1 << 53  # the largest whole number that every reader of JSON holds exactly
 MAX_OPTIONS = 16  # shapes in an estimate, which stays below 3 KiB with them
 MAX_PAIRS = 32  # pairs of kinds in an estimate
-MAX_ARGV_BYTES = 16_384  # a record must stay far below 64 KiB
 MAX_ENV_ENTRIES = 128
 MAX_TEXT = 1_024
 MAX_DIGEST = 64  # of a state: its format and 32 digits
@@ -252,7 +259,10 @@ class JobSpec(Value, frozen=True, kw_only=True):
 
     name: Identifier = "job"
     owner: Identifier = "unknown"
-    command: Annotated[tuple[Annotated[str, Meta(max_length=8_192)], ...], Meta(min_length=1, max_length=512)]
+    command: Annotated[
+        tuple[Annotated[str, Meta(max_length=SHORT_WORD_CHARS)], ...],
+        Meta(min_length=1, max_length=SHORT_WORDS),
+    ]
     """An argv list; never handed to a shell."""
     env: Annotated[dict[str, str], Meta(max_length=MAX_ENV_ENTRIES)] = field(default_factory=dict)
     secrets: Annotated[dict[str, SecretName], Meta(max_length=MAX_ENV_ENTRIES)] = field(default_factory=dict)

@@ -117,7 +117,7 @@ class ArrayOrder:
 def _row(state: CellState, job: JobState) -> tuple[Row, float]:
     array = array_of(job)
     owner = HEAD if array == CPU and job.reclaims else job.spec.owner
-    return (array, owner, *job.demand.key), float(job.order)
+    return (array, owner, *job.demand_key), float(job.order)
 
 
 def _share(held: dict[Holder, int], row: Row) -> int:

@@ -174,7 +174,7 @@ def _levels(rows: Mapping[Row, list[Entry[Row]]]) -> dict[str, list[list[list[En
 
 
 def _row(state: CellState, job: JobState) -> tuple[Row, float]:
-    key: tuple[object, ...] = job.demand.key
+    key: tuple[object, ...] = job.demand_key
     if job.spec.min_workers is not None and job.spec.timed:
         key = (*key, job.job_id)  # it waits for its own shape
     return (job.spec.owner, job.spec.priority, key, _r_s(state, job)), job.order

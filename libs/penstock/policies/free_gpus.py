@@ -12,6 +12,7 @@ from penstock.ledger.job_state import JobState
 from penstock.ledger.state import CellState
 from penstock.ledger.succession import successors
 from penstock.model.allowed import models_of
+from penstock.model.gpu_names import allows
 from penstock.model.types import WHOLE_GPU
 from penstock.policies.trial import living_places
 
@@ -73,7 +74,7 @@ class GpuKinds:
             suited = tuple(
                 kind
                 for kind, (model, memory_mib) in enumerate(self._kinds)
-                if memory_mib >= need.gpu_memory_mib and (not models or model in models)
+                if memory_mib >= need.gpu_memory_mib and allows(models, model)
             )
             wanted = demand.workers * need.gpus * need.gpu_share_milli
             part = need.gpu_share_milli < WHOLE_GPU

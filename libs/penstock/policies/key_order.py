@@ -16,7 +16,7 @@ class KeyOrder:
 
     def __init__(self, key: Key) -> None:
         self._key = key
-        self._rows: JobRows[DemandKey] = JobRows(lambda state, job: (job.demand.key, key(state, job)))
+        self._rows: JobRows[DemandKey] = JobRows(lambda state, job: (job.demand_key, key(state, job)))
 
     def order(self, state: CellState) -> Iterator[str]:
         """O(changes since the last call + demands) for the first, O(log demands) for the others."""

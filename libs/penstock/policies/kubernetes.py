@@ -101,7 +101,7 @@ class Kubeflow(LeastAndBalanced):
         del state, holding, at_ms
         hopeless: set[DemandKey] = set()
         for job in sorted(waiting, key=lambda job: job.order):
-            if (key := job.demand.key) not in hopeless and not (yield job):
+            if (key := job.demand_key) not in hopeless and not (yield job):
                 hopeless.add(key)
 
     def claim(self, state: CellState, job: JobState) -> str:
@@ -111,4 +111,4 @@ class Kubeflow(LeastAndBalanced):
 
 def by_demand(state: CellState, job: JobState) -> tuple[tuple[object, ...], float]:
     """(Row of gangs with equal demand, sort key by submission)."""
-    return job.demand.key, float(job.order)
+    return job.demand_key, float(job.order)

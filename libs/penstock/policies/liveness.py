@@ -157,4 +157,4 @@ def _row(job: JobState, *, gpus: bool) -> tuple[Row, float] | None:
     """None: the job belongs in the other index, or has no estimate yet."""
     if job.estimate is None or bool(job.estimate.worker.gpus) is not gpus:
         return None
-    return (job.spec.owner, job.demand.key), -job.spec.priority
+    return (job.spec.owner, job.demand_key), -job.spec.priority

@@ -67,7 +67,7 @@ class Ordered:
         self._key = key
         self._preemptive = preemptive
         self._rows: JobRows[tuple[object, ...]] = JobRows(
-            lambda state, job: (job.demand.key, key(state, job)), _kind if preemptive else None
+            lambda state, job: (job.demand_key, key(state, job)), _kind if preemptive else None
         )
         self._gpus: GpuKinds | None = None
 
@@ -89,7 +89,7 @@ class Ordered:
         self._rows.update(state)
         rows = self._rows.waiting
         singles = [
-            (self._key(state, job), job.order, job.job_id, job.demand.key, NO_MORE)
+            (self._key(state, job), job.order, job.job_id, job.demand_key, NO_MORE)
             for job in state.stopping.values()
             if will_queue_again(job)
         ]

@@ -205,7 +205,7 @@ class _Arranging:
     def _claim(self, job: JobState, fit: Fit) -> None:
         self._trial.claim(job.demand, fit)
         self._fits.append(Start(job, fit))
-        self._fitted[job.demand.key] += job.status is JobStatus.QUEUED
+        self._fitted[job.demand_key] += job.status is JobStatus.QUEUED
 
     def _place(self, job: JobState, *, overtaken: bool) -> Sequence[JobState]:
         """Places the job on the trial; returns jobs that have to move for it, and need nodes themselves."""

@@ -188,7 +188,7 @@ class _Line:
             behind = False  # the job for which nodes are reserved
             for job in list(self._waiting):
                 avoid = self._avoid(job, behind=behind)
-                key = (*job.demand.key, avoid)
+                key = (*job.demand_key, avoid)
                 if key not in hopeless and (found := self._fit(job, avoid)) is not None:
                     shaped, fit = found
                     self._trial.claim(shaped.demand, fit)

@@ -44,7 +44,7 @@ class Reservation:
         self._made_for: tuple[int, int, PlanUnit] | None = None
         self._trial: Trial | None = None
         self._ends: JobRows[tuple[int]] = JobRows(runs=by_end)
-        self._demands: JobRows[DemandKey] = JobRows(lambda _, job: (job.demand.key, job.order))
+        self._demands: JobRows[DemandKey] = JobRows(lambda _, job: (job.demand_key, job.order))
 
     def unit(self, state: CellState, job: JobState) -> PlanUnit | None:
         """Nodes for a job that does not fit now; None where it has not waited long enough, or the nodes are not known."""

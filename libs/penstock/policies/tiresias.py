@@ -366,7 +366,7 @@ def _allowed(job: JobState, left: dict[DemandKey, int]) -> bool:
     """Whether a job may start by the number of jobs of its demand that fit; counts it."""
     if not left or job.status is not JobStatus.QUEUED:
         return True
-    key = job.demand.key
+    key = job.demand_key
     fitting = left.get(key)
     if fitting is None:
         return True

@@ -36,10 +36,8 @@ DYING_TIMEOUT_S = 2.0  # a killed server is gone within a moment; then its port 
 STOP_TIMEOUT_S = 10.0  # a fast shutdown writes one checkpoint
 READY_POLL_S = 0.02
 SOCKET_PATH_MAX_BYTES = 100  # sun_path holds 108 on Linux; some systems hold 104
-FIRST_PORT, LAST_PORT = (
-    30_000,
-    31_999,
-)  # between those of jobs (`penstock.ledger.ports`) and the ephemeral ones (32768 on Linux)
+FIRST_PORT, LAST_PORT = 30_000, 31_999
+"""Between the ports of jobs (`penstock.ledger.ports`) and the ephemeral ones, from 32768 on Linux."""
 
 _SETTINGS = {
     "fsync": "on",

@@ -13,35 +13,7 @@ SHELL = ("bash", "-ec")
 """Interpreter of a script without a first line `#!`: it ends at the first command that fails, as in CI systems."""
 TAKES_TEXT = re.compile(r"(?:ba|da|k|z|a)?sh|python[0-9.]*")
 """Interpreters that take a program's text after `-c`."""
-BUILTINS = frozenset(
-    [
-        "alias",
-        "cd",
-        "declare",
-        "eval",
-        "exec",
-        "export",
-        "for",
-        "function",
-        "if",
-        "local",
-        "popd",
-        "pushd",
-        "readonly",
-        "set",
-        "shopt",
-        "source",
-        "trap",
-        "ulimit",
-        "umask",
-        "unset",
-        "until",
-        "while",
-        "case",
-        ".",
-        "{",
-    ]
-)
+BUILTINS = frozenset(["alias", "cd", "declare", "eval", "exec", "export", "for", "function", "if", "local", "popd", "pushd", "readonly", "set", "shopt", "source", "trap", "ulimit", "umask", "unset", "until", "while", "case", ".", "{"])  # fmt: skip
 """Words that only a shell knows. `command` and `type` are left out: some systems have programs of these names."""
 OPERATORS = frozenset({"&&", "||", "|", ";", "&", ">", ">>", "<", "2>&1", "2>", "&>"})
 ASSIGNMENT = re.compile(r"([A-Za-z_][A-Za-z0-9_]*)=")
@@ -50,7 +22,8 @@ VARIABLE = re.compile(r"\$(?:[A-Z_][A-Z0-9_]*|\{[A-Z_][A-Z0-9_]*\}|\()")
 PATTERN = re.compile(r"[\w./-]*\*[\w./*-]*|~(?:/.*)?")
 READS_TEXT = frozenset({"awk", "gawk", "mawk", "perl", "sed", "ruby", "jq", "find", "expr", "test", "["})
 """Programs whose arguments have `$`, `*` or operators of their own."""
-IN_A_SHELL = "for a shell: bash -c '…' (in a job file: `command: |`)"
+SHELL_FORM = "bash -c '…' (in a job file: `command: |`)"
+IN_A_SHELL = f"for a shell: {SHELL_FORM}"
 
 
 class Slip(NamedTuple):

@@ -31,8 +31,10 @@ FIELDS: Mapping[str, str] = MappingProxyType({
 """Another system's name, in lower case with `_` → our field by its path in a job file."""
 
 NONE: Mapping[str, str] = MappingProxyType({
-    **dict.fromkeys(("partition", "queue", "nodelist", "exclude", "node_selector", "pool", "resource_pool", "cloud", "region", "zone"),
-                    "jobs name no nodes: leave it out, or choose GPUs by gpu_models"),
+    **dict.fromkeys(("nodelist", "exclude", "node_selector", "node_name", "affinity"),
+                    "write `nodes: {only: […], exclude: […], prefer: […]}` in a job file"),
+    **dict.fromkeys(("partition", "queue", "pool", "resource_pool", "cloud", "region", "zone"),
+                    "leave it out: a cell has one queue; `nodes` in a job file chooses nodes, `gpu_models` GPUs"),
     **dict.fromkeys(("output", "error", "stdout", "stderr", "log_file", "open_mode"), "`penstock logs JOB` has a job's output"),
     **dict.fromkeys(("array", "sweep", "matrix"), "submit each task of an array as a job of its own: for seed in 0 1 2; do penstock submit …; done"),
     **dict.fromkeys(("dependency", "depends_on", "needs"), "wait for the earlier job before: penstock wait JOB && penstock submit …"),
@@ -44,7 +46,7 @@ NONE: Mapping[str, str] = MappingProxyType({
                     "leave it out: Penstock chooses nodes, GPUs and cores"),
     **dict.fromkeys(("volume", "volumes", "mount", "bind", "v", "rm", "it", "shm_size", "network", "ipc", "privileged"),
                     "containers see the job's folder and GPUs without it: leave it out"),
-    **dict.fromkeys(("interactive", "pty", "tty", "ports", "port"), "jobs have no terminal and no ports"),
+    **dict.fromkeys(("interactive", "pty", "tty", "ports", "port"), "jobs have no terminal and no ports; `penstock exec JOB -- COMMAND` runs a command beside one"),
 })  # fmt: skip
 """Another system's name → what to do without an equivalent."""
 

@@ -9,19 +9,7 @@ from penstock.sdk.secrets import remedy, suspicions
 
 SMALL_MIB = 64  # no training fits into less; a user who writes 8 may mean 8 GiB
 
-SET_BY_PENSTOCK = frozenset(
-    [
-        "CUDA_VISIBLE_DEVICES",
-        "PENSTOCK_JOB_ID",
-        "PENSTOCK_TASK_ID",
-        "PENSTOCK_NODE_ID",
-        "PENSTOCK_ATTEMPT",
-        "PENSTOCK_TOKEN",
-        "PENSTOCK_ROLE",
-        "PENSTOCK_GPUS",
-        "PENSTOCK_CORES",
-    ]
-)
+SET_BY_PENSTOCK = frozenset(["CUDA_VISIBLE_DEVICES", "PENSTOCK_JOB_ID", "PENSTOCK_TASK_ID", "PENSTOCK_NODE_ID", "PENSTOCK_ATTEMPT", "PENSTOCK_TOKEN", "PENSTOCK_ROLE", "PENSTOCK_GPUS", "PENSTOCK_CORES"])  # fmt: skip
 """Variables that each task has from its node, whatever the job sets (`node_reporter.core.environment`)."""
 
 

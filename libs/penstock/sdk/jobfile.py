@@ -7,10 +7,9 @@ The models of its sections are in `job_sections`.
 
 import re
 from collections.abc import Mapping
-from typing import Annotated, Any, Literal, NamedTuple
+from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BaseModel, Discriminator, Field, Tag, ValidationError
-from pydantic_core import ErrorDetails
 
 from penstock.model import commands
 from penstock.model.gpu_names import counted_wrongly
@@ -28,9 +27,8 @@ from penstock.model.types import (
 )
 from penstock.model.validation import checked
 from penstock.model.worker_range import wrong_shape
-from penstock.redaction import brief
 from penstock.sdk.command_words import slips, with_script
-from penstock.sdk.equivalents import key
+from penstock.sdk.job_problems import Problem, problem_of
 from penstock.sdk.job_sections import (
     NUMBER,
     RANGE,
@@ -49,7 +47,6 @@ from penstock.sdk.job_sections import (
     with_references,
 )
 from penstock.sdk.units import show
-from penstock.suggestion import near
 
 MAX_PROBLEMS = 50  # more would not be read
 
@@ -290,17 +287,6 @@ class JobFile(Section):
         )
 
 
-class Problem(NamedTuple):
-    """One problem. `field`: a path such as `resources.gpus`, or `job` for the whole file."""
-
-    field: str
-    text: str
-    """The problem, then the remedy."""
-
-    def __str__(self) -> str:
-        return f"{self.field}: {self.text}"
-
-
 class BadJob(Exception):
     """A job file was refused; `problems` lists all its problems, at least one."""
 
@@ -331,7 +317,7 @@ def parse_job(data: Mapping[str, object]) -> JobSpec:
         job = JobFile.model_validate(fields)
     except ValidationError as error:
         details = error.errors(include_url=False)
-        problems += [_problem(detail, fields) for detail in details]
+        problems += [problem_of(detail, fields, _sections()) for detail in details]
         wrong = {detail["loc"][0] for detail in details if detail["loc"]}
         # Check the rest as well, so that problems which span fields come out in the same answer.
         rest = {name: value for name, value in fields.items() if name not in wrong}
@@ -354,7 +340,8 @@ def parse_job(data: Mapping[str, object]) -> JobSpec:
     try:
         spec = job.to_spec()
     except ValidationError as error:
-        problems += [_problem(detail, fields) for detail in error.errors(include_url=False)]
+        errors = error.errors(include_url=False)
+        problems += [problem_of(detail, fields, _sections()) for detail in errors]
     if problems:
         raise BadJob(tuple(problems[:MAX_PROBLEMS]))
     return spec
@@ -416,97 +403,3 @@ def _sections() -> dict[str, type[BaseModel]]:
         "nodes": Nodes,
         "retry": Retry,
     }
-
-
-def _unknown(path: tuple[int | str, ...]) -> str:
-    """The remedy for a field that does not exist: its place elsewhere, else the nearest name here."""
-    section, name = ".".join(str(part) for part in path[:-1]), str(path[-1])
-    known = list(_sections()[section].model_fields)
-    for other, model in _sections().items():
-        if other != section and name in model.model_fields:
-            return f"is not known here; write it under `{other}`" if other else "belongs at the top level"
-    if remedy := key(name, section):
-        return f"is not known; {remedy}"
-    if (meant := near(name, known)) is not None:
-        return f"is not known; did you mean `{meant}`?"
-    return f"is not known; remove it, or use one of {', '.join(known)}"
-
-
-def _problem(detail: ErrorDetails, fields: Mapping[Any, Any]) -> Problem:
-    """One of pydantic's errors as text: field, problem, remedy."""
-    path = detail["loc"]
-    if path[2:] == ("[key]",) and path[0] in (
-        "env",
-        "secrets",
-    ):  # pydantic's mark of a wrong name, not the user's text
-        path = path[:2]
-    if path[:1] == ("workers",) and path[1:2] in ((NUMBER,), (RANGE,)):  # the form that pydantic took it for
-        path = path[:1] + path[2:]
-    given = detail.get("input") if len(path) < len(detail["loc"]) else _written_at(fields, path)
-    return Problem(".".join(str(part) for part in path) or "job", _text(path, detail["type"], given, detail))
-
-
-def _written_at(fields: Mapping[Any, Any], path: tuple[int | str, ...]) -> Any:
-    """The user's value at this path, before any conversion; None where there is none."""
-    found: Any = fields
-    for part in path:
-        if isinstance(found, Mapping):
-            found = found.get(part)
-        elif isinstance(found, list) and isinstance(part, int):
-            found = found[part]
-        else:
-            return None
-    return found
-
-
-def _text(path: tuple[int | str, ...], kind: str, given: object, detail: ErrorDetails) -> str:
-    """The problem, then the remedy, for one kind of error."""
-    context: Mapping[str, Any] = detail.get("ctx", {})
-    if kind == "extra_forbidden":
-        return _unknown(path)
-    if kind == "missing":
-        example = "max: 8" if path[0] == "workers" else "command: [python, train.py]"
-        return f"is missing; add it, such as `{example}`"
-    if kind == "value_error":
-        return str(detail["msg"]).removeprefix("Value error, ")
-    if given is None:
-        return "is empty; give a value or remove the line"
-    if kind in ("greater_than_equal", "less_than_equal"):
-        bound = context.get("ge", context.get("le", 0))
-        side = "at least" if "ge" in context else "at most"
-        return f"{brief(given)} is out of range; give {side} {_human(path, bound)}"
-    if kind in ("string_too_long", "string_too_short", "too_long", "too_short"):
-        bound = context.get("max_length", context.get("min_length", 0))
-        what = "characters" if kind.startswith("string") else "entries"
-        wrong, right = ("long", "most") if "long" in kind else ("short", "least")
-        remedy = f"; {commands.INTO_A_FILE}" if path[0] == "command" and wrong == "long" else ""
-        return f"is too {wrong}; give at {right} {bound} {what}{remedy}"
-    if kind == "literal_error":
-        return f"{brief(given)} is not known; use one of {context['expected']}"
-    shown = brief(given) if kind in _QUANTITIES else _KINDS.get(type(given)) or brief(given)
-    return f"{shown} {_REMEDIES.get(kind, detail['msg'])}"
-
-
-_QUANTITIES = frozenset({"float_type", "finite_number", "int_type"})
-_KINDS: Mapping[type, str] = {int: "a number", float: "a number", str: "this text"}
-"""Text shown in place of a misplaced value: `env: PASSWORD=…` without the password."""
-_REMEDIES = {
-    "bool_type": "is neither true nor false; write one of them without quotes",
-    "string_type": "is no text; quote it",
-    "invalid_key": "is no field name; write names as text",
-    "list_type": "is no list; write each word by itself, such as [python, train.py]",
-    "dict_type": "is no mapping; write `name: value` lines below it",
-    "model_type": "is no mapping; write `name: value` lines below it",
-    "float_type": "is no number; write one without quotes",
-    "finite_number": "is no number; write one such as 0.5",
-    "int_type": "is no whole number; write one without quotes",
-    "string_pattern_mismatch": "has characters that are not allowed; "
-    "use letters, digits and . _ : / - and begin with a letter or digit",
-}
-
-
-def _human(path: tuple[int | str, ...], bound: float) -> str:
-    """A bound in the field's human units."""
-    *section, name = (str(part) for part in path)
-    units = units_of(_sections()[".".join(section)].model_fields[name])
-    return str(bound) if units is None else show(int(bound), units)

@@ -9,6 +9,7 @@ from collections.abc import Iterator, Sequence
 
 from penstock.counting import count
 from penstock.ledger.index import NodeShape, shape_of
+from penstock.model.gpu_names import allows
 from penstock.model.nodes import NodeSpec
 from penstock.model.types import MAX_CORES_PER_NODE, MAX_GANG_TASKS, MAX_GPUS_PER_NODE, ResourceVector
 from penstock.policies.capacity import slots
@@ -37,14 +38,12 @@ class ClusterCapacity:
     def problems(self, job: TraceJob) -> Iterator[tuple[str, str]]:
         """(field of the job, problem); none if no problem is known."""
         known = {model: count for model, count in self._gpus.items() if count}
-        if job.gpu_models and not known.keys() & set(job.gpu_models):
+        if job.gpu_models and not any(allows(job.gpu_models, model) for model in known):
             here = ", ".join(sorted(known)[:MAX_NAMED])
             remedy = f": name the model, as in 8x8@{job.gpu_models[0]}" if [*known] == [UNKNOWN_GPU] else ""
             yield "gpu_models", f"no node has {' or '.join(job.gpu_models)}; there are {here}{remedy}"
             return
-        allowed = sum(
-            count for model, count in known.items() if not job.gpu_models or model in job.gpu_models
-        )
+        allowed = sum(count for model, count in known.items() if allows(job.gpu_models, model))
         gpus = job.gpus + job.parameter_servers * job.server_gpus
         if gpus > allowed:
             of = f" of {' or '.join(job.gpu_models)}" if job.gpu_models else ""
@@ -54,7 +53,7 @@ class ClusterCapacity:
             yield from beyond
             return
         workers, gpus = gang_of(job, self._largest, self._single)
-        kinds = [kind for kind in self._kinds if not job.gpu_models or kind.gpu_model in job.gpu_models]
+        kinds = [kind for kind in self._kinds if allows(job.gpu_models, kind.gpu_model)]
         least_mib = (job.gpu_memory_mib or 0) if job.gpus else 0
         models = " or ".join(job.gpu_models)
         here = f" with {models}" if models else ""

@@ -15,6 +15,7 @@ from penstock.sdk.job_warnings import Doubt
 
 FIELDS: Mapping[Reason, str] = MappingProxyType(
     {
+        Reason.NEVER_FITS_NODES: "nodes",
         Reason.NEVER_FITS_GPUS: "resources.gpus",
         Reason.NEVER_FITS_GPU_MODEL: "gpu_models",
         Reason.NEVER_FITS_GPU_MEMORY: "resources.gpu_memory_mib",

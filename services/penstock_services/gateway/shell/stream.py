@@ -15,6 +15,7 @@ from fastapi import APIRouter, Query, Request
 from fastapi.responses import StreamingResponse
 from pydantic import Field
 
+from penstock.model.followers import MAX_FOLLOWED
 from penstock.runtime.race import first_of
 from penstock_services.gateway.core.access import Caller, Role
 from penstock_services.gateway.core.cursor import MAX_N, MAX_SEQ, Cursor, read_cursor
@@ -28,7 +29,6 @@ router = APIRouter(prefix="/v1", tags=["events"])
 
 PAGE = 500
 MAX_STREAMS = 256
-MAX_FOLLOWED = 256  # jobs of one stream: their ids fit the 64 KiB of a request's head
 QUIET_S = 25.0  # a comment after so long without an event, so that both ends detect a dead connection
 RECONNECT_MS = 500
 

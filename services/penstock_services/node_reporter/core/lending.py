@@ -29,7 +29,7 @@ def widened(state: NodeState, order: StartTask) -> Iterator[Decision]:
 def lent(state: NodeState) -> Iterator[Decision]:
     """Brings the cores of running tasks up to date with what is idle now; nothing where that is so already."""
     shares = _shares(state)
-    for task in list(state.tasks.values()):
+    for task in [task for task in state.tasks.values() if task.lent or task.task_id in shares]:
         more = shares.get(task.task_id, ())
         if task.status is not Status.RUNNING or task.lent == more or task.order is None:
             continue
@@ -46,7 +46,8 @@ def stepped(state: NodeState, given: Stepped) -> Iterator[Decision]:
 
 def _shares(state: NodeState) -> dict[str, tuple[int, ...]]:
     """Task → idle cores that it may use: each every n-th of them, up to its fair share of the node."""
-    takers = in_order([task for task in state.tasks.values() if _borrows(task)])
+    takers = [task for task in state.tasks.values() if task.order and task.order.spare_cores]
+    takers = in_order([task for task in takers if _borrows(task)])
     if not takers:
         return {}
     given = {core for task in state.tasks.values() if task.order for core in task.order.place.cores}
@@ -60,7 +61,7 @@ def _shares(state: NodeState) -> dict[str, tuple[int, ...]]:
 def _borrows(task: Task) -> bool:
     """Whether it may use more than its own cores."""
     order = task.order
-    if order is None or not order.spare_cores or not order.place.cores or order.companions:
+    if order is None or not order.place.cores or order.companions:
         return False
     if task.gated and task.opened_ms is None:  # it launches on the cores of the task before it
         return False

@@ -93,9 +93,7 @@ def _execute(
     """In the child: enters the task, drops all rights and becomes the command."""
     try:
         prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-        prctl(
-            PR_SET_DUMPABLE, 0, 0, 0, 0
-        )  # no process of the task can read this one's memory and descriptors
+        prctl(PR_SET_DUMPABLE, 0, 0, 0, 0)  # the task cannot read this process's memory and descriptors
         os.setsid()
         os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
         for group in groups:

@@ -8,6 +8,7 @@ import msgspec
 
 from penstock.model.orders import StartTask
 from penstock.model.types import Usage
+from penstock.sdk.command_words import BUILTINS, SHELL_FORM
 from penstock_services.node_reporter.core.inputs import Exhausted, Outcome
 from penstock_services.node_reporter.shell.ports import Exit, Failure
 
@@ -27,8 +28,7 @@ NO_PYTHON = (
 NO_FOLDER = (
     "make it on every node, or send a folder of this machine with the job: --sync DIR (`sync` in a job file)"
 )
-BUILTINS = frozenset(("cd", "source", ".", "export", "set", "alias", "eval", "exec", "ulimit", "module"))
-IN_A_SHELL = "bash -c '…' (in a job file: `command: |`)"
+SHELL_WORDS = BUILTINS | {"module"}  # a function of the shell where nodes have environment modules
 NEAR_CAP = 0.95  # a task killed with at least this share of its memory cap in use counts as out of memory
 
 
@@ -145,10 +145,10 @@ def _program_remedy(program: str, cause: str) -> str:
     }
     if cause:
         return found.get(cause, "")
-    if program in BUILTINS:
-        return f"{program} is a word of the shell, no program; run {IN_A_SHELL}"
+    if program in SHELL_WORDS:
+        return f"{program} is a word of the shell, no program; run {SHELL_FORM}"
     if " " in program.strip():
-        return f"it is one word with blanks; give each word by itself, or run {IN_A_SHELL}"
+        return f"it is one word with blanks; give each word by itself, or run {SHELL_FORM}"
     return ""
 
 

@@ -10,9 +10,8 @@ import struct
 from collections.abc import Callable
 from typing import NamedTuple
 
-FLOCK = struct.Struct(
-    "@hhqqi4x"
-)  # struct flock of <fcntl.h> on 64-bit Linux: type, whence, start, length, pid
+FLOCK = struct.Struct("@hhqqi4x")
+"""struct flock of <fcntl.h> on 64-bit Linux: type, whence, start, length, pid."""
 MAX_HOLDERS = 256  # ranks of one task; a file with more locks is a task's own fault
 ASKED = b"\n"
 SAVERS = "savers"  # the file's name in the task's folder

@@ -50,14 +50,13 @@ from penstock_services.node_reporter.shell.output import Output
 from penstock_services.node_reporter.shell.pids import descendants, pid_of, processes_below, start_ticks
 from penstock_services.node_reporter.shell.savers import SAVERS, savers
 from penstock_services.node_reporter.shell.stopping import SETTLE_S, Stop
-from penstock_services.node_reporter.shell.task_groups import TaskGroups
+from penstock_services.node_reporter.shell.task_groups import KILL_PAUSE_S, TaskGroups
 from penstock_services.node_reporter.shell.whole_files import write_whole
 
 MAX_MESSAGE_BYTES = 425_952  # argv, environment, peers, secrets: the kernel's largest message with its default net.core.wmem_max
 CHUNK_BYTES = 65_536  # a pipe's capacity
 FIRST_PAUSE_S = 0.1  # between attempts to record an exit on a full disk
 LONGEST_PAUSE_S = 5.0
-KILL_PAUSE_S = 0.005  # between kills while the last processes die
 NEXT_SHIM_MS = 50  # after that the next shim is prepared during a start; most starts take less
 
 

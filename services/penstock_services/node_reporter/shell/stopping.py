@@ -31,9 +31,7 @@ def next_told(processes: Sequence[Process], registered: Savers, *, saved: bool) 
     saving = [process.pid for process in processes if process.pid in registered.saving]
     if saving:
         return saving
-    if (
-        registered.following and not saved
-    ):  # rank 0 is in another task, and may need them up to its next boundary
+    if registered.following and not saved:  # rank 0, in another task, may need them to its next boundary
         return []
     parents = {process.pid: process for process in processes}
     return [

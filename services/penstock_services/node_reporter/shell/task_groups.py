@@ -9,7 +9,7 @@ from typing import Any
 from penstock_services.node_reporter.shell.confinement import Confinement
 from penstock_services.node_reporter.shell.whole_files import put
 
-EMPTY_PAUSE_S = 0.005  # between kills while the last processes die
+KILL_PAUSE_S = 0.005  # between kills while the last processes die
 
 
 class TaskGroups:
@@ -58,7 +58,7 @@ class TaskGroups:
                 if "populated 0" in file.read().splitlines():
                     return
             put(f"{group}/cgroup.kill", "1")
-            time.sleep(EMPTY_PAUSE_S)
+            time.sleep(KILL_PAUSE_S)
 
     def count(self, source: tuple[str, str, str] | None) -> int:
         """The number in the line `KEY COUNT` of a file of (root, file, key); 0: the kernel has not counted."""

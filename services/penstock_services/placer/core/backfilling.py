@@ -29,8 +29,8 @@ class PassReservation:
         ):
             return (job.order,)
         if self._unit is None or self._stage is None:
-            return job.demand.key
-        return *job.demand.key, self._stage.may_use(state, job, self._unit)
+            return job.demand_key
+        return *job.demand_key, self._stage.may_use(state, job, self._unit)
 
     def chooser(self) -> Choose | None:
         """Replaces the place stage; None: no reservation limits the choice."""

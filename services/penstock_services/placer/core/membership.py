@@ -146,7 +146,7 @@ class Membership:
         found = 0
         for job_id in list(state.queue.values()):
             job = state.jobs[job_id]
-            if (key := job.demand.key) in fitting:
+            if (key := job.demand_key) in fitting:
                 continue
             reason = never_fits(state, job.demand)
             if reason is None:
