@@ -1,7 +1,9 @@
-"""Real launchers and frameworks of training on a CPU: PyTorch with `torchrun`, Lightning, Accelerate, Transformers.
+"""Real launchers and frameworks of training on a CPU: PyTorch with `torchrun`, Lightning, Accelerate,
+Transformers.
 
-PyTorch is Debian's package, whose build has no CUDA: 150 MB with all that it needs, where the wheel of PyPI pulls 3.2 GB of CUDA's libraries.
-It is unpacked, not installed. The frameworks that fit it come from `infra/launchers/requirements.lock`.
+PyTorch is Debian's package, whose build has no CUDA: 150 MB with all that it needs, where the wheel of PyPI
+pulls 3.2 GB of CUDA's libraries. It is unpacked, not installed. The frameworks that fit it come from
+`infra/launchers/requirements.lock`.
 """
 
 import shutil
@@ -30,13 +32,15 @@ PATCHES = (
     ),
     ("elastic/multiprocessing/api.py", "for s in Std:", "for s in Std.__members__.values():"),
 )
-"""(file of `torch.distributed`, its text, what PyTorch 2.0 made of it): PyTorch 1.13 is older than Debian 12's Python 3.11, which refuses the first and finds no zero in the second."""
+"""(file of `torch.distributed`, its text, what PyTorch 2.0 made of it): PyTorch 1.13 is older than Debian
+12's Python 3.11, which refuses the first and finds no zero in the second."""
 REMEDY = "Debian 12 has it"
 BUILD_TIMEOUT_S = 900.0
 
 
 def obtain_launchers() -> Path:
-    """Folder of the frameworks, or the virtual environment that `PENSTOCK_LAUNCHERS` names. Raises `LaunchError` with the remedy."""
+    """Folder of the frameworks, or the virtual environment that `PENSTOCK_LAUNCHERS` names. Raises
+    `LaunchError` with the remedy."""
     return obtain(
         Part(
             name="launchers",
@@ -64,7 +68,8 @@ def environment() -> dict[str, str]:
 
 
 def _build(folder: Path) -> None:
-    """Downloads what this machine lacks of the package's dependencies, with lists and archives of its own, so that it needs no rights."""
+    """Downloads what this machine lacks of the package's dependencies, with lists and archives of its own,
+    so that it needs no rights."""
     lists, archives, log = folder / "lists", folder / "archives", folder / "build.log"
     for place in (lists, archives):
         (place / "partial").mkdir(parents=True)

@@ -156,7 +156,8 @@ def run(
     obj: object = None,
     remedy: Callable[[str], str] = lambda option: "",
 ) -> int:
-    """Runs one command line; returns its exit code (`penstock.exits`). Errors go to stderr, a line each. `remedy`: for an unknown option."""
+    """Runs one command line; returns its exit code (`penstock.exits`). Errors go to stderr, a line each.
+    `remedy`: for an unknown option."""
     try:
         code = command.main(list(arguments), prog_name=prog, standalone_mode=False, obj=obj)
         sys.stdout.flush()

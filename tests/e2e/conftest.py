@@ -21,7 +21,8 @@ from tests.support.system import Gateway, file_ends, url_in
 from tests.support.waiting import wait_until
 
 SHADOWS = {f"{name}.py" for name in ("logging", "queue", "random", "select", "signal", "token", "types")}
-"""Files in the folder where `penstock up` is started, as in an ML repository, that have names of the standard library."""
+"""Files in the folder where `penstock up` is started, as in an ML repository, that have names of the
+standard library."""
 ENDLESS = ("sleep", "infinity")
 """A job that runs until somebody stops it."""
 

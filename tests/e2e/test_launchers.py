@@ -1,6 +1,8 @@
-"""Real launchers and frameworks under the variables that tasks find: each process has a rank and a device of its own, and all of a job meet.
+"""Real launchers and frameworks under the variables that tasks find: each process has a rank and a device of
+its own, and all of a job meet.
 
-The variables are those that the placer's and the node's cores compute; members are real processes on loopback, with gloo.
+The variables are those that the placer's and the node's cores compute; members are real processes on
+loopback, with gloo.
 """
 
 import json
@@ -141,7 +143,8 @@ def test_a_launcher_finds_its_ranks(launcher: str, shape: Shape, zygote: Zygote,
 def test_a_launcher_starts_a_process_for_each_gpu_of_each_worker(
     launcher: str, zygote: Zygote, tmp_path: Path
 ) -> None:
-    """Two nodes of several GPUs, one worker on each: the framework starts the processes, and counts ranks over both."""
+    """Two nodes of several GPUs, one worker on each: the framework starts the processes, and counts ranks
+    over both."""
     meet(launcher, SEVERAL_GPUS, zygote, tmp_path)
 
 
@@ -155,7 +158,8 @@ def meet(launcher: str, shape: Shape, zygote: Zygote, out: Path) -> None:
 
 
 def met(out: Path, jobs: int, size: int, logs: str) -> None:
-    """In each of the jobs so many processes had ranks and devices of their own and one sum, at the job's own port."""
+    """In each of the jobs so many processes had ranks and devices of their own and one sum, at the job's
+    own port."""
     found: dict[str, list[dict[str, Any]]] = {}
     for path in out.glob("*.json"):
         each = json.loads(path.read_text())
@@ -172,7 +176,8 @@ def met(out: Path, jobs: int, size: int, logs: str) -> None:
 
 @pytest.mark.postgres
 def test_three_jobs_meet_on_one_node_at_once(start: Start, place: Path) -> None:
-    """Two users type `torchrun`, and a third has two workers; all of their processes are alive at once on a node of a live cell."""
+    """Two users type `torchrun`, and a third has two workers; all of their processes are alive at once on
+    a node of a live cell."""
     here = start("--nodes", "1", "--virtual-gpus", "6")
     out = place / "met"
     out.mkdir()

@@ -1,4 +1,5 @@
-"""Pipelines that are cancelled, or whose runner is lost, leave no job behind; one that tries a step again gets a new job."""
+"""Pipelines that are cancelled, or whose runner is lost, leave no job behind; one that tries a step again
+gets a new job."""
 
 import asyncio
 import random
@@ -18,7 +19,8 @@ pytestmark = pytest.mark.postgres
 
 AT_ONCE = 5
 SURE_CHUNKS = 9
-"""A look, the submission, a look at the job, the stream: each has a request and an answer, and the stream frames."""
+"""A look, the submission, a look at the job, the stream: each has a request and an answer, and the stream
+frames."""
 GITLAB = {"CI": "true", "CI_SERVER_HOST": "gitlab.acme"}
 
 
@@ -111,7 +113,8 @@ async def killed_at(up: Installation, chunk: int, name: str) -> None:
 
 @pytest.mark.parametrize("kills", [4, pytest.param(100, marks=pytest.mark.slow)])
 async def test_pipelines_that_are_killed_at_any_moment_leave_no_job(up: Installation, kills: int) -> None:
-    """Before the submission, between its answer and the stream, while the job queues or runs: kill -9, no signal for the client."""
+    """Before the submission, between its answer and the stream, while the job queues or runs: kill -9, no
+    signal for the client."""
     chance, name = random.Random(kills), f"killed-{kills}"
     for first in range(0, kills, AT_ONCE):
         number = min(AT_ONCE, kills - first)

@@ -97,7 +97,8 @@ def facts(events: dict[str, Any], kind: str) -> list[dict[str, Any]]:
 def test_a_job_that_outgrows_what_was_learned_runs_on_and_one_that_outgrows_its_request_is_told_so(
     up: Installation, tmp_path: Path
 ) -> None:
-    """The nightly training has had 40 MiB of data for weeks, and tonight it has 200. Nothing in its job file mentions memory, and the machine is idle."""
+    """The nightly training has had 40 MiB of data for weeks, and tonight it has 200. Nothing in its job
+    file mentions memory, and the machine is idle."""
     size, script = tmp_path / "size", tmp_path / "growing.py"
     size.write_text("40")
     script.write_text(GROWING)

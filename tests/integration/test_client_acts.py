@@ -46,7 +46,8 @@ async def train(cell: Cell) -> None:
 
 
 async def test_a_notebook_asks_for_a_checkpoint_and_gets_it(cell: Cell) -> None:
-    """Before an upgrade; the job is named. While it is not running yet the answer is an error, and nothing was asked; and so where no process of it saves."""
+    """Before an upgrade; the job is named. While it is not running yet the answer is an error, and nothing
+    was asked; and so where no process of it saves."""
     await train(cell)
     async with AsyncClient(cell.url) as client:
         with pytest.raises(Conflict, match="nothing was asked") as early:

@@ -256,7 +256,8 @@ async def test_a_log_that_cannot_be_read_is_named_in_one_line(
 async def test_a_followed_log_never_goes_blind(
     dsn: str, tmp_path: Path, key: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A bar prints four times the log's limit, then a loss. While the reporter restarts, the ring goes on without its reader."""
+    """A bar prints four times the log's limit, then a loss. While the reporter restarts, the ring goes on
+    without its reader."""
     monkeypatch.setattr(log_reader, "FIRST_PAUSE_S", 0.01)
     log = Output(str(log_path(tmp_path / "n1" / "logs", "j", "j.1.w1")), 1 << 20)
     async with serving(tmp_path, "n0", log_key=key) as first, running(dsn, node_log_key=key) as cell:

@@ -75,7 +75,8 @@ async def test_a_name_in_the_form_of_an_id_is_refused(cell: Cell) -> None:
 
 
 async def test_a_stream_is_the_sign_of_life_of_a_pipeline(cell: Cell) -> None:
-    """A step follows its job, and its runner is lost. Nobody else reports so, and nobody follows what does not exist."""
+    """A step follows its job, and its runner is lost. Nobody else reports so, and nobody follows what does
+    not exist."""
 
     async def reports(count: int) -> list[FollowerChanged]:
         async def written() -> list[FollowerChanged]:

@@ -200,7 +200,8 @@ def wake_ups(pid: int) -> int:
 async def test_the_task_sees_its_place_and_no_secret(
     node: Options, cell: Cell, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Affinity (virtual cores are taken modulo the real ones), GPU ids, no ranks of one task alone; an own session; default signals."""
+    """Affinity (virtual cores are taken modulo the real ones), GPU ids, no ranks of one task alone; an own
+    session; default signals."""
     script = (
         "import json,os,signal; print(json.dumps(dict(env=dict(os.environ), cores=sorted(os.sched_getaffinity(0)), "
         "session=os.getsid(0)==os.getpid(), term=signal.getsignal(15)==signal.SIG_DFL, cwd=os.getcwd())))"

@@ -1,4 +1,5 @@
-"""Real tasks behind real wrappers are stopped, asked to save and left: what the stop reaches, and what stays on the node."""
+"""Real tasks behind real wrappers are stopped, asked to save and left: what the stop reaches, and what
+stays on the node."""
 
 import os
 import sys
@@ -76,7 +77,8 @@ def wrapped(name: str, folder: Path) -> str:
 async def test_a_stop_reaches_the_training_behind_each_wrapper(
     options: Options, broker: MemoryBroker, cell: Cell, tmp_path: Path
 ) -> None:
-    """A node is drained. Every job saves its last step, whatever is in front of it; where a script was, its training was killed at once."""
+    """A node is drained. Every job saves its last step, whatever is in front of it; where a script was,
+    its training was killed at once."""
     env = {"PYTHONPATH": str(ROOT / "libs")}
     jobs = {f"job-{number}": name for number, name in enumerate(WRAPPERS, 1)}
     options = replace(options, virtual_gpus=len(jobs))
@@ -113,7 +115,8 @@ async def test_a_stop_reaches_the_training_behind_each_wrapper(
 async def test_a_request_to_save_goes_to_the_process_that_saves_or_is_refused(
     options: Options, broker: MemoryBroker, cell: Cell, tmp_path: Path
 ) -> None:
-    """`penstock checkpoint` reaches a training behind a script. Where none has registered the answer says so; the one that comes later saves at its first step."""
+    """`penstock checkpoint` reaches a training behind a script. Where none has registered the answer says
+    so; the one that comes later saves at its first step."""
     env = {"PYTHONPATH": str(ROOT / "libs")}
     script = f"until test -e {tmp_path}/go; do sleep 0.05; done\n{wrapped('run.sh', tmp_path)}"
     async with working(options, MemoryLog(broker, "node-reporter")):
@@ -136,7 +139,8 @@ async def test_a_request_to_save_goes_to_the_process_that_saves_or_is_refused(
 async def test_a_script_that_saves_by_itself_has_its_grace_behind_a_wrapper(
     options: Options, broker: MemoryBroker, cell: Cell, tmp_path: Path
 ) -> None:
-    """`run.sh` starts a training that handles SIGTERM by itself. A process that does not end is killed after the grace, and is counted."""
+    """`run.sh` starts a training that handles SIGTERM by itself. A process that does not end is killed
+    after the grace, and is counted."""
     saves = (
         "import pathlib, signal, sys, time\n"
         f"signal.signal(signal.SIGTERM, lambda *_: (time.sleep(0.4), pathlib.Path('{tmp_path}/saved').touch(), sys.exit(3)))\n"
@@ -160,7 +164,8 @@ async def test_a_script_that_saves_by_itself_has_its_grace_behind_a_wrapper(
 async def test_what_a_job_leaves_running_is_ended_and_counted(
     options: Options, broker: MemoryBroker, cell: Cell
 ) -> None:
-    """`nohup train.py &` at the end of a script, as on a workstation: "succeeded" alone misled. Output still in a pipe is not lost."""
+    """`nohup train.py &` at the end of a script, as on a workstation: "succeeded" alone misled. Output
+    still in a pipe is not lost."""
     async with working(options, MemoryLog(broker, "node-reporter")):
         await cell.order(start_order(1, "bash", "-c", "setsid sleep 60 & setsid sleep 60 & echo started"))
         exited = await cell.until(TaskExited)
@@ -175,7 +180,8 @@ async def test_what_a_job_leaves_running_is_ended_and_counted(
 async def test_a_task_has_a_tmp_of_its_own_and_sees_what_it_names(
     options: Options, broker: MemoryBroker, cell: Cell, tmp_path: Path
 ) -> None:
-    """Killed jobs had filled a node's memory with batches in /dev/shm. A workdir below /tmp, and a path in the command, are the machine's."""
+    """Killed jobs had filled a node's memory with batches in /dev/shm. A workdir below /tmp, and a path in
+    the command, are the machine's."""
     script = (
         "touch /tmp/own /dev/shm/own && cd / && echo $TMPDIR $(ls /tmp | wc -l) $(df --output=size -BM /tmp | tail -1) "
         f"$(cat {tmp_path}/data); echo kept > {tmp_path}/result"

@@ -185,7 +185,8 @@ class CellDriver(Recorder):
         return list(outstanding(self.state, sorted(self.state.nodes), self.head.seq))
 
     def environments(self, job_id: str, **how: bool) -> list[dict[str, str]]:
-        """What each task of the job finds when its node starts it, in order of the ranks. `how`: as `task_environment`."""
+        """What each task of the job finds when its node starts it, in order of the ranks. `how`: as
+        `task_environment`."""
         orders = [one for one in self.orders() if isinstance(one, StartTask) and one.job_id == job_id]
         orders.sort(key=lambda order: order.place.rank)
         how = {"virtual": False, **how}

@@ -232,8 +232,8 @@ def test_a_job_is_asked_to_save_until_it_has(cell: CellDriver) -> None:
 def test_a_job_whose_node_finds_no_saver_counts_as_one_without_checkpoints(
     cell: CellDriver, kind: str, counts: bool
 ) -> None:
-    """Its script never calls `checkpoint()`. The request is not repeated; a checkpoint, or the next attempt, proves the opposite. What saves by
-    itself may do so on SIGTERM alone."""
+    """Its script never calls `checkpoint()`. The request is not repeated; a checkpoint, or the next
+    attempt, proves the opposite. What saves by itself may do so on SIGTERM alone."""
     cell.submit("b", job_spec(checkpoint=kind, attempts=3))
     cell.start("b")
     cell.feed(asks("b"))

@@ -1,4 +1,5 @@
-"""The command line in a pipeline: keys of steps that are tried again, signals of runners, and streams that are closed."""
+"""The command line in a pipeline: keys of steps that are tried again, signals of runners, and streams that
+are closed."""
 
 import os
 import signal
@@ -116,7 +117,8 @@ def test_a_failed_job_of_the_same_step_is_submitted_under_the_next_key(
     capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """The variables of CI do not change between the tries of a step: each failed job is followed by a further one, linked to it."""
+    """The variables of CI do not change between the tries of a step: each failed job is followed by a
+    further one, linked to it."""
     monkeypatch.setattr(ci, "idempotency_key", lambda spec: "ci")
     client = Keys(**known)
     submission = Submission(

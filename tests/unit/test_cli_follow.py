@@ -128,7 +128,8 @@ def test_a_line_of_output_is_whole_whenever_a_phase_comes(
 
 @pytest.mark.parametrize("begins", [STARTS, Step(event="penstock.task.exited")])
 def test_what_a_task_prints_comes_after_its_start(capsys: pytest.CaptureFixture[str], begins: Step) -> None:
-    """A fast task had printed before its node had reported its start: its first line was read as another job's."""
+    """A fast task had printed before its node had reported its start: its first line was read as another
+    job's."""
     shown = printed_by(capsys, Step(output="hello\n", early=True), begins)
     assert shown.endswith("hello\n<succeeded>\n")
     assert (begins is STARTS) == (shown == "<started>\nhello\n<succeeded>\n")

@@ -1,4 +1,5 @@
-"""`penstock import`, and foreign files and flags at `penstock submit`: what a newcomer types on the first day."""
+"""`penstock import`, and foreign files and flags at `penstock submit`: what a newcomer types on the first
+day."""
 
 from pathlib import Path
 from time import process_time

@@ -207,7 +207,8 @@ def test_what_is_no_archive_is_refused(data: bytes, tmp_path: Path) -> None:
 
 
 def test_what_was_sent_and_left_out_is_said_with_the_file_that_says_so(tmp_path: Path) -> None:
-    """`ModuleNotFoundError` on the node: a line `lib/` in a .gitignore, made for Python's builds, left out the user's own `lib`."""
+    """`ModuleNotFoundError` on the node: a line `lib/` in a .gitignore, made for Python's builds, left out
+    the user's own `lib`."""
     for path in (
         "train.py",
         "lib/mine.py",

@@ -1,4 +1,5 @@
-"""Commands of people who come from sbatch, SkyPilot or dstack: scripts for a shell, and words that only a shell reads."""
+"""Commands of people who come from sbatch, SkyPilot or dstack: scripts for a shell, and words that only a
+shell reads."""
 
 import subprocess
 from collections.abc import Mapping
@@ -33,7 +34,8 @@ def problems(fields: Mapping[str, Any]) -> dict[str, str]:
     ],
 )
 def test_the_lines_of_a_script_run_in_a_shell(fields: dict[str, Any]) -> None:
-    """Two commands below each other, as `run: |` of SkyPilot and `script:` of GitLab have them; some files come from Windows."""
+    """Two commands below each other, as `run: |` of SkyPilot and `script:` of GitLab have them; some files
+    come from Windows."""
     spec = parse_job(fields)
     answer = subprocess.run(spec.command, capture_output=True, text=True, check=True)
     assert answer.stdout == "one\ntwo\n"
@@ -138,7 +140,8 @@ def test_usual_commands_have_no_warning(command: list[str]) -> None:
 
 
 def test_a_variable_that_each_task_has_from_its_node_is_a_warning() -> None:
-    """`-e CUDA_VISIBLE_DEVICES=0,1` from a notebook: the job would see the GPUs that it was given, and its user wonder."""
+    """`-e CUDA_VISIBLE_DEVICES=0,1` from a notebook: the job would see the GPUs that it was given, and its
+    user wonder."""
     mine = dict.fromkeys([*SET_BY_PENSTOCK, "OMP_NUM_THREADS"], "mine")
     order = start_order(1, "true", gpus=(), env=mine)
     found = task_environment(order, node_spec("n1"), {}, {}, virtual=True)

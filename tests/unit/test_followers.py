@@ -110,7 +110,8 @@ def test_without_a_grace_there_is_time_to_connect_and_for_another_gateway_to_ans
 
 
 def test_the_time_before_a_loss_was_reported_counts() -> None:
-    """A gateway that was restarted waits for its followers, and then reports those that are gone since its start."""
+    """A gateway that was restarted waits for its followers, and then reports those that are gone since its
+    start."""
     cell = cell_with(tied())
     connect(cell)
     cell.at(30_000)
@@ -127,7 +128,8 @@ def test_a_job_that_is_not_tied_lives_without_a_follower() -> None:
 
 
 def test_copies_and_reports_of_another_run_change_nothing() -> None:
-    """An append whose answer was lost is sent again; and a gateway that has lost a connection does not know that another has one."""
+    """An append whose answer was lost is sent again; and a gateway that has lost a connection does not
+    know that another has one."""
     cell = cell_with(tied())
     copy = FollowerChanged(job_id="j", gateway="g1", connected=True, after=cell.state.seq)
     cell.feed(copy)
@@ -219,7 +221,8 @@ def test_after_a_restart_a_job_is_lost_unless_its_follower_returns() -> None:
 
 
 def test_a_follower_that_moves_to_another_gateway_keeps_its_job() -> None:
-    """A balancer sends it there; the first gateway reports its loss, and the second one that the follower is there."""
+    """A balancer sends it there; the first gateway reports its loss, and the second one that the follower
+    is there."""
     cell = Gateways()
     first, second = cell.known[0], cell.begin("g2")
     first.opened(["j"], "submit")

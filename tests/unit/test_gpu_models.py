@@ -1,4 +1,5 @@
-"""GPU models as people write them, against the names that nodes report; and jobs that this cell can never run."""
+"""GPU models as people write them, against the names that nodes report; and jobs that this cell can never
+run."""
 
 import pytest
 

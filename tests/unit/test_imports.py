@@ -1,4 +1,5 @@
-"""Job files of other schedulers: each key is converted, or named with its path and a remedy; nothing is lost without a word."""
+"""Job files of other schedulers: each key is converted, or named with its path and a remedy; nothing is
+lost without a word."""
 
 import copy
 import subprocess

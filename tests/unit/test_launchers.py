@@ -1,4 +1,5 @@
-"""Variables of tasks on which launchers and training frameworks rely: they agree with each other and with the visible GPUs."""
+"""Variables of tasks on which launchers and training frameworks rely: they agree with each other and with
+the visible GPUs."""
 
 from itertools import chain
 from typing import Any
@@ -32,9 +33,10 @@ def visible(env: dict[str, str]) -> list[str]:
     [(1, 4, 4, 1), (2, 2, 4, 1), (2, 1, 2, 1), (2, 4, 2, 4), (3, 0, 3, 0), (1, 8, 2, 2)],
 )
 def test_ranks_of_a_gang_agree(nodes: int, gpus_each: int, workers: int, gpus: int) -> None:
-    """Every DDP script has the line `torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))`, and a worker sees its own GPUs alone. Lightning
-    counts ranks as NODE_RANK times the processes of a node and LOCAL_RANK. Each worker is such a node. Where it has several
-    GPUs its framework starts the processes: LOCAL_RANK would mean that somebody else had."""
+    """Every DDP script has the line `torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))`, and a worker
+    sees its own GPUs alone. Lightning counts ranks as NODE_RANK times the processes of a node and
+    LOCAL_RANK. Each worker is such a node. Where it has several GPUs its framework starts the processes:
+    LOCAL_RANK would mean that somebody else had."""
     found = placed(nodes, gpus_each, gpus, workers=workers)
     assert len(found) == workers
     for rank, env in enumerate(found):
@@ -55,8 +57,9 @@ def test_ranks_of_a_gang_agree(nodes: int, gpus_each: int, workers: int, gpus: i
 
 @pytest.mark.parametrize("gpus", [0, 1, 4])
 def test_a_job_of_one_task_has_no_ranks(gpus: int) -> None:
-    """With RANK and LOCAL_RANK of one worker Lightning waits for processes that nobody starts, and Transformers uses one of four GPUs.
-    Without them frameworks do what they do on a workstation; torchrun starts a process for each GPU, at a port of the job's own."""
+    """With RANK and LOCAL_RANK of one worker Lightning waits for processes that nobody starts, and
+    Transformers uses one of four GPUs. Without them frameworks do what they do on a workstation; torchrun
+    starts a process for each GPU, at a port of the job's own."""
     [env] = placed(1, 4, gpus)
     assert not RANKS & env.keys()
     assert PORTS.start <= int(env["MASTER_PORT"]) < PORTS.stop
@@ -76,7 +79,8 @@ def test_a_job_that_may_have_more_workers_has_ranks_with_one() -> None:
 
 
 def test_servers_are_members_of_the_gang_and_of_no_process_group() -> None:
-    """Two workers and a parameter server: WORLD_SIZE counts workers, the server's rank follows theirs, and no launcher starts processes for it."""
+    """Two workers and a parameter server: WORLD_SIZE counts workers, the server's rank follows theirs, and
+    no launcher starts processes for it."""
     *workers, server = placed(1, 4, workers=2, ps=1)
     assert [env["RANK"] for env in (*workers, server)] == ["0", "1", "2"]
     assert {env["WORLD_SIZE"] for env in (*workers, server)} == {"2"}
@@ -103,8 +107,9 @@ def test_torchrun_finds_a_node_by_its_ipv6_address() -> None:
 
 
 def test_gpus_have_numbers_where_the_task_can_open_no_others() -> None:
-    """The GPUs 1 and 3 of a node, in the order of their slots. With a device cgroup CUDA shows two GPUs, in the order of the bus; without one it shows four,
-    and a UUID is safe when one of them disappears. With MPS the daemon numbers them."""
+    """The GPUs 1 and 3 of a node, in the order of their slots. With a device cgroup CUDA shows two GPUs,
+    in the order of the bus; without one it shows four, and a UUID is safe when one of them disappears.
+    With MPS the daemon numbers them."""
     gpus = tuple(Gpu(index=i, uuid=f"GPU-{i}", model="V100", memory_mib=10) for i in range(4))
     node = NodeSpec(node_id="n1", boot_id="b", cores=4, host_memory_mib=100, gpus=gpus)
     order = start(5, (0, 1), gpu_uuids=("GPU-3", "GPU-1"))
@@ -118,7 +123,8 @@ def test_gpus_have_numbers_where_the_task_can_open_no_others() -> None:
 
 
 def test_jobs_that_start_together_meet_at_different_ports() -> None:
-    """Eight jobs wait; a node of eight GPUs joins, and one record places all of them. Each listens at a port of its own."""
+    """Eight jobs wait; a node of eight GPUs joins, and one record places all of them. Each listens at a
+    port of its own."""
     driver = CellDriver()
     names = [f"j{number}" for number in range(8)]
     for name in names:

@@ -195,7 +195,8 @@ def test_a_waiting_job_is_told_of_the_suspect_node(cell: CellDriver) -> None:
 
 
 def test_the_last_node_is_never_suspect() -> None:
-    """On a laptop, or where a shared file system is full, jobs fail everywhere: no node is worse than another."""
+    """On a laptop, or where a shared file system is full, jobs fail everywhere: no node is worse than
+    another."""
     cell = CellDriver(PlacerSettings())
     cell.join(node_spec("n1"))
     broken_node(cell)
@@ -262,7 +263,8 @@ def test_a_snapshot_keeps_the_suspicion(cell: CellDriver) -> None:
 
 @pytest.mark.parametrize("seed", range(6))
 def test_nobody_waits_for_ever_beside_broken_nodes(seed: int) -> None:
-    """A bad week: nodes break and are mended, jobs of ten people fail here or everywhere; in the end each job has ended."""
+    """A bad week: nodes break and are mended, jobs of ten people fail here or everywhere; in the end each
+    job has ended."""
     chance, cell = random.Random(seed), CellDriver(PlacerSettings())
     cell.join(*(node_spec(f"n{number}", 2) for number in range(3)))
     broken: set[str] = set()

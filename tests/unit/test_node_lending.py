@@ -60,7 +60,8 @@ def test_an_unknown_job_on_an_idle_node_has_more_than_one_core(world: World) -> 
 
 
 def test_a_job_with_a_gpu_gets_what_goes_with_its_gpu(world: World) -> None:
-    """One of four GPUs: two of eight cores, so that its thread pools need not shrink when the other GPUs are used."""
+    """One of four GPUs: two of eight cores, so that its thread pools need not shrink when the other GPUs
+    are used."""
     assert len(world.run(start(1, (0,), gpus=1))) == 2
 
 
@@ -70,7 +71,8 @@ def test_who_asked_for_cores_has_exactly_these(world: World) -> None:
 
 
 def test_idle_cores_are_shared_and_taken_back(world: World) -> None:
-    """Two unknown jobs share what is idle; a third one that asked for four cores has these alone; when it ends they come back."""
+    """Two unknown jobs share what is idle; a third one that asked for four cores has these alone; when it
+    ends they come back."""
     world.run(start(1, (0,)))
     world.run(start(2, (1,)))
     assert world.cores["t1"] | world.cores["t2"] == set(range(8))
@@ -100,7 +102,8 @@ def test_decided_cores_are_exact(world: World) -> None:
 
 
 def test_a_training_with_step_times_keeps_to_its_own_cores(world: World) -> None:
-    """The contention-guard compares its speed with different numbers of cores; more than it knows of would mislead it."""
+    """The contention-guard compares its speed with different numbers of cores; more than it knows of would
+    mislead it."""
     world.run(start(1, (0,)))
     world.feed(Stepped("t1", 1))
     assert world.cores["t1"] == {0}

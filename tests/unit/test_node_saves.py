@@ -1,4 +1,5 @@
-"""The node's choices about what a task saves and leaves behind: orders and exits in, exact changes and actions out."""
+"""The node's choices about what a task saves and leaves behind: orders and exits in, exact changes and
+actions out."""
 
 import pytest
 
@@ -26,7 +27,8 @@ def test_a_checkpoint_reaches_running_tasks_only(world: World) -> None:
 def test_a_request_that_no_process_takes_is_answered_with_the_reason(
     world: World, checkpoint: str | None, remedy: str
 ) -> None:
-    """`run.sh` starts a training that never calls `checkpoint()`: "asked to save" was all that was said, and nothing was saved."""
+    """`run.sh` starts a training that never calls `checkpoint()`: "asked to save" was all that was said,
+    and nothing was saved."""
     world.run(start(1, checkpoint=checkpoint))
     world.feed(Unsaved("t1", 1, 4, 90))
     (refused,) = world.reported()
@@ -93,7 +95,8 @@ def test_what_a_job_saved_is_discarded_only_where_its_end_is_certain(
     stopped: bool,
     discards: bool,
 ) -> None:
-    """Other members of a gang may still fail, a failed or stopped job goes on at its checkpoint, and a job that saves nothing has none."""
+    """Other members of a gang may still fail, a failed or stopped job goes on at its checkpoint, and a job
+    that saves nothing has none."""
     world.run(start(1, peers=peers, checkpoint=checkpoint))
     if stopped:
         world.feed(stop(2, "t1"))

@@ -1,4 +1,5 @@
-"""Which processes of a task get SIGTERM, in which order: jobs behind the wrappers that people put in front of a training."""
+"""Which processes of a task get SIGTERM, in which order: jobs behind the wrappers that people put in front
+of a training."""
 
 import signal
 
@@ -68,5 +69,6 @@ LOADERS = [process(pid, "python train.py", 3, caught=HANDLES) for pid in (4, 5)]
 def test_each_process_is_told_once_and_what_others_need_last(
     processes: list[Process], registered: Savers, told: list[list[int]]
 ) -> None:
-    """A node is drained. The signal to the first process alone ended `run.sh`, and the training behind it was killed in the middle of its save."""
+    """A node is drained. The signal to the first process alone ended `run.sh`, and the training behind it
+    was killed in the middle of its save."""
     assert rounds(processes, registered) == told

@@ -1,4 +1,5 @@
-"""Out of memory that nobody asked for: caps beyond promises, who is blamed, how often it is tried, and what the user reads."""
+"""Out of memory that nobody asked for: caps beyond promises, who is blamed, how often it is tried, and
+what the user reads."""
 
 from typing import Any
 
@@ -48,7 +49,8 @@ def exhausted(cell: CellDriver, task_id: str, memory: Any = "host_memory", **mor
 
 
 def test_what_nobody_asked_for_is_no_cap(cell: CellDriver) -> None:
-    """2 GiB are reserved for the new user's job; what the idle node has besides is what it may use, guessed or learned."""
+    """2 GiB are reserved for the new user's job; what the idle node has besides is what it may use,
+    guessed or learned."""
     cell.submit("j", job_spec(ps=1), GUESS)
     worker, server = (task.place for task in cell.job("j").tasks.values())
     assert (worker.host_memory_mib, worker.cap_mib) == (2_048, NODE_MIB)
@@ -67,7 +69,8 @@ def test_what_nobody_asked_for_is_no_cap(cell: CellDriver) -> None:
 
 
 def test_what_others_were_promised_is_not_taken(cell: CellDriver) -> None:
-    """Beside a neighbour that asked for 120 GiB, a job that asked for nothing may use the rest, or its fair share."""
+    """Beside a neighbour that asked for 120 GiB, a job that asked for nothing may use the rest, or its
+    fair share."""
     asked = msgspec.structs.replace(job_spec(), resources=ResourceRequest(host_memory_mib=90_000))
     large = estimate(memory_mib=90_000)
     cell.submit("large", asked, large)

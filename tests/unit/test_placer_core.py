@@ -134,7 +134,8 @@ def test_parameter_servers_are_stopped_when_the_workers_are_done(cell: CellDrive
 
 
 def test_a_success_names_what_its_node_has_ended(cell: CellDriver) -> None:
-    """`nohup train.py &` is the last line of the script: "succeeded" alone would say that the training is done."""
+    """`nohup train.py &` is the last line of the script: "succeeded" alone would say that the training is
+    done."""
     cell.submit("a")
     cell.start("a")
     step = cell.exit("a.1.w0", detail="1 process left running was ended")

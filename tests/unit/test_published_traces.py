@@ -1,4 +1,5 @@
-"""Traces as their publishers' archives have them: Philly's attempts in JSON, and Alibaba's table of PAI tasks."""
+"""Traces as their publishers' archives have them: Philly's attempts in JSON, and Alibaba's table of PAI
+tasks."""
 
 import json
 from pathlib import Path
@@ -41,7 +42,8 @@ def read(tmp_path: Path, text: str) -> Trace:
 
 @pytest.mark.parametrize("text", [json.dumps(PHILLY), "\n".join(map(json.dumps, PHILLY))])
 def test_phillys_attempts_are_one_job(tmp_path: Path, text: str) -> None:
-    """A job that was tried twice; one that was killed in the queue; one that still ran; one whose submission was not recorded."""
+    """A job that was tried twice; one that was killed in the queue; one that still ran; one whose
+    submission was not recorded."""
     trace = read(tmp_path, text)
     assert list(trace.jobs) == [
         TraceJob("application_1_1", 0, 120, 4, owner="ana", workers=2),

@@ -355,7 +355,8 @@ def test_a_second_sigterm_changes_nothing(tmp_path: Path) -> None:
 
 
 def test_a_script_that_a_wrapper_starts_again_does_not_go_back(tmp_path: Path) -> None:
-    """`until python train.py; do :; done`: after a stop it begins at 0 once more, and is stopped before it is where it was."""
+    """`until python train.py; do :; done`: after a stop it begins at 0 once more, and is stopped before it
+    is where it was."""
     whole = tmp_path / "checkpoints" / "attempt-1-iteration-900000"
     whole.mkdir(parents=True)
     script = Script(tmp_path)

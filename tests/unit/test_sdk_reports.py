@@ -174,7 +174,8 @@ def test_a_full_fifo_costs_lines_and_never_blocks(fifo: Pipe, clock: Clock, mete
 def test_of_a_gang_only_rank_0_tells(
     fifo: Pipe, clock: Clock, ranks: dict[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """All workers run the same script and are as far. Lightning starts further processes of a worker with a LOCAL_RANK, and with the RANK of that worker."""
+    """All workers run the same script and are as far. Lightning starts further processes of a worker with
+    a LOCAL_RANK, and with the RANK of that worker."""
     for name, rank in ranks.items():
         monkeypatch.setenv(name, rank)
     meter, recorder = Meter(clock), Recorder(clock)

@@ -99,7 +99,8 @@ def test_a_program_with_a_folder_is_not_searched_for(tmp_path: Path) -> None:
 def test_a_script_that_cannot_be_executed_has_its_remedy(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, text: str, mode: int, cause: str, remedy: str
 ) -> None:
-    """A script from a Windows editor, one without `#!`, and `train.py` as people type it: "No such file" helps nobody."""
+    """A script from a Windows editor, one without `#!`, and `train.py` as people type it: "No such file"
+    helps nobody."""
     monkeypatch.chdir(tmp_path)
     program(tmp_path / name, text, mode)
     answer = ran(asked(name, path="/usr/bin:/bin"))
@@ -112,7 +113,8 @@ def test_a_script_that_cannot_be_executed_has_its_remedy(
 
 
 def test_condas_own_scripts_run_as_conda_activate_runs_them(tmp_path: Path) -> None:
-    """Compilers and CUDA packages set CC, CUDA_HOME and the like there; `conda env config vars set` writes into a file of conda's."""
+    """Compilers and CUDA packages set CC, CUDA_HOME and the like there; `conda env config vars set` writes
+    into a file of conda's."""
     (tmp_path / "conda-meta").mkdir()
     (tmp_path / "conda-meta/state").write_text('{"version": 1, "env_vars": {"OF_STATE": "1"}}')
     program(

@@ -146,7 +146,8 @@ def test_sizes_are_counted_in_bytes_not_in_characters() -> None:
     ],
 )
 def test_a_long_command_is_packed_and_comes_out_as_it_was(words: list[str]) -> None:
-    """A sweep of hydra with a generated list of files: up to 128 KiB in one argument, as far as the kernel goes."""
+    """A sweep of hydra with a generated list of files: up to 128 KiB in one argument, as far as the kernel
+    goes."""
     spec = JobSpec(**command_fields(words))
     assert spec.argv == tuple(words)
     event = JobSubmitted(job_id="j", spec=spec)

@@ -277,7 +277,8 @@ class Calls:
         return self._of(job, lambda job_id: self.get(kind, job_path(job_id, more), **params))
 
     def find(self, text: str) -> Steps[httpx.Response]:
-        """The job with this id; else the latest of this name; else the only one with this prefix of its id. Raises `NotFound`.
+        """The job with this id; else the latest of this name; else the only one with this prefix of its id.
+        Raises `NotFound`.
 
         A prefix as tables show it comes before a name: a job's name may have the same form.
         """

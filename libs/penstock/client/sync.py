@@ -95,7 +95,8 @@ class Client:
         return JobHandle(self, self.run(self._calls.submit(job_of(job, fields), key)))
 
     def retry(self, job: str, *, key: str | None = None) -> "JobHandle":
-        """Submits a job that has ended once more: the same spec, a new id, `spec.retry_of` with the old one. Raises `Conflict`.
+        """Submits a job that has ended once more: the same spec, a new id, `spec.retry_of` with the old one.
+        Raises `Conflict`.
 
         `key`: as of `submit`.
         """

@@ -1,4 +1,5 @@
-"""Amounts of other schedulers (Kubernetes' `16Gi`, Slurm's `1-02:00:00`, dstack's `24GB..`) in the units of a job file."""
+"""Amounts of other schedulers (Kubernetes' `16Gi`, Slurm's `1-02:00:00`, dstack's `24GB..`) in the units
+of a job file."""
 
 import math
 import re
@@ -24,7 +25,8 @@ GPU_LABELS = (
 
 
 def memory(text: str, *, bare_mib: float, binary: bool = False) -> str | None:
-    """A size in a job file's units, rounded up to MiB; None: it cannot be read. `bare_mib`: MiB in a number without a unit. `binary`: G means GiB."""
+    """A size in a job file's units, rounded up to MiB; None: it cannot be read. `bare_mib`: MiB in a
+    number without a unit. `binary`: G means GiB."""
     found = AMOUNT.fullmatch(text.strip())
     if found is None:
         return None
@@ -40,7 +42,8 @@ def memory(text: str, *, bare_mib: float, binary: bool = False) -> str | None:
 
 
 def amount(section: Keys, name: str, text: str, field: str) -> dict[str, Any]:
-    """`cores` or `host_memory` of a job file; of a range its lower end, which is noted. Empty where it cannot be read."""
+    """`cores` or `host_memory` of a job file; of a range its lower end, which is noted. Empty where it
+    cannot be read."""
     value, ranged = least(text)
     found = cores(value) if field == "cores" else memory(value, bare_mib=1_024, binary=True)
     if found is None:

@@ -1,4 +1,5 @@
-"""Argo's workflows as job files: one job per step that runs a container; the order of steps is named, since jobs have none."""
+"""Argo's workflows as job files: one job per step that runs a container; the order of steps is named,
+since jobs have none."""
 
 import re
 from collections.abc import Mapping

@@ -36,7 +36,8 @@ class NotConvertible(PenstockError):
 
 
 def kind_of(text: str, *, asked: bool = False) -> str | None:
-    """The kind of another scheduler's file, such as `a SkyPilot file`; None: it is none, or cannot be read. `asked`: see `skypilot.is_task`."""
+    """The kind of another scheduler's file, such as `a SkyPilot file`; None: it is none, or cannot be
+    read. `asked`: see `skypilot.is_task`."""
     if slurm.is_script(text):
         return "a script for sbatch"
     try:
@@ -78,7 +79,8 @@ def _kind(found: Mapping[str, Any], *, asked: bool) -> str | None:
 
 
 def convert(text: str, name: str) -> Imported:
-    """The jobs of a file, each as the fields of a job file, and what has no equivalent. `name`: for jobs without a name. Raises `NotConvertible`."""
+    """The jobs of a file, each as the fields of a job file, and what has no equivalent. `name`: for jobs
+    without a name. Raises `NotConvertible`."""
     if slurm.is_script(text):
         return _finished(slurm.convert(text, os.path.basename(name).rsplit(".", 1)[0]), name)
     if (mark := slurm.other_system(text)) is not None:
@@ -148,7 +150,8 @@ HARMLESS = frozenset(
 
 
 def _finished(found: Imported, name: str) -> Imported:
-    """With valid names, and with a note for each template that nobody filled and each field that a job file refuses."""
+    """With valid names, and with a note for each template that nobody filled and each field that a job
+    file refuses."""
     notes: Notes = list(found.notes)
     jobs = []
     for number, job in enumerate(found.jobs):

@@ -1,4 +1,5 @@
-"""Reader of a foreign job file's keys: each one is taken, or named with its path and a remedy. No key is lost without a word."""
+"""Reader of a foreign job file's keys: each one is taken, or named with its path and a remedy. No key is
+lost without a word."""
 
 from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
@@ -26,7 +27,8 @@ Notes = list[Note]
 
 
 class Keys:
-    """A mapping of the file, with the keys that were taken from it. `path`: its place in the file; empty: the top."""
+    """A mapping of the file, with the keys that were taken from it. `path`: its place in the file; empty:
+    the top."""
 
     def __init__(self, found: object, path: str, notes: Notes) -> None:
         self.found: Mapping[str, Any] = {}

@@ -1,4 +1,5 @@
-"""Kubernetes' manifests as job files: Pod, Job, and the training jobs of Kubeflow (PyTorchJob, TFJob, XGBoostJob, PaddleJob, JAXJob)."""
+"""Kubernetes' manifests as job files: Pod, Job, and the training jobs of Kubeflow (PyTorchJob, TFJob,
+XGBoostJob, PaddleJob, JAXJob)."""
 
 import re
 from collections.abc import Mapping

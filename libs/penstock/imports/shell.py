@@ -81,7 +81,8 @@ ABSENT: Mapping[str, tuple[str, bool]] = MappingProxyType(
 
 
 def adapted(script: str, path: str, notes: Notes) -> str:
-    """The script, with lines before it that give it the variables and programs of its scheduler. Notes what differs."""
+    """The script, with lines before it that give it the variables and programs of its scheduler. Notes
+    what differs."""
     text = script.removeprefix("\ufeff").replace("\r\n", "\n")
     code, lines = _code(text), []
     for name in sorted(set(re.findall(r"\$\{?((?:SLURM|SKYPILOT|DSTACK)_\w+)", code))):

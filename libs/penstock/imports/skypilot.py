@@ -1,4 +1,5 @@
-"""SkyPilot's task files as job files: setup and run are one script, nodes are workers, accelerators are GPUs of each."""
+"""SkyPilot's task files as job files: setup and run are one script, nodes are workers, accelerators are
+GPUs of each."""
 
 from collections.abc import Mapping
 from types import MappingProxyType

@@ -1,7 +1,8 @@
-"""Scripts for `sbatch` as job files: `#SBATCH` lines become fields, the script itself is stored and run in each worker.
+"""Scripts for `sbatch` as job files: `#SBATCH` lines become fields, the script itself is stored and run in
+each worker.
 
-sbatch runs a script once, on the first node, and `srun` starts the tasks. Here each worker runs the whole script, so that a script
-with `srun` has a worker per task, and one without has a worker per node.
+sbatch runs a script once, on the first node, and `srun` starts the tasks. Here each worker runs the whole
+script, so that a script with `srun` has a worker per task, and one without has a worker per node.
 """
 
 import re
@@ -165,7 +166,8 @@ class Options:
 
 
 def fields_of(text: str, name: str, notes: Notes, given: Sequence[str] = ()) -> dict[str, Any]:
-    """Fields of a job file by the options of a script, without the script itself. `given`: options that the submission gives by itself."""
+    """Fields of a job file by the options of a script, without the script itself. `given`: options that
+    the submission gives by itself."""
     options = Options(text, notes)
     for one in given:
         options.take(one)
@@ -193,7 +195,8 @@ def fields_of(text: str, name: str, notes: Notes, given: Sequence[str] = ()) -> 
 
 
 def _signal(options: Options) -> dict[str, Any]:
-    """`grace` of `--signal=B:USR1@120`: here SIGTERM comes before each stop, not before the end of the time alone."""
+    """`grace` of `--signal=B:USR1@120`: here SIGTERM comes before each stop, not before the end of the
+    time alone."""
     text = options.take("signal")
     if text is None:
         return {}

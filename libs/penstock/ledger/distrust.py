@@ -1,4 +1,5 @@
-"""Failed attempts as evidence against nodes and GPUs, and the distrust that follows: its reason and its probes (decision 135)."""
+"""Failed attempts as evidence against nodes and GPUs, and the distrust that follows: its reason and its
+probes (decision 135)."""
 
 from typing import Literal
 

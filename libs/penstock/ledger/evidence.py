@@ -1,4 +1,5 @@
-"""Evidence against nodes and GPUs, as folded state: attempts that failed there soon after their start (decision 135).
+"""Evidence against nodes and GPUs, as folded state: attempts that failed there soon after their start
+(decision 135).
 
 A failure counts against the node only while no job of its kind failed on another node: a job that fails
 everywhere is its own fault. Once its kind has run elsewhere, the failure counts in any case.
@@ -21,8 +22,9 @@ from penstock.model.external_events import TaskExited
 from penstock.model.types import TaskPlacement
 
 EARLY_MS = 300_000
-"""A task that ran for so long has used its GPUs: launches of trainings take seconds to a few minutes (workloads of
-`penstock.simulator`), and a broken GPU, mount or disk ends a training before its first iteration."""
+"""A task that ran for so long has used its GPUs: launches of trainings take seconds to a few minutes
+(workloads of `penstock.simulator`), and a broken GPU, mount or disk ends a training before its first
+iteration."""
 WINDOW_MS = 600_000
 """Failures count for so long: twice the time in which one of them happens, so that slow ones still meet."""
 MIN_KINDS = 3
@@ -92,7 +94,8 @@ def _works(state: CellState, node: NodeState, job: JobState, gpu_mask: int) -> N
 
 
 def against(state: CellState, node: NodeState) -> Against | None:
-    """The evidence, if it suffices for distrust: of the whole node, else of those of its GPUs that all failures share."""
+    """The evidence, if it suffices for distrust: of the whole node, else of those of its GPUs that all
+    failures share."""
     here = counted(state, node)
     whole = Against(0, tuple(found for found in here if not found.node_works))
     if len(whole.kinds) >= MIN_KINDS:
@@ -160,7 +163,8 @@ def cleared(state: CellState, node: NodeState) -> None:
 
 
 def forgotten(state: CellState, node: NodeState) -> None:
-    """As `cleared`; failures there before count no longer: an operator says so, or the machine is not as it was."""
+    """As `cleared`; failures there before count no longer: an operator says so, or the machine is not as
+    it was."""
     cleared(state, node)
     if state.failures:
         state.failures = [found for found in state.failures if found.node_id != node.spec.node_id]

@@ -86,8 +86,8 @@ def task_checkpointed(state: CellState, fact: external_events.TaskCheckpointed) 
 
 
 def save_refused(state: CellState, fact: SaveRefused) -> None:
-    """The request is answered. Until it saves, the attempt of a job that saves by the SDK counts as one without checkpoints; a program that saves in
-    a place of its own may do so on SIGTERM alone."""
+    """The request is answered. Until it saves, the attempt of a job that saves by the SDK counts as one
+    without checkpoints; a program that saves in a place of its own may do so on SIGTERM alone."""
     job = job_of_task(state, fact.node_id, fact.task_id)
     assert job is not None, fact.task_id
     if job.spec.checkpoint == "sdk":

@@ -44,7 +44,8 @@ class TaskState:
     exit_code: int | None = None
     cause: str = ""
     note: str = ""
-    """What its node has said of its success (`TaskExited.detail`), such as that processes left running were ended."""
+    """What its node has said of its success (`TaskExited.detail`), such as that processes left running
+    were ended."""
     exhausted: str = ""
     """The memory in which one of its allocations failed (`TaskExited.exhausted`)."""
     outgrown_mib: int = 0
@@ -132,7 +133,8 @@ class JobState(Remembered):
     short_of: dict[str, int] = field(default_factory=dict)
     """Role and memory (`penstock.ledger.memory.short_key`) → MiB that such attempts had; the next one must have more."""
     failed_on: dict[str, int] = field(default_factory=dict)
-    """Node → slots of the GPUs on which attempts failed by themselves, the latest node last, bounded: the next attempt avoids them."""
+    """Node → slots of the GPUs on which attempts failed by themselves, the latest node last, bounded: the
+    next attempt avoids them."""
     token: int = 0
     """Token of the current attempt's placement (`penstock.model.token`)."""
     port: int = 0
@@ -181,7 +183,8 @@ class JobState(Remembered):
     checkpoint: Checkpoint | None = None
     """The latest checkpoint, of any attempt. None: none was reported."""
     unsaved: Unsaved | None = None
-    """Why its attempt cannot save, though it is to save by the SDK. None: no node has reported this, or it has saved since."""
+    """Why its attempt cannot save, though it is to save by the SDK. None: no node has reported this, or it
+    has saved since."""
     kept_ms: int = 0
     """Work of earlier attempts that the checkpoint contains, from which the current or next attempt resumes, ≥ 0."""
     move: Move | None = None

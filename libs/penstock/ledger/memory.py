@@ -1,7 +1,9 @@
-"""Out-of-memory handling: memory caps of tasks, which job may retry with more memory, and the failure text with its remedy.
+"""Out-of-memory handling: memory caps of tasks, which job may retry with more memory, and the failure text
+with its remedy.
 
-What a user asks for is promised and is the cap. What is estimated is promised, too, and no cap (decision 136): the task
-may use what its node has free, and where the machine runs short the kernel ends it first. Then the promise is raised (`raisable`).
+What a user asks for is promised and is the cap. What is estimated is promised, too, and no cap (decision
+136): the task may use what its node has free, and where the machine runs short the kernel ends it first. Then
+the promise is raised (`raisable`).
 """
 
 from penstock.ledger.job_state import JobState, TaskState
@@ -29,11 +31,13 @@ def fair_share_mib(node: NodeSpec, need: ResourceVector) -> int:
 
 
 def cap_of(node: NodeState, job: JobState, need: ResourceVector, role: str) -> int:
-    """Value of `TaskPlacement.host_memory_cap_mib`: 0 where the reserved memory itself is the cap, as the user asked.
+    """Value of `TaskPlacement.host_memory_cap_mib`: 0 where the reserved memory itself is the cap, as the
+    user asked.
 
-    Ideal: what a task may use is reserved for it. Departure: beyond an estimate, what the node can give now is a limit and not a
-    reservation, as in Kubernetes' burstable pods, so that an estimate costs neither the task its life nor others their places. Never
-    less than the fair share: others' estimates are no request, either.
+    Ideal: what a task may use is reserved for it. Departure: beyond an estimate, what the node can give now
+    is a limit and not a reservation, as in Kubernetes' burstable pods, so that an estimate costs neither the
+    task its life nor others their places. Never less than the fair share: others' estimates are no request,
+    either.
     """
     if not need.host_memory_mib or asked_for(job, role, HOST):
         return 0
@@ -49,7 +53,8 @@ def asked_for(job: JobState, role: str, memory: str) -> bool:
 
 
 def outgrown_mib(cap_mib: int, promised_mib: int, fact: TaskExited) -> int:
-    """Host memory that a task had when it ran out of it: its cap; less where the kernel killed it before, since its node ran short."""
+    """Host memory that a task had when it ran out of it: its cap; less where the kernel killed it before,
+    since its node ran short."""
     used_mib = fact.usage.host_memory_mib
     if fact.cause != KERNEL_KILL or used_mib is None:
         return cap_mib

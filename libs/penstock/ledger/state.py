@@ -171,7 +171,8 @@ class CellState:
     forgotten_nodes: "OrderedDict[str, int]" = field(default_factory=OrderedDict)
     """Node id → incarnation, of nodes gone long ago, oldest first, bounded."""
     failures: list[Failure] = field(default_factory=list)
-    """Attempts that failed soon after their start in the latest minutes, oldest first, bounded (`penstock.ledger.evidence`)."""
+    """Attempts that failed soon after their start in the latest minutes, oldest first, bounded
+    (`penstock.ledger.evidence`)."""
     refused_joins: "OrderedDict[str, RefusedJoin]" = field(default_factory=OrderedDict)
     """Node id → its latest refused joining, until a joining is accepted; oldest first, bounded."""
     node_at: list[str] = field(default_factory=list)

@@ -142,8 +142,8 @@ def doubt(state: CellState, node: NodeState) -> Row | None:
 def distrust(node: NodeState) -> Row | None:
     """Why nothing new is placed on a node or on some of its GPUs, since when, and which probe it takes.
 
-    `gpus`: their slots; empty: the whole node. `until_ms`: the ledger's time from which a probe may start there;
-    `probe`: the job that is it; null: none is. None: the node is trusted.
+    `gpus`: their slots; empty: the whole node. `until_ms`: the ledger's time from which a probe may start
+    there; `probe`: the job that is it; null: none is. None: the node is trusted.
     """
     found = node.distrust
     if found is None:
@@ -260,9 +260,11 @@ def gpu_row(node: NodeState, slot: int, owners: Owners) -> Row:
 
 
 def gpu_use(state: CellState, node: NodeState, slot: int) -> Row:
-    """The tasks on the GPU of one slot, in the order of placement, then those for which it is reserved, each with its share of time and memory.
+    """The tasks on the GPU of one slot, in the order of placement, then those for which it is reserved, each
+    with its share of time and memory.
 
-    Shares in thousandths of the GPU; `free_milli` is 0 on a faulted one, and on one that is `suspect`: jobs fail there. O(tasks on the node).
+    Shares in thousandths of the GPU; `free_milli` is 0 on a faulted one, and on one that is `suspect`: jobs
+    fail there. O(tasks on the node).
     """
     holders: list[tuple[int, Row]] = []
     for task_id, job_id in node.tasks.items():

@@ -294,7 +294,8 @@ def _lack(state: CellState, job: JobState) -> tuple[Reason, str]:
 
 
 def _dominant(state: CellState, role: str, need: ResourceVector, where: Where) -> tuple[Reason, str]:
-    """What most of the nodes lack that could hold the task when empty; with each that is suspect, since that is no usual wait."""
+    """What most of the nodes lack that could hold the task when empty; with each that is suspect, since
+    that is no usual wait."""
     index, suitable = state.index, 0
     for shape, nodes in index.shape.items():
         if suits(shape, need, where):

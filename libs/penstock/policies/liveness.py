@@ -42,10 +42,10 @@ class Undelaying:
     ) -> tuple[JobState, tuple[str, ...]] | None:
         """The first such job that is not in `without`, and nodes on which it fits; None: there is none.
 
-        `takes`: whether the policy places a job that fits; None: every job. A refused job waits on for its nodes.
-        Of jobs with the same owner and demand the one with the highest priority, then the earliest. O(changes
-        + different demands), but for those with GPUs only where GPUs are free; in a cell with running jobs
-        mostly less: the first demands that fit nowhere want all nodes.
+        `takes`: whether the policy places a job that fits; None: every job. A refused job waits on for its
+        nodes. Of jobs with the same owner and demand the one with the highest priority, then the earliest.
+        O(changes + different demands), but for those with GPUs only where GPUs are free; in a cell with
+        running jobs mostly less: the first demands that fit nowhere want all nodes.
         """
         index, jobs, fitting = state.index, state.jobs, dict[Row, JobState]()
         self._without.update(state)

@@ -1,7 +1,9 @@
-"""Soft node affinity: a job starts on nodes that it prefers, and not where an earlier attempt failed, if it fits elsewhere now.
+"""Soft node affinity: a job starts on nodes that it prefers, and not where an earlier attempt failed, if it
+fits elsewhere now.
 
-Ideal: each place is scored with its preference. Departure: policies have scores of their own; so each is asked for
-a place on fewer nodes first, and on all allowed nodes if there is none. Jobs without preferences cost nothing.
+Ideal: each place is scored with its preference. Departure: policies have scores of their own; so each is
+asked for a place on fewer nodes first, and on all allowed nodes if there is none. Jobs without preferences
+cost nothing.
 """
 
 from collections.abc import Iterator
@@ -17,7 +19,8 @@ from penstock.policies.base import Choose, LazyRng, Plan
 
 
 def preferring(job: JobState, choose: Choose) -> Choose:
-    """As `choose`, on the nodes that this job prefers where it fits there; `choose` itself for a job without preferences."""
+    """As `choose`, on the nodes that this job prefers where it fits there; `choose` itself for a job
+    without preferences."""
     nodes = job.spec.nodes
     if not job.failed_on and (nodes is None or not nodes.prefer):
         return choose
@@ -33,7 +36,8 @@ def preferring(job: JobState, choose: Choose) -> Choose:
 
 
 def _narrower(job: JobState, home: str) -> Iterator[tuple[JobState, str]]:
-    """Read-only copies of the job that allow fewer nodes, in the order in which they are tried, each with the reason.
+    """Read-only copies of the job that allow fewer nodes, in the order in which they are tried, each with the
+    reason.
 
     `home`: the only node that has its checkpoint is not avoided: the work would be lost for certain.
     """

@@ -223,7 +223,8 @@ def refusals(
 
 
 def _allowed(index: NodeIndex, need: ResourceVector, where: Where) -> Iterator[tuple[Reason, int]]:
-    """(reason, nodes without it). What the job itself excludes, cordons and silence first, then reasons that only another node can resolve, then those that waiting can."""
+    """(reason, nodes without it). What the job itself excludes, cordons and silence first, then reasons
+    that only another node can resolve, then those that waiting can."""
     if where:
         yield Reason.NODES_EXCLUDED, index.within(where)
     yield Reason.NODES_CORDONED, ~index.cordoned

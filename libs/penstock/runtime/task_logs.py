@@ -32,8 +32,8 @@ TIMES, LINE = ".times", ".line"
 TIMES_RECORD = struct.Struct("<QQ")
 """ms since 1970 by the node's clock, and the size of the output then."""
 LINE_HEAD, LINE_TAIL = struct.Struct("<QQI"), struct.Struct("<Q")
-"""Position where the unfinished line begins, number of its state, bytes of that; then the state, after a carriage
-return if the line had another one before; then the number again."""
+"""Position where the unfinished line begins, number of its state, bytes of that; then the state, after a
+carriage return if the line had another one before; then the number again."""
 FRAME = struct.Struct("<?QI")
 """Before each piece on its way to the gateway: whether it is an unfinished line, where the next output
 begins, its bytes."""

@@ -97,7 +97,8 @@ class Saver:
             )
 
     def _register(self) -> None:
-        """From now on the node asks this process, whatever is in front of it; it tells other ranks to end when rank 0 has ended, and not before."""
+        """From now on the node asks this process, whatever is in front of it; it tells other ranks to end
+        when rank 0 has ended, and not before."""
         if not self._registration.register(saves=self._save is not None):
             return
         if self._save is None:
@@ -123,8 +124,8 @@ class Saver:
         self._unblock()
 
     def _on_signal(self, number: int, _frame: FrameType | None) -> None:
-        """Notes the request; a second one, as of a script that forwards it, changes nothing. In a gang rank 0 alone saves; the others
-        go on meanwhile, since rank 0 may need them up to its next boundary."""
+        """Notes the request; a second one, as of a script that forwards it, changes nothing. In a gang
+        rank 0 alone saves; the others go on meanwhile, since rank 0 may need them up to its next boundary."""
         if self._save is not None:
             self._ends = self._ends or number == signal.SIGTERM
             self.asked = True

@@ -36,7 +36,8 @@ class Packed(NamedTuple):
 
     @property
     def summary(self) -> str:
-        """What is sent and what is not, by cause: `12 files and folders, 34 KiB; left out: data, 3 more (.gitignore)`."""
+        """What is sent and what is not, by cause: `12 files and folders, 34 KiB; left out: data, 3 more
+        (.gitignore)`."""
         parts = []
         for cause, paths in self.left_out.items():
             more = f", {len(paths) - LARGEST_SHOWN} more" if len(paths) > LARGEST_SHOWN else ""

@@ -1,7 +1,8 @@
-"""Commands as people bring them: scripts for a shell, and slips in the words of a command that no shell reads.
+"""Commands as people bring them: scripts for a shell, and slips in the words of a command that no shell
+reads.
 
-A job executes its command as it stands, like `docker run`. `sbatch --wrap`, `sky exec` and dstack hand a text to a shell, so that
-newcomers write assignments, `cd`, `&&` and variables. Pure: no look at any file system.
+A job executes its command as it stands, like `docker run`. `sbatch --wrap`, `sky exec` and dstack hand a text
+to a shell, so that newcomers write assignments, `cd`, `&&` and variables. Pure: no look at any file system.
 """
 
 import re
@@ -10,11 +11,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 SHELL = ("bash", "-ec")
-"""Interpreter of a script without a first line `#!`: it ends at the first command that fails, as in CI systems."""
+"""Interpreter of a script without a first line `#!`: it ends at the first command that fails, as in CI
+systems."""
 TAKES_TEXT = re.compile(r"(?:ba|da|k|z|a)?sh|python[0-9.]*")
 """Interpreters that take a program's text after `-c`."""
 BUILTINS = frozenset(["alias", "cd", "declare", "eval", "exec", "export", "for", "function", "if", "local", "popd", "pushd", "readonly", "set", "shopt", "source", "trap", "ulimit", "umask", "unset", "until", "while", "case", ".", "{"])  # fmt: skip
-"""Words that only a shell knows. `command` and `type` are left out: some systems have programs of these names."""
+"""Words that only a shell knows. `command` and `type` are left out: some systems have programs of these
+names."""
 OPERATORS = frozenset({"&&", "||", "|", ";", "&", ">", ">>", "<", "2>&1", "2>", "&>"})
 ASSIGNMENT = re.compile(r"([A-Za-z_][A-Za-z0-9_]*)=")
 VARIABLE = re.compile(r"\$(?:[A-Z_][A-Z0-9_]*|\{[A-Z_][A-Z0-9_]*\}|\()")
@@ -36,9 +39,11 @@ class Slip(NamedTuple):
 
 
 def script_command(text: str, name: str = "script", arguments: Sequence[str] = ()) -> list[str]:
-    """The command that runs a script's text. Line ends become those of Unix. Raises `ValueError` with the remedy.
+    """The command that runs a script's text. Line ends become those of Unix. Raises `ValueError` with the
+    remedy.
 
-    A first line such as `#!/bin/bash -l` names the interpreter; else it is `bash -e`. `name`: the script's own `$0`.
+    A first line such as `#!/bin/bash -l` names the interpreter; else it is `bash -e`. `name`: the script's
+    own `$0`.
     """
     text = text.removeprefix("\ufeff").replace("\r\n", "\n")
     if not text.strip():
@@ -62,7 +67,8 @@ def script_command(text: str, name: str = "script", arguments: Sequence[str] = (
 
 
 def with_script(fields: Mapping[str, Any]) -> tuple[dict[str, Any], list[tuple[str, str]]]:
-    """A job file's fields with the command of its `script`, or of a `command` that is a text; and (field, problem) where there is none.
+    """A job file's fields with the command of its `script`, or of a `command` that is a text; and (field,
+    problem) where there is none.
 
     `script`: a text, or a list of lines.
     """

@@ -1,4 +1,5 @@
-"""Names of other schedulers' options and keys, and what Penstock has in place of each: for unknown flags and unknown keys of job files."""
+"""Names of other schedulers' options and keys, and what Penstock has in place of each: for unknown flags
+and unknown keys of job files."""
 
 from collections.abc import Mapping
 from types import MappingProxyType

@@ -17,7 +17,8 @@ ALWAYS = frozenset({".git", ".hg", ".svn", ".penstock", "__pycache__"})
 
 
 class Rule(NamedTuple):
-    """One line. `pattern` matches paths relative to the ignore file's folder, `base`; `file` is the ignore file's path."""
+    """One line. `pattern` matches paths relative to the ignore file's folder, `base`; `file` is the ignore
+    file's path."""
 
     base: str
     file: str
@@ -38,7 +39,8 @@ def rules_of(folder: Path, base: str) -> list[Rule]:
 
 
 def ignored_by(path: str, rules: Sequence[Rule], *, is_folder: bool) -> str:
-    """The ignore file whose rule leaves a path out, or `always`; empty: it is not ignored. `path`: relative to the top, with slashes."""
+    """The ignore file whose rule leaves a path out, or `always`; empty: it is not ignored. `path`:
+    relative to the top, with slashes."""
     if path.rpartition("/")[2] in ALWAYS:
         return "always"
     for rule in reversed(rules):

@@ -44,7 +44,8 @@ def _unknown(path: Path, sections: Sections) -> str:
 
 
 def problem_of(detail: ErrorDetails, fields: Mapping[Any, Any], sections: Sections) -> Problem:
-    """One of pydantic's errors as text: field, problem, remedy. `fields`: the job file's, as they were written."""
+    """One of pydantic's errors as text: field, problem, remedy. `fields`: the job file's, as they were
+    written."""
     path = detail["loc"]
     if path[2:] == ("[key]",) and path[0] in ("env", "secrets"):  # pydantic's mark of a wrong name
         path = path[:2]

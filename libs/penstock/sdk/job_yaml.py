@@ -1,4 +1,5 @@
-"""YAML loader of job files: PyYAML's safe loader, with duplicate keys in a mapping as an error, and remedies for other errors."""
+"""YAML loader of job files: PyYAML's safe loader, with duplicate keys in a mapping as an error, and
+remedies for other errors."""
 
 from typing import Any
 

@@ -30,8 +30,9 @@ def write_line(text: str) -> bool:
 
 
 def leads() -> bool:
-    """Whether this process runs under Penstock and reports for its gang: rank 0, or a script without ranks. Processes that a script has started itself
-    (`torch.multiprocessing`) have ranks once their process group is initialized."""
+    """Whether this process runs under Penstock and reports for its gang: rank 0, or a script without
+    ranks. Processes that a script has started itself (`torch.multiprocessing`) have ranks once their
+    process group is initialized."""
     if not os.environ.get(FIFO) or any(os.environ.get(name, "") not in ("", "0") for name in RANKS):
         return False
     torch = sys.modules.get("torch.distributed")

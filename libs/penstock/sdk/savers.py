@@ -1,7 +1,8 @@
-"""Registration of a process that saves checkpoints: a lock in a file of its task, by which its node finds it behind any wrapper.
+"""Registration of a process that saves checkpoints: a lock in a file of its task, by which its node finds it
+behind any wrapper.
 
-The node reads the holder's pid from the lock (fcntl), which ends with the process. A script, `tee` or `torchrun` in
-front of the process does not get the request in its place.
+The node reads the holder's pid from the lock (fcntl), which ends with the process. A script, `tee` or
+`torchrun` in front of the process does not get the request in its place.
 """
 
 import os
@@ -22,7 +23,8 @@ class Registration:
         self._file = -1
 
     def register(self, *, saves: bool) -> bool:
-        """Locks one byte of the task's file, by the process's pid: for writing if it `saves`, else for reading. Returns whether it is registered; never fails."""
+        """Locks one byte of the task's file, by the process's pid: for writing if it `saves`, else for
+        reading. Returns whether it is registered; never fails."""
         if self._pid == os.getpid():
             return True
         path = os.environ.get(SAVERS, "")
@@ -38,7 +40,8 @@ class Registration:
         return True
 
     def asked(self) -> bool:
-        """Whether the node has requested a save that nobody took, before this process registered. The answer is True once."""
+        """Whether the node has requested a save that nobody took, before this process registered. The
+        answer is True once."""
         try:
             if not os.pread(self._file, 1, 0):
                 return False

@@ -1,10 +1,12 @@
-"""The judge of adjustments: which cores and how much memory bandwidth programs really have, against what the ledger decided.
+"""The judge of adjustments: which cores and how much memory bandwidth programs really have, against what the
+ledger decided.
 
-Rule `adjust`: a program is only ever given what was decided for it, and nothing older than what it has; a program starts on
-cores that nobody else is on, and is moved to none but those that their users had given up before; a node reports as done only
-what is done; and when it is calm everybody soon has what the ledger says. Beside its own cores a program whose job named no number
-may have cores that nobody was given. Left out are programs that are being stopped or are
-not of this history, and those whose cores the kernel has refused to change.
+Rule `adjust`: a program is only ever given what was decided for it, and nothing older than what it has; a
+program starts on cores that nobody else is on, and is moved to none but those that their users had given up
+before; a node reports as done only what is done; and when it is calm everybody soon has what the ledger says.
+Beside its own cores a program whose job named no number may have cores that nobody was given. Left out are
+programs that are being stopped or are not of this history, and those whose cores the kernel has refused to
+change.
 """
 
 from collections.abc import Callable, Sequence

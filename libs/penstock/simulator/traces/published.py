@@ -1,4 +1,5 @@
-"""Importers of published traces whose files are no tables of jobs: Philly's JSON of attempts, and Alibaba's table of PAI tasks.
+"""Importers of published traces whose files are no tables of jobs: Philly's JSON of attempts, and Alibaba's
+table of PAI tasks.
 
 Several lines or attempts make one job, so that its values are computed here, in the columns of our own CSV.
 """
@@ -137,7 +138,8 @@ def is_pai_jobs(first: str) -> bool:
 
 
 def pai_rows(text: str, problems: list[Problem]) -> Iterator[Row]:
-    """A line per job: its tasks (workers, parameter servers, an evaluator) run at the same time. Its submission counts as its start."""
+    """A line per job: its tasks (workers, parameter servers, an evaluator) run at the same time. Its
+    submission counts as its start."""
     header = text.partition("\n")[0].strip() == ",".join(PAI_COLUMNS)
     jobs: dict[str, list[Row]] = {}
     for row in table_rows(text, PAI_COLUMNS, problems, delimiter=",", header=header):

@@ -285,7 +285,8 @@ def _ran_out(
     state: State, at: At, job_id: str, job: LiveJob, allocation: Allocation, role: Role, memory: Memory,
     fact: external_events.TaskExited,
 ) -> None:  # fmt: skip
-    """A task ran out of memory: what it had is a lower bound of its need, and nothing else is learned from the run."""
+    """A task ran out of memory: what it had is a lower bound of its need, and nothing else is learned from
+    the run."""
     estimate = job.estimate
     if memory == "gpu_memory":
         limit_mib = fact.gpu_memory_limit_mib or _gpu_limit_mib(allocation, estimate)

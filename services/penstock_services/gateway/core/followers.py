@@ -1,7 +1,8 @@
-"""Which reports about followers of jobs a gateway owes, from its open streams and the ledger's state (decision 138). Pure.
+"""Which reports about followers of jobs a gateway owes, from its open streams and the ledger's state
+(decision 138). Pure.
 
-Ideal: the ledger knows at each moment whether a job has a follower. Departure: a connection that breaks again and
-again would fill the ledger, so a loss is reported at most once in `APART_S` per job.
+Ideal: the ledger knows at each moment whether a job has a follower. Departure: a connection that breaks again
+and again would fill the ledger, so a loss is reported at most once in `APART_S` per job.
 """
 
 from collections.abc import Iterable, Iterator
@@ -45,8 +46,8 @@ class Followers:
                 self._lost_s[job_id] = now_s
 
     def due(self, state: CellState, now_s: float) -> tuple[list[FollowerChanged], float | None]:
-        """The reports that are due, and in how many s further ones may be; None: not before something changes.
-        O(followed jobs)."""
+        """The reports that are due, and in how many s further ones may be; None: not before something
+        changes. O(followed jobs)."""
         found = list(self._connections(state))
         waits_s = []
         for job_id, lost_s in list(self._lost_s.items()):
@@ -90,8 +91,8 @@ class Followers:
             yield report
 
     def _of_other_runs(self, state: CellState, now_s: float) -> Iterator[FollowerChanged]:
-        """Once, some time after the start: a connection to another run, such as the one before this start, counts as
-        lost since this start. A gateway that still has such a connection says so."""
+        """Once, some time after the start: a connection to another run, such as the one before this start,
+        counts as lost since this start. A gateway that still has such a connection says so."""
         for job in state.jobs.values():
             if job.follower not in ("", self.gateway):
                 if job.job_id in self._open:

@@ -1,6 +1,7 @@
 """Warning about a submission that no node of the cell could ever run, even when empty. Pure.
 
-Ideal: the placer's own answer. It comes after the estimate; this one counts only what the job states, by the placer's own test.
+Ideal: the placer's own answer. It comes after the estimate; this one counts only what the job states, by the
+placer's own test.
 """
 
 from collections.abc import Mapping

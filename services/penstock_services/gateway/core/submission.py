@@ -77,7 +77,8 @@ def own_key(key: str) -> str:
 
 
 def owned(spec: JobSpec, tenant: str | None) -> JobSpec:
-    """The job with the caller's tenant as owner, for any value of its own field. Raises `Problem` for a name that looks like an id."""
+    """The job with the caller's tenant as owner, for any value of its own field. Raises `Problem` for a
+    name that looks like an id."""
     if is_generated(spec.name):
         field = BadField("name", "has the form of a job's id", "choose another, such as one with a '-'")
         raise invalid("this is no job", [field])

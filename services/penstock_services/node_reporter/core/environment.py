@@ -1,4 +1,5 @@
-"""Environment variables of a task, on which a training script and its launcher may rely. The names known to torch and TensorFlow are theirs."""
+"""Environment variables of a task, on which a training script and its launcher may rely. The names known
+to torch and TensorFlow are theirs."""
 
 import json
 from collections.abc import Collection, Mapping, Sequence
@@ -49,10 +50,11 @@ def task_environment(
     mps: bool = False,
     apart: bool = False,
 ) -> dict[str, str]:
-    """`peers`: the variable that holds the gang's peers, or names their file. Base, then the job's own variables, then Penstock's: a job cannot pretend to be another.
+    """`peers`: the variable that holds the gang's peers, or names their file. Base, then the job's own
+    variables, then Penstock's: a job cannot pretend to be another.
 
-    `mps`: a control daemon of CUDA's Multi-Process Service runs here. `apart`: the task can open no GPU but its own. Thread pools have as
-    many threads as the task has cores unless the job sets another number.
+    `mps`: a control daemon of CUDA's Multi-Process Service runs here. `apart`: the task can open no GPU but
+    its own. Thread pools have as many threads as the task has cores unless the job sets another number.
     """
     place = order.place
     gang = gang_of(order, node)
@@ -89,10 +91,12 @@ def task_environment(
 
 
 def _devices(order: StartTask, node: NodeSpec, *, virtual: bool, numbered: bool) -> dict[str, str]:
-    """CUDA_VISIBLE_DEVICES in order of `gpu_uuids`: indexes of virtual GPUs, numbers among the task's GPUs, or UUIDs.
+    """CUDA_VISIBLE_DEVICES in order of `gpu_uuids`: indexes of virtual GPUs, numbers among the task's GPUs,
+    or UUIDs.
 
-    Ideal: numbers, since several frameworks parse nothing else. Departure: UUIDs where a task can also open other GPUs, since numbers would move to these
-    when a GPU disappears; and with MPS, whose daemon numbers the GPUs.
+    Ideal: numbers, since several frameworks parse nothing else. Departure: UUIDs where a task can also open
+    other GPUs, since numbers would move to these when a GPU disappears; and with MPS, whose daemon numbers
+    the GPUs.
     """
     indexes = {gpu.uuid: gpu.index for gpu in node.gpus}
     if virtual:
@@ -105,11 +109,13 @@ def _devices(order: StartTask, node: NodeSpec, *, virtual: bool, numbered: bool)
 
 
 def _ranks(order: StartTask, gang: Mapping[int, Peer], workers: Sequence[int]) -> dict[str, str]:
-    """Ranks of one process per worker; none for a job of one task, whose framework or launcher starts as many processes as the task has GPUs.
+    """Ranks of one process per worker; none for a job of one task, whose framework or launcher starts as many
+    processes as the task has GPUs.
 
-    RANK and WORLD_SIZE count workers; a parameter server's RANK is its rank in the whole gang. Each worker is a node of its own to frameworks, since it sees only its
-    own GPUs: LOCAL_RANK is 0. A worker with several GPUs has none: frameworks would take it for one of several processes that somebody else starts (decision 132).
-    A job with a global batch has ranks with one worker, too: another attempt of it may have more.
+    RANK and WORLD_SIZE count workers; a parameter server's RANK is its rank in the whole gang. Each worker is
+    a node of its own to frameworks, since it sees only its own GPUs: LOCAL_RANK is 0. A worker with several
+    GPUs has none: frameworks would take it for one of several processes that somebody else starts (decision
+    132). A job with a global batch has ranks with one worker, too: another attempt of it may have more.
     """
     place = order.place
     if len(gang) == 1 and order.global_batch_size is None:
@@ -124,7 +130,8 @@ def _ranks(order: StartTask, gang: Mapping[int, Peer], workers: Sequence[int]) -
 
 
 def _torchrun(order: StartTask, gang: Mapping[int, Peer], workers: Sequence[int]) -> dict[str, str]:
-    """Defaults of torchrun's options, which the options of a command replace: one agent per worker, one process per GPU."""
+    """Defaults of torchrun's options, which the options of a command replace: one agent per worker, one
+    process per GPU."""
     if order.place.role != "worker":
         return {}
     address = gang[min(gang)].address
@@ -160,8 +167,9 @@ def _memory_limits(order: StartTask, node: NodeSpec, *, mps: bool) -> dict[str, 
 def private_places(order: StartTask) -> dict[str, int]:
     """Folders of the machine of which the task has its own → size in bytes, 0: without a bound.
 
-    Ideal: /tmp and /dev/shm, always. Departures: members of a gang on one node share /dev/shm, by which their libraries exchange
-    data (NCCL compares its device number); a container has its image's /tmp, and podman's locks lie in /dev/shm.
+    Ideal: /tmp and /dev/shm, always. Departures: members of a gang on one node share /dev/shm, by which their
+    libraries exchange data (NCCL compares its device number); a container has its image's /tmp, and podman's
+    locks lie in /dev/shm.
     """
     if order.environment is not None and order.environment.container is not None:
         return {}

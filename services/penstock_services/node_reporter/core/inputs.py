@@ -76,7 +76,8 @@ class Done(OfTask, frozen=True):
 
 
 class Unsaved(OfTask, frozen=True):
-    """No process of the task saves. `order_token`: of the request, or that of the start where the task is being stopped."""
+    """No process of the task saves. `order_token`: of the request, or that of the start where the task is
+    being stopped."""
 
     order_token: int
     at_ms: int

@@ -1,8 +1,10 @@
-"""Idle cores of a node: a task whose job asked for no number of cores uses its share of them until somebody needs them.
+"""Idle cores of a node: a task whose job asked for no number of cores uses its share of them until somebody
+needs them.
 
-What the placer gives (`place.cores`) stays the task's own. A core that no task on this node was given does nothing; so it is lent, and taken
-back when a task is given it: affinity and cpuset follow each start and each end. Tasks with step times, or with cores that were
-decided since their start, keep to their own: the search for their cores compares speeds (decision 99).
+What the placer gives (`place.cores`) stays the task's own. A core that no task on this node was given does
+nothing; so it is lent, and taken back when a task is given it: affinity and cpuset follow each start and each
+end. Tasks with step times, or with cores that were decided since their start, keep to their own: the search
+for their cores compares speeds (decision 99).
 """
 
 from collections.abc import Iterator

@@ -28,7 +28,8 @@ PROCESSOR = "cpu"
 QUOTA_V1, QUOTA_V2 = "cpu.cfs_quota_us", "cpu.max"
 PIDS, PIDS_LIMIT = "pids", "pids.max"
 PIDS_PERCENT = 15
-"""A task's part of the processes and threads that the machine can have. Source: DefaultTasksMax of systemd-system.conf(5)."""
+"""A task's part of the processes and threads that the machine can have. Source: DefaultTasksMax of
+systemd-system.conf(5)."""
 PIDS_BOUNDS = ("/proc/sys/kernel/pid_max", "/proc/sys/kernel/threads-max")
 DEVICES = "devices"
 GPU_MAJOR = 195

@@ -166,7 +166,8 @@ def _hides(plan: Confinement, path: str) -> str | None:
 
 
 def reveal(plan: Confinement, found: Hidden | None, request: Mapping[str, Any]) -> None:
-    """Mounts hidden files and folders of the task's own folder, its job's checkpoints and its group's folder for the task, and its private /tmp."""
+    """Mounts hidden files and folders of the task's own folder, its job's checkpoints and its group's
+    folder for the task, and its private /tmp."""
     if found is None:
         return
     folder = request["folder"]

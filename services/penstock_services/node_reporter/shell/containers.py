@@ -116,7 +116,8 @@ def argv(
     gpus: Sequence[str],
     user: tuple[int, int],
 ) -> list[str]:
-    """The job's command, in a container where it asks for one. `shown`: the task's view of its folder. Raises `NotStartable`."""
+    """The job's command, in a container where it asks for one. `shown`: the task's view of its folder.
+    Raises `NotStartable`."""
     if runtime is None or order.environment is None or order.environment.container is None:
         return list(order.command)
     check_devices(runtime, gpus)

@@ -1,4 +1,5 @@
-"""Leader of one task: the process that becomes the job's program, prepared in advance. Standard library only (see `confinement`)."""
+"""Leader of one task: the process that becomes the job's program, prepared in advance. Standard library
+only (see `confinement`)."""
 
 import contextlib
 import json
@@ -44,7 +45,8 @@ class Pipes(NamedTuple):
 def become_program(
     plan: Confinement, failure: OSError | None, lock_fd: int, pipes: Pipes, parent: int, begun: Callable[[], None]
 ) -> NoReturn:  # fmt: skip
-    """In the child: waits for the request, prepares, executes. `parent`: the shim's pid; `begun`: closes what only the shim needs."""
+    """In the child: waits for the request, prepares, executes. `parent`: the shim's pid; `begun`: closes
+    what only the shim needs."""
     stage = "prepare"
     try:
         prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)

@@ -45,7 +45,8 @@ def pid_of(pidfd: int) -> int:
 
 
 def descendants(root: int) -> list[int]:
-    """Living descendants of a process, by the parents in /proc; zombies are left out. Pids as in the mounted /proc."""
+    """Living descendants of a process, by the parents in /proc; zombies are left out. Pids as in the
+    mounted /proc."""
     children: dict[int, list[int]] = {}
     for name in os.listdir("/proc"):
         if name.isdigit():

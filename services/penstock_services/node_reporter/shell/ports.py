@@ -91,7 +91,8 @@ class Exit(msgspec.Struct, frozen=True):
     left: int = 0
     """Processes that its program left running, or that a stop did not end within the grace; they were killed."""
     pids: bool = False
-    """The kernel refused it a process or thread beyond its limit; a program may go on without that and succeed."""
+    """The kernel refused it a process or thread beyond its limit; a program may go on without that and
+    succeed."""
     exhausted: tuple[str, str] = ("", "")
     """Memory that its last lines report as exhausted, and the name of that error; empty: none. See `last_lines`."""
 
@@ -293,7 +294,8 @@ class Host(Protocol):
         ...
 
     def ask_to_save(self, key: Key) -> bool:
-        """Asks the processes of a task that save checkpoints to save now. False: none does; the first one that registers later is asked then."""
+        """Asks the processes of a task that save checkpoints to save now. False: none does; the first one
+        that registers later is asked then."""
         ...
 
     def saves(self, key: Key) -> bool:

@@ -1,8 +1,10 @@
-"""Private /tmp and /dev/shm of a task: file systems in memory, in its own mount namespace, that end with its last process.
+"""Private /tmp and /dev/shm of a task: file systems in memory, in its own mount namespace, that end with its
+last process.
 
-Standard library only (see `confinement`). Their pages are charged to the task's memory, as the kernel charges them to
-the group of the process that writes. Of the machine's folders those entries stay visible that the job names: its workdir, or a path below
-them in its command or its variables. A job that works in /tmp itself has the machine's.
+Standard library only (see `confinement`). Their pages are charged to the task's memory, as the kernel charges
+them to the group of the process that writes. Of the machine's folders those entries stay visible that the job
+names: its workdir, or a path below them in its command or its variables. A job that works in /tmp itself has
+the machine's.
 """
 
 import os
@@ -17,9 +19,11 @@ Mount = Callable[[str, str, str | None, int, str | None], None]
 
 
 def hide_places(request: Mapping[str, Any], mount: Mount, flags: int, bind: int) -> None:
-    """Mounts the task's own file systems, `request["private"]`: folder → size in bytes (0: the kernel's default, half of the memory).
+    """Mounts the task's own file systems, `request["private"]`: folder → size in bytes (0: the kernel's
+    default, half of the memory).
 
-    `mount`: source, target, type, flags, options; `flags`: of the file systems; `bind`: of the entries that stay. Raises `OSError`.
+    `mount`: source, target, type, flags, options; `flags`: of the file systems; `bind`: of the entries that
+    stay. Raises `OSError`.
     """
     texts = list(_named(request))
     for place, size in request["private"].items():
@@ -53,6 +57,7 @@ def _named(request: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _entries(place: str, texts: list[str]) -> set[str]:
-    """Names of the entries of a folder that the texts name, also by a path below one, or within a shell's command."""
+    """Names of the entries of a folder that the texts name, also by a path below one, or within a shell's
+    command."""
     pattern = re.compile(rf"(?<![\w./-]){re.escape(place)}/+([^/\s:;,'\"|&<>()=]+)")
     return {name for text in texts for name in pattern.findall(text)} - {".", ".."}

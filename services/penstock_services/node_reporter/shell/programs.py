@@ -55,9 +55,11 @@ def _state(prefix: str) -> dict[str, str]:
 
 
 def _activated(prefix: str, env: Mapping[str, str]) -> dict[str, str]:
-    """The variables after the environment's own scripts for its activation, as `conda activate` runs them; what they print is the task's output.
+    """The variables after the environment's own scripts for its activation, as `conda activate` runs them;
+    what they print is the task's output.
 
-    Packages such as compilers, MKL and CUDA set their variables there. Where a script ends the shell, the variables are as before.
+    Packages such as compilers, MKL and CUDA set their variables there. Where a script ends the shell, the
+    variables are as before.
     """
     folder = f"{prefix}/etc/conda/activate.d"
     try:
@@ -113,10 +115,11 @@ def execute(found: str | None, argv: list[str], env: Mapping[str, str]) -> NoRet
 
 
 def cause_of(name: str, env: Mapping[str, str]) -> str:
-    """Why a program cannot be executed, as far as its file shows: `crlf`, `interpreter`, `first_line`, `mode` or `folder`; empty: not known.
+    """Why a program cannot be executed, as far as its file shows: `crlf`, `interpreter`, `first_line`, `mode`
+    or `folder`; empty: not known.
 
-    `interpreter`: its first line names one that is not there; `first_line`: a text without `#!`; `mode`: not executable;
-    `folder`: it is in the working folder, which is not on PATH. Never raises.
+    `interpreter`: its first line names one that is not there; `first_line`: a text without `#!`; `mode`: not
+    executable; `folder`: it is in the working folder, which is not on PATH. Never raises.
     """
     places = [name] if "/" in name else [f"{one}/{name}" for one in env.get("PATH", os.defpath).split(":")]
     place = next((place for place in places if os.path.isfile(place)), None)

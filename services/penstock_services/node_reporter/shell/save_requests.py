@@ -1,4 +1,5 @@
-"""Requests to save a checkpoint, to the processes of a task that save: those registered with the SDK, else those that handle the signal."""
+"""Requests to save a checkpoint, to the processes of a task that save: those registered with the SDK, else
+those that handle the signal."""
 
 import os
 import signal

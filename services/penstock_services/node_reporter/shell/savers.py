@@ -1,7 +1,8 @@
 """Processes that have registered with the SDK to save checkpoints: holders of locks in a file of their task.
 
-Standard library only (see `confinement`). A lock of fcntl names its holder's pid, in the reader's own namespace, and ends with its holder.
-A write lock: the process saves (rank 0, or a script without ranks); a read lock: it trains on until that one has ended.
+Standard library only (see `confinement`). A lock of fcntl names its holder's pid, in the reader's own
+namespace, and ends with its holder. A write lock: the process saves (rank 0, or a script without ranks); a
+read lock: it trains on until that one has ended.
 """
 
 import fcntl
@@ -30,7 +31,8 @@ def savers(path: str) -> Savers:
 
 
 def ask(path: str) -> Savers:
-    """As `savers`; where none is registered, the first one that registers later finds that a save was requested.
+    """As `savers`; where none is registered, the first one that registers later finds that a save was
+    requested.
 
     The request is written before the look: who registers in between finds it, and is found.
     """

@@ -275,7 +275,8 @@ class Shim:
         return min((wait for wait in waits if wait is not None), default=None)
 
     def _end_what_is_left(self, stop: Stop | None) -> None:
-        """Of a task that is stopped the next processes get SIGTERM; of one that has ended by itself the rest is killed."""
+        """Of a task that is stopped the next processes get SIGTERM; of one that has ended by itself the
+        rest is killed."""
         if self._killed:
             self._kill_all()
         elif stop is not None:

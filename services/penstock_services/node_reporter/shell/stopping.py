@@ -22,12 +22,13 @@ from penstock_services.node_reporter.shell.pids import Process
 from penstock_services.node_reporter.shell.savers import Savers
 
 SETTLE_S = 0.3
-"""Time in which the remaining processes may end by themselves: a script prints its last line, `tee` empties its pipe.
-A Python interpreter takes 10 to 50 ms to end."""
+"""Time in which the remaining processes may end by themselves: a script prints its last line, `tee`
+empties its pipe. A Python interpreter takes 10 to 50 ms to end."""
 
 
 def next_told(processes: Sequence[Process], registered: Savers, *, saved: bool) -> list[int]:
-    """Pids of the processes that get SIGTERM now, among those that have not got it. `saved`: a registered process has got it."""
+    """Pids of the processes that get SIGTERM now, among those that have not got it. `saved`: a registered
+    process has got it."""
     saving = [process.pid for process in processes if process.pid in registered.saving]
     if saving:
         return saving
@@ -52,7 +53,8 @@ def _reads_output(process: Process, processes: Sequence[Process]) -> bool:
 
 
 def is_copy(process: Process, parent: Process | None, number: int) -> bool:
-    """Whether a process that handles the signal has forked it, such as a loader: it inherits the handler, and is ended by its parent."""
+    """Whether a process that handles the signal has forked it, such as a loader: it inherits the handler,
+    and is ended by its parent."""
     return (
         parent is not None
         and parent.command == process.command

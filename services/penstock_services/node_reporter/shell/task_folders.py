@@ -1,7 +1,9 @@
-"""Folders of tasks: each with the FIFO for the program's lines, the file that saving processes lock, and, unless the program has another, a working folder.
+"""Folders of tasks: each with the FIFO for the program's lines, the file that saving processes lock, and,
+unless the program has another, a working folder.
 
-Ideal: a folder is created when its order comes. Departure: the next one is created in advance, and becomes the task's by one rename, since each change of
-a file system waits while its journal is committed, which the order's own fsync has just begun.
+Ideal: a folder is created when its order comes. Departure: the next one is created in advance, and becomes
+the task's by one rename, since each change of a file system waits while its journal is committed, which the
+order's own fsync has just begun.
 """
 
 import asyncio

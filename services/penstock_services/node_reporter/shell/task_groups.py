@@ -1,4 +1,5 @@
-"""Cgroups of one task, in its shim's hands: entered in advance, limited by the order, removed at the end. Standard library only (see `confinement`)."""
+"""Cgroups of one task, in its shim's hands: entered in advance, limited by the order, removed at the end.
+Standard library only (see `confinement`)."""
 
 import contextlib
 import os
@@ -21,7 +22,8 @@ class TaskGroups:
         self._failure: OSError | None = None
 
     def enter(self, leader: int, shim: int) -> None:
-        """Puts the leader into groups of its own: in advance, since that waits for a grace period of the kernel (11 ms)."""
+        """Puts the leader into groups of its own: in advance, since that waits for a grace period of the
+        kernel (11 ms)."""
         try:
             for root, settings in self._plan.groups:
                 group = f"{root}/{self._plan.name}@{shim}"

@@ -1,4 +1,5 @@
-"""Distrust of nodes on which jobs of different kinds fail one after another, probes of such nodes, and its end.
+"""Distrust of nodes on which jobs of different kinds fail one after another, probes of such nodes, and its
+end.
 
     three kinds of jobs fail ─▶ NodeDistrusted ─▶ timer ─▶ NodePutOnProbation ─▶ a probe ─▶ NodeTrusted
                                      ▲                                            │ fails: twice the pause

@@ -1,4 +1,5 @@
-"""Jobs that are tied to their follower: how long one may be without, and why it is then cancelled (decision 138)."""
+"""Jobs that are tied to their follower: how long one may be without, and why it is then cancelled
+(decision 138)."""
 
 from collections.abc import Iterator
 from datetime import UTC, datetime
@@ -12,7 +13,8 @@ from penstock_services.placer.core.common import timer
 from penstock_services.placer.core.guard import FINAL_STOPS
 
 FIRST_MS = 5_000
-"""For the first connection, at least: a client opens it some 50 ms after its submission is answered, on a busy machine within seconds."""
+"""For the first connection, at least: a client opens it some 50 ms after its submission is answered, on a
+busy machine within seconds."""
 LEAST_MS = 2_000
 """After a loss, at least: another gateway that has a connection says so within milliseconds of reading that."""
 LAST_DATE_MS = 253_402_300_799_000  # the end of the year 9999
