@@ -13,13 +13,19 @@ from msgspec import Meta, Struct, field, structs
 
 from penstock.model.allowed import Allowed, Where
 from penstock.model.commands import (
-    MAX_ARGV_BYTES,
     MAX_PACKED_CHARS,
     SHORT_WORD_CHARS,
     SHORT_WORDS,
     check_long,
-    command_problem,
     unpacked,
+)
+from penstock.model.process_rules import (
+    command_can_run,
+    env_can_be_passed,
+    labels_are_short,
+    leads_out,
+    refuse_nul,
+    workdir_can_be_entered,
 )
 from penstock.model.worker_range import wrong_shape
 
@@ -148,43 +154,6 @@ class RetryPolicy(Value, frozen=True, kw_only=True):
     backoff_max_ms: Annotated[int, Meta(ge=0, le=86_400_000)] = 60_000
 
 
-def _command_can_run(command: tuple[str, ...]) -> None:
-    if problem := command_problem(command, MAX_ARGV_BYTES):
-        raise ValueError(problem)
-
-
-def _env_can_be_passed(env: Mapping[str, str]) -> None:
-    if not env:
-        return
-    env_bytes = len("".join([*env, *env.values()]).encode())
-    if env_bytes > MAX_ARGV_BYTES:
-        raise ValueError(f"{env_bytes} bytes exceed {MAX_ARGV_BYTES}; put long values into a file")
-    if any(not key or "=" in key for key in env):
-        raise ValueError("a variable's name is empty or contains '='; rename it")
-    _refuse_nul(*env, *env.values())
-
-
-def _workdir_can_be_entered(workdir: str | None) -> None:
-    if workdir is not None:
-        _refuse_nul(workdir)
-
-
-def leads_out(path: str) -> bool:
-    """Whether a path may lead out of the folder that it is relative to."""
-    return path.startswith("/") or ".." in path.split("/")
-
-
-def _labels_are_short(labels: Mapping[str, str]) -> None:
-    if labels and len("".join([*labels, *labels.values()])) > MAX_ARGV_BYTES:
-        raise ValueError(f"they exceed {MAX_ARGV_BYTES} characters; shorten them")
-
-
-def _refuse_nul(*texts: str) -> None:
-    """Raises ValueError: an argument, a variable or a path with a NUL cannot be given to a process."""
-    if "\0" in "".join(texts):
-        raise ValueError("a NUL character cannot be passed to a process; remove it")
-
-
 class Environment(Value, frozen=True, kw_only=True):
     """Where a task's programs come from besides its node's own PATH: exactly one of these."""
 
@@ -207,7 +176,7 @@ class Environment(Value, frozen=True, kw_only=True):
             raise ValueError("venv is a folder on the node; give its absolute path")
         if not given[0] or given[0].startswith("-"):
             raise ValueError("it is empty or begins with '-'; correct it")
-        _refuse_nul(*given)
+        refuse_nul(*given)
 
 
 class NodeChoice(Value, frozen=True, kw_only=True):
@@ -250,11 +219,11 @@ class JobSpec(Value, frozen=True, kw_only=True):
         "tied_grace_ms",
     )
     RULES = {
-        "command": _command_can_run,
+        "command": command_can_run,
         "long_command": check_long,
-        "env": _env_can_be_passed,
-        "workdir": _workdir_can_be_entered,
-        "labels": _labels_are_short,
+        "env": env_can_be_passed,
+        "workdir": workdir_can_be_entered,
+        "labels": labels_are_short,
     }
 
     name: Identifier = "job"
@@ -373,7 +342,7 @@ class JobSpec(Value, frozen=True, kw_only=True):
         for name, rule in self.RULES.items():
             rule(getattr(self, name))
         if self.secrets:
-            _env_can_be_passed(self.secrets)
+            env_can_be_passed(self.secrets)
             if twice := sorted(self.env.keys() & self.secrets.keys()):
                 raise ValueError(f"{twice[0]} stands in env and in secrets; remove one")
         if self.code is not None and self.workdir is not None and leads_out(self.workdir):
