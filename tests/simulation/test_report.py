@@ -290,7 +290,6 @@ def test_every_chart_can_be_drawn_both_ways(tmp_path: Path) -> None:
 
 
 README = Path(__file__).parents[2] / "libs/penstock/simulator/README.md"
-DRAWN = re.compile(r" --(report|png) \S+")
 
 
 def example() -> tuple[list[str], str]:
@@ -300,28 +299,13 @@ def example() -> tuple[list[str], str]:
     return re.findall(r"^\$ penstock (.*)$", section, re.MULTILINE), text
 
 
-def test_the_readme_s_example_comes_out_as_it_stands_there(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A newcomer types the example line by line; the figures of its table are those that the terminal shows. Its pages are drawn below."""
+@pytest.mark.slow
+def test_the_readme_s_example_comes_out_as_it_stands_there(tmp_path: Path) -> None:
+    """A newcomer types the example line by line: the figures of its table are those that the terminal shows, and all is drawn."""
     typed, text = example()
     assert [line.split()[0] for line in typed] == ["simulate", "compare", "report"]
-    monkeypatch.chdir(tmp_path)
+    output = ""
     for line in typed:
-        assert main(DRAWN.sub("", line).split()) == 0
-    output = capsys.readouterr().out
-    table = [row.split("|")[1:-1] for row in text.splitlines() if row.startswith("| `") and " ± " in row]
-    assert len(table) == 3
-    for row in table:
-        for figure in re.findall(r"[−]?[0-9][0-9,.]*", "|".join(row[1:])):
-            assert figure in output, row
-    assert [path.name for path in tmp_path.iterdir()] == ["fifo.jsonl"]
-
-
-@pytest.mark.slow
-def test_the_readme_s_example_draws_what_it_says(tmp_path: Path) -> None:
-    """The same as it stands there, each line in a process of its own."""
-    for line in example()[0]:
         run = subprocess.run(
             [sys.executable, "-m", "penstock.cli.main", *line.split()],
             capture_output=True,
@@ -330,6 +314,12 @@ def test_the_readme_s_example_draws_what_it_says(tmp_path: Path) -> None:
             cwd=tmp_path,
         )
         assert run.returncode == 0, run.stderr
+        output += run.stdout
+    table = [row.split("|")[1:-1] for row in text.splitlines() if row.startswith("| `") and " ± " in row]
+    assert len(table) == 3
+    for row in table:
+        for figure in re.findall(r"[−]?[0-9][0-9,.]*", "|".join(row[1:])):
+            assert figure in output, row
     assert {path.name for path in tmp_path.iterdir()} == {
         "fifo.jsonl",
         "policies.html",
