@@ -6,12 +6,12 @@ import json
 import secrets
 from base64 import b64decode
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager, suppress
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
 from dataclasses import replace
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
-from urllib.parse import urlencode
+from urllib.parse import parse_qs, urlencode
 
 import httpx
 import psutil
@@ -19,6 +19,8 @@ import pytest
 
 from penstock.model import external_events
 from penstock.runtime.log_keys import EXEC_PATH, LogKey, key_in_file
+from penstock.session_lines import UPGRADE
+from penstock_services.gateway.shell.node_session import NodeSession
 from penstock_services.node_reporter.options import IsolationChoice, Options
 from penstock_services.node_reporter.shell import commands
 from tests.support import node_fixtures
@@ -36,25 +38,41 @@ class Gateway:
     def __init__(self, http: httpx.AsyncClient, url: str, key: LogKey) -> None:
         self.http, self.url, self.key = http, url, key
 
-    async def ask(self, method: str, query: str = "", body: bytes = b"") -> httpx.Response:
-        headers = {"Authorization": self.key.authorization(NODE, query)}
-        return await self.http.request(method, f"{self.url}?{query}", content=body, headers=headers)
+    def ask(
+        self, method: str, query: str = "", body: bytes = b""
+    ) -> AbstractAsyncContextManager[httpx.Response]:
+        headers = {
+            "Authorization": self.key.authorization(NODE, query),
+            **(UPGRADE if method == "POST" else {}),
+        }
+        return self.http.stream(method, f"{self.url}?{query}", content=body, headers=headers)
 
-    async def query(self, body: bytes, task_id: str, token: int) -> str:
-        nonce = (await self.ask("GET")).text
-        return urlencode(
-            {"task": task_id, "token": token, "nonce": nonce, "sha256": sha256(body).hexdigest()}
-        )
+    async def refused(self, query: str, body: bytes) -> tuple[int, str]:
+        async with self.ask("POST", query, body) as answer:
+            await answer.aread()
+            return answer.status_code, answer.text
+
+    async def query(self, body: bytes, task: int = 1, **more: str) -> str:
+        async with self.ask("GET") as answer:
+            nonce = (await answer.aread()).decode()
+        asked = {"task": f"job-{task}.1.0", "token": task, "nonce": nonce, "sha256": sha256(body).hexdigest()}
+        return urlencode({**asked, **more})
+
+    @asynccontextmanager
+    async def session(self, *argv: str, task: int = 1, **more: str) -> AsyncIterator[NodeSession]:
+        body = json.dumps(argv).encode()
+        query = await self.query(body, task, **more)
+        async with self.ask("POST", query, body) as answer:
+            assert answer.status_code == 101, await answer.aread()
+            yield NodeSession(NODE, answer, self.key, parse_qs(query)["nonce"][0])
 
     async def run(self, *argv: str, task: int = 1) -> dict[str, Any]:
         """The command's whole output and exit code."""
-        body = json.dumps(argv).encode()
-        answer = await self.ask("POST", await self.query(body, f"job-{task}.1.0", task), body)
-        assert answer.status_code == 200, answer.text
         found: dict[str, Any] = {"stdout": "", "stderr": ""}
-        for line in answer.text.splitlines():
-            for name, value in json.loads(line).items():
-                found[name] = value if name == "exit_code" else found[name] + b64decode(value).decode()
+        async with self.session(*argv, task=task) as session:
+            async for line in session.lines():
+                for name, value in json.loads(line).items():
+                    found[name] = value if name == "exit_code" else found[name] + b64decode(value).decode()
         return found
 
 
@@ -117,10 +135,10 @@ async def test_a_command_is_in_its_task(
         await cell.until(external_events.TaskExited, task_id="job-1.1.0")
         assert (await asked)["exit_code"] == 137
         body = b'["true"]'
-        late = await gateway.ask("POST", await gateway.query(body, "job-1.1.0", 1), body)
-        assert late.status_code == 404 or b"it has ended" in b64decode(
-            json.loads(late.text.splitlines()[0])["stderr"]
-        )
+        async with gateway.ask("POST", await gateway.query(body), body) as late:
+            if late.status_code != 404:
+                lines = [line async for line in NodeSession(NODE, late, gateway.key, "").lines()]
+                assert b"it has ended" in b64decode(json.loads(lines[0])["stderr"])
         assert sleepers("602") == []
 
 
@@ -135,20 +153,18 @@ async def test_a_command_ends_with_its_caller_and_within_bounds(
         await cell.order(start_order(1, "sh", "-c", "echo on; exec sleep 600"))
         await await_until(lambda: printed(options, "job-1", "job-1.1.0") == "on\n", "its program")
         flood = await gateway.run("yes")
-        assert flood["exit_code"] == 137
+        assert flood["exit_code"] == 129
         assert "write it to a file" in flood["stderr"]
         body = json.dumps(["sh", "-c", "echo > began; exec sleep 601"]).encode()
-        query = await gateway.query(body, "job-1.1.0", 1)
-        headers = {"Authorization": gateway.key.authorization(NODE, query)}
+        query = await gateway.query(body)
         work = options.state_dir / "tasks" / "job-1.1.0@1" / "work"
-        async with gateway.http.stream("POST", f"{gateway.url}?{query}", content=body, headers=headers):
+        async with gateway.ask("POST", query, body):
             await await_until((work / "began").exists, "the command")
-            again = await gateway.ask("POST", query, body)
-            assert (again.status_code, "nonce" in again.text) == (403, True)
-            other = await gateway.ask("POST", await gateway.query(body, "job-1.1.0", 1), body)
-            assert (other.status_code, "1 commands are run" in other.text) == (503, True)
-            wrong = await gateway.ask("POST", await gateway.query(body, "job-1.1.0", 1), b'["true"]')
-            assert wrong.status_code == 400
+            status, text = await gateway.refused(query, body)
+            assert (status, "nonce" in text) == (403, True)
+            status, text = await gateway.refused(await gateway.query(body), body)
+            assert (status, "1 commands are run" in text) == (503, True)
+            assert (await gateway.refused(await gateway.query(body), b'["true"]'))[0] == 400
         await await_until(lambda: not sleepers("601"), "the end of the command")
         assert (
             await gateway.http.get(gateway.url, headers={"Authorization": "Penstock no"})

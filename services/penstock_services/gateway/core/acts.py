@@ -52,6 +52,12 @@ class ExecAct(Value, frozen=True, kw_only=True):
     """An argv list; never handed to a shell."""
     task: Identifier | None = None
     """Id of one task, or its end such as `w0`; None: the only one that runs."""
+    stdin: bool = False
+    """It gets what the caller sends."""
+    terminal: Annotated[str, Meta(pattern=r"^[0-9]{1,4}x[0-9]{1,4}\Z")] | None = None
+    """Rows and columns of its terminal, such as `24x80`; None: it has pipes."""
+    term: Annotated[str, Meta(pattern=r"^[A-Za-z0-9._+-]{1,64}\Z")] = "dumb"
+    """Kind of the terminal, as in TERM."""
 
     def __post_init__(self) -> None:
         if any("\0" in text for text in self.command) or not self.command[0]:
