@@ -19,7 +19,8 @@ import pytest
 
 from penstock.model import external_events
 from penstock.runtime.log_keys import EXEC_PATH, LogKey, key_in_file
-from penstock.session_lines import UPGRADE
+from penstock.session_lines import CHUNK_BYTES, UPGRADE, WINDOW_BYTES, line
+from penstock_services.gateway.core.log_text import NoAnswer
 from penstock_services.gateway.shell.node_session import NodeSession
 from penstock_services.node_reporter.options import IsolationChoice, Options
 from penstock_services.node_reporter.shell import commands
@@ -169,3 +170,91 @@ async def test_a_command_ends_with_its_caller_and_within_bounds(
         assert (
             await gateway.http.get(gateway.url, headers={"Authorization": "Penstock no"})
         ).status_code == 403
+
+
+class Talk:
+    """What a command in a session has printed so far, and its last frame."""
+
+    def __init__(self, session: NodeSession) -> None:
+        self.session, self.printed, self.taken, self.end = session, b"", 0, {}
+        self.reading = asyncio.ensure_future(self._read())
+
+    async def _read(self) -> None:
+        async for text in self.session.lines():
+            frame = json.loads(text)
+            self.printed += b64decode(frame.get("stdout", "")) + b64decode(frame.get("stderr", ""))
+            self.taken += frame.get("taken", 0)
+            if frame.keys() & {"exit_code", "problem"}:
+                self.end = frame
+
+    async def say(self, **fields: Any) -> None:
+        await self.session.send(line(**fields)[:-1])
+
+    async def until(self, text: bytes) -> None:
+        await await_until(lambda: text in self.printed, lambda: f"{text!r} in {self.printed[-400:]!r}")
+
+    async def ends(self) -> dict[str, Any]:
+        await self.reading
+        return self.end
+
+
+async def test_a_command_with_input_and_one_with_a_terminal(
+    options: Options, broker: MemoryBroker, cell: Cell, key: Path
+) -> None:
+    """A user repairs a file in a hanging task by `tar`, looks around in a shell, and closes the laptop; on the
+    way to the node somebody adds a line of his own."""
+    async with node(options, broker, cell, key) as gateway:
+        await cell.order(start_order(1, "sh", "-c", "echo on; exec sleep 600"))
+        await await_until(lambda: printed(options, "job-1", "job-1.1.0") == "on\n", "its program")
+
+        data = secrets.token_bytes(CHUNK_BYTES)
+        async with gateway.session("sh", "-c", "cat; exit 3", input="1") as session:
+            talk = Talk(session)
+            for sent in range(0, 64 * len(data), len(data)):
+                await await_until(lambda sent=sent: sent - talk.taken < WINDOW_BYTES, "room for input")  # type: ignore[misc]
+                await talk.say(stdin=data)
+            await talk.say(end=True)
+            assert await talk.ends() == {"exit_code": 3}
+            assert talk.printed == data * 64
+        async with gateway.session("true", input="1") as session:
+            talk = Talk(session)
+            await talk.say(stdin=data)
+            assert await talk.ends() == {"exit_code": 0}
+        async with gateway.session("sleep", "606", input="1") as session:
+            with pytest.raises(NoAnswer):  # noqa: PT012 - the line at which it is cut is the system's choice
+                while True:
+                    await session.send(line(stdin=data)[:-1])
+        async with gateway.session("sleep", "606", input="1") as session:
+            talk = Talk(session)
+            session._key = key_in_file(await foreign(key))
+            await talk.say(stdin=b"kill 1\n")
+            assert "not the gateway's" in (await talk.ends())["problem"]
+
+        shell = 'stty size; tty; echo "$TERM"; echo ready; while :; do read -r x; eval "$x"; done'
+        async with gateway.session("bash", "-c", shell, terminal="24x80", term="vt100") as session:
+            talk = Talk(session)
+            await talk.until(b"ready\r\n")
+            assert talk.printed.startswith(b"24 80\r\n/dev/pts/")
+            assert b"\r\nvt100\r\n" in talk.printed
+            await talk.say(size=[50, 132])
+            await talk.say(stdin=b"stty size\r")
+            await talk.until(b"50 132\r\n")
+            await talk.say(stdin=b"sleep 604; echo woken\r")
+            await await_until(lambda: sleepers("604"), "what the shell runs")
+            await talk.say(stdin=b"\x03")
+            assert await talk.ends() == {"exit_code": 130}
+
+        left = "trap '' HUP; sleep 605 & (sleep 605 & exit); setsid -w sleep 605"
+        async with gateway.session("bash", "-ic", left, terminal="24x80", term="vt100") as session:
+            talk = Talk(session)
+            await await_until(lambda: len(sleepers("605")) == 3, "what ignores the hang-up")
+        await await_until(lambda: not sleepers("605"), "the end of all that the shell has started")
+        talk.reading.cancel()
+
+
+async def foreign(key: Path) -> Path:
+    """Another secret than the gateway's."""
+    found = key.with_name("foreign")
+    found.touch(0o600)
+    found.write_bytes(secrets.token_bytes(32))
+    return found

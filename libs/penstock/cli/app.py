@@ -153,6 +153,8 @@ PANELS: Mapping[str, Mapping[str, Entry]] = MappingProxyType({
             "penstock.cli.execute:execute",
             examples=(
                 "penstock exec nightly -- nvidia-smi",
+                "penstock exec -it nightly -- bash",
+                "penstock exec -i nightly -- tar -x < fix.tar",
                 "penstock exec nightly --task w1 -- py-spy dump --pid 2",
             ),
         ),

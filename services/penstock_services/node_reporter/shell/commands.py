@@ -164,7 +164,7 @@ class Commands:
 
 
 async def _carry(
-    ends: Ends, bounded: bool, switch: Switch, left: "asyncio.Future[None]", stop: asyncio.Event
+    ends: Ends, bounded: bool, switch: Switch, left: "asyncio.Future[str]", stop: asyncio.Event
 ) -> None:
     """Until the command has ended and the caller knows it, or has left. Raises ConnectionResetError."""
     loop, ended, pidfd = asyncio.get_running_loop(), asyncio.Event(), os.pidfd_open(ends.helper.pid)
@@ -180,8 +180,8 @@ async def _carry(
     finally:
         loop.remove_reader(pidfd)
         os.close(pidfd)
-    if left.done() and (error := left.exception()) is not None:
-        await switch.write(line(problem=str(error)))
+    if left.done():
+        await switch.write(line(problem=left.result()))
         return
     if not within:
         text = (

@@ -15,7 +15,7 @@ from typing import Protocol
 from penstock.runtime.http_switch import Switch
 from penstock.runtime.log_keys import LogKey
 from penstock.runtime.race import first_of
-from penstock.session_lines import CHUNK_BYTES, TAKEN_BYTES, input_of, line
+from penstock.session_lines import CHUNK_BYTES, TAKEN_BYTES, BadLine, input_of, line
 
 SIZE = struct.Struct("HHHH")  # <asm-generic/termios.h>: rows, columns, pixels
 
@@ -77,10 +77,10 @@ def resize(terminal: int, rows: int, columns: int) -> None:
         fcntl.ioctl(terminal, termios.TIOCSWINSZ, SIZE.pack(rows, columns, 0, 0))
 
 
-async def take_input(switch: Switch, key: LogKey, nonce: str, sink: Sink) -> None:
-    """Until the caller has left. Raises `BadLine`."""
+async def take_input(switch: Switch, key: LogKey, nonce: str, sink: Sink) -> str:
+    """Until the caller has left, or has sent what no caller sends: then this is returned."""
     number = untold = 0
-    with suppress(ConnectionResetError):
+    try:
         async for signed in switch.lines():
             found = input_of(key.line_of(nonce, number, signed))
             number += 1
@@ -94,6 +94,11 @@ async def take_input(switch: Switch, key: LogKey, nonce: str, sink: Sink) -> Non
                 if untold >= TAKEN_BYTES:
                     await switch.write(line(taken=untold))
                     untold = 0
+    except BadLine as error:
+        return str(error)
+    except ConnectionResetError:
+        pass
+    return ""
 
 
 async def send_output(
@@ -101,7 +106,7 @@ async def send_output(
     switch: Switch,
     ended: asyncio.Event,
     most_bytes: int | None,
-    ends: tuple["asyncio.Future[None]", asyncio.Event],
+    ends: tuple["asyncio.Future[str]", asyncio.Event],
 ) -> bool:
     """Sends what these descriptors have until they are empty after `ended`, or one of `ends` has come.
 
