@@ -2,8 +2,12 @@
 of that."""
 
 import asyncio
+import fcntl
 import os
+import signal
+import struct
 import subprocess
+import termios
 from base64 import b64decode
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
@@ -13,10 +17,12 @@ import orjson
 import pytest
 import pytest_asyncio
 
+from penstock.client import AsyncClient
 from penstock.model.command_runs import JobCommandRun
 from penstock.model.nodes import LogServer
 from penstock.model.topics import Topic
 from penstock.model.types import Environment, JobSpec
+from penstock.session_lines import WINDOW_BYTES
 from penstock_services.node_reporter.shell.commands import Commands
 from penstock_services.node_reporter.shell.confinement import Confinement
 from penstock_services.node_reporter.shell.log_server import TaskLogServer
@@ -24,6 +30,8 @@ from penstock_services.node_reporter.shell.pids import start_ticks
 from penstock_services.node_reporter.shell.ports import Started
 from tests.integration.test_gateway_logs import key as key
 from tests.integration.test_gateway_roles import CALLERS, CLOUD_EVENT, as_, write_tokens
+from tests.integration.test_node_commands import sleepers
+from tests.support.command_process import PENSTOCK
 from tests.support.gateway_cell import Cell, problem, running
 from tests.support.hand_placer import node_spec
 from tests.support.node_cell import node_options
@@ -123,3 +131,97 @@ async def test_a_command_is_its_owners_affair_or_an_operators_and_is_recorded(
 
 async def _has(cell: Cell, count: int) -> bool:
     return len(await runs(cell)) == count
+
+
+class Terminal:
+    """A user's terminal, in which one `penstock` runs."""
+
+    def __init__(self, url: str, *arguments: str) -> None:
+        self.master, self.slave = os.openpty()
+        self.resize(31, 97)
+        self.before = termios.tcgetattr(self.slave)
+        self.printed = b""
+        env = {**os.environ, "PENSTOCK_SERVER": url, "TERM": "vt100"}
+        self.process = subprocess.Popen(
+            [*PENSTOCK, *arguments], stdin=self.slave, stdout=self.slave, stderr=self.slave, env=env, start_new_session=True
+        )  # fmt: skip
+        asyncio.get_running_loop().add_reader(self.master, self._read)
+
+    def _read(self) -> None:
+        self.printed += os.read(self.master, 65_536)
+
+    def resize(self, rows: int, columns: int) -> None:
+        fcntl.ioctl(self.slave, termios.TIOCSWINSZ, struct.pack("HHHH", rows, columns, 0, 0))
+
+    def type(self, keys: bytes) -> None:
+        os.write(self.master, keys)
+
+    async def shows(self, text: bytes) -> None:
+        await await_until(lambda: text in self.printed, lambda: f"{text!r} in {self.printed!r}")
+
+    async def ended(self) -> int:
+        """The exit code. The terminal is as it was."""
+        code = await asyncio.to_thread(self.process.wait)
+        asyncio.get_running_loop().remove_reader(self.master)
+        assert termios.tcgetattr(self.slave) == self.before
+        os.close(self.master)
+        os.close(self.slave)
+        return code
+
+
+SHELL = "stty size; echo $TERM; while :; do echo 'rea''dy'; read -r x; eval \"$x\"; done"
+
+
+async def test_a_shell_in_a_task_has_the_terminal_of_its_user(
+    dsn: str, tmp_path: Path, key: Path, served: LogServer
+) -> None:
+    """Somebody looks around in a hanging task: the window is resized, Ctrl-C ends what hangs there and not the
+    client; then the gateway is upgraded, and a laptop is shut down. The terminal is usable after each."""
+    async with running(dsn, node_log_key=key) as cell:
+        cell.placer.join(node_spec("n0", 4, logs=served))
+        job(cell, "j")
+        await cell.tell()
+        await cell.caught_up()
+        async with AsyncClient(cell.url) as client:
+            body = {"command": ["sh", "-c", "cat; exit 5"], "stdin": True}
+            async with client.session("/v1/jobs/j/exec", body) as session:
+                data = os.urandom(3 * WINDOW_BYTES)
+                sending = asyncio.ensure_future(session.send(data))
+                found, frames = b"", session.frames()
+                while len(found) < len(data):
+                    found += (await anext(frames))["stdout"]
+                await sending
+                await session.end()
+                assert (found, await anext(frames)) == (data, {"exit_code": 5})
+        problem(await cell.http.post("/v1/jobs/j/exec", json=body), 426)
+
+        first = Terminal(cell.url, "exec", "-it", "j", "--", "bash", "-c", SHELL)
+        await first.shows(b"31 97\r\nvt100\r\nready\r\n")
+        first.resize(40, 120)
+        os.kill(first.process.pid, signal.SIGWINCH)
+        first.type(
+            b"until [ \"$(stty size)\" = '40 120' ]; do sleep 0.01; done; trap 'echo int''errupted' INT\r"
+        )
+        await await_until(
+            lambda: first.printed.count(b"ready\r\n") == 2, lambda: f"the size: {first.printed!r}"
+        )
+        first.type(b"sleep 607\r")
+        await await_until(lambda: sleepers("607"), "what the shell runs")
+        first.type(b"\x03")
+        await first.shows(b"interrupted\r\n")
+        first.type(b"exit 7\r")
+        assert await first.ended() == 7
+
+        second = Terminal(cell.url, "exec", "-it", "j", "--", "bash", "-c", SHELL)
+        third = Terminal(cell.url, "exec", "-it", "j", "--", "bash", "-c", f"{SHELL} # third")
+        await second.shows(b"ready\r\n")
+        await third.shows(b"ready\r\n")
+        second.type(b"sleep 608\r")
+        await await_until(lambda: sleepers("608"), "what the shell runs")
+        second.process.terminate()
+        assert await second.ended() == 143
+        await await_until(lambda: not sleepers("608"), "the end of what the shell ran")
+        commands = {one.command.partition(" ")[0] for one in await runs(cell)}
+        assert commands == {"sh", "bash"}
+    assert await third.ended() == 20
+    assert b"the gateway ended the session" in third.printed or b"broke" in third.printed
