@@ -52,7 +52,9 @@ def started() -> Iterator[Started]:
 async def served(tmp_path: Path, key: Path, started: Started) -> AsyncIterator[LogServer]:
     """A node on which each task is this one."""
     options = node_options(tmp_path / "n0", node_id="n0", address="127.0.0.1", log_key=key)
-    server = TaskLogServer(options, commands=Commands(Confinement(), lambda _: started))
+    server = TaskLogServer(
+        options, commands=Commands(Confinement(), lambda _: started, lambda _: tmp_path / "task")
+    )
     life = asyncio.create_task(server.serve())
     yield server.announced
     life.cancel()

@@ -18,7 +18,7 @@ import psutil
 import pytest
 
 from penstock.model import external_events
-from penstock.runtime.log_keys import EXEC_PATH, LogKey, key_in_file
+from penstock.runtime.log_keys import ATTACH_PATH, EXEC_PATH, LogKey, key_in_file
 from penstock.session_lines import CHUNK_BYTES, UPGRADE, WINDOW_BYTES, line
 from penstock_services.gateway.core.log_text import NoAnswer
 from penstock_services.gateway.shell.node_session import NodeSession
@@ -40,13 +40,13 @@ class Gateway:
         self.http, self.url, self.key = http, url, key
 
     def ask(
-        self, method: str, query: str = "", body: bytes = b""
+        self, method: str, query: str = "", body: bytes = b"", path: str = EXEC_PATH
     ) -> AbstractAsyncContextManager[httpx.Response]:
         headers = {
             "Authorization": self.key.authorization(NODE, query),
             **(UPGRADE if method == "POST" else {}),
         }
-        return self.http.stream(method, f"{self.url}?{query}", content=body, headers=headers)
+        return self.http.stream(method, f"{self.url}{path}?{query}", content=body, headers=headers)
 
     async def refused(self, query: str, body: bytes) -> tuple[int, str]:
         async with self.ask("POST", query, body) as answer:
@@ -61,9 +61,10 @@ class Gateway:
 
     @asynccontextmanager
     async def session(self, *argv: str, task: int = 1, **more: str) -> AsyncIterator[NodeSession]:
-        body = json.dumps(argv).encode()
+        """With a command; without one, with the terminal of the task."""
+        body = json.dumps(argv).encode() if argv else b""
         query = await self.query(body, task, **more)
-        async with self.ask("POST", query, body) as answer:
+        async with self.ask("POST", query, body, EXEC_PATH if argv else ATTACH_PATH) as answer:
             assert answer.status_code == 101, await answer.aread()
             yield NodeSession(NODE, answer, self.key, parse_qs(query)["nonce"][0])
 
@@ -86,11 +87,14 @@ def key(tmp_path: Path) -> Path:
 
 
 @asynccontextmanager
-async def node(options: Options, broker: MemoryBroker, cell: Cell, key: Path) -> AsyncIterator[Gateway]:
+async def node(
+    options: Options, broker: MemoryBroker, cell: Cell, key: Path, after: int = 0
+) -> AsyncIterator[Gateway]:
+    """`after`: the incarnation of the reporter before it."""
     async with working(replace(options, log_key=key, address="127.0.0.1"), MemoryLog(broker)):
-        joined = await cell.until(external_events.NodeJoined)
+        joined = await cell.next_join(after)
         async with httpx.AsyncClient(timeout=None) as http:
-            yield Gateway(http, f"http://127.0.0.1:{joined.node.logs.port}{EXEC_PATH}", key_in_file(key))
+            yield Gateway(http, f"http://127.0.0.1:{joined.node.logs.port}", key_in_file(key))
 
 
 LOOK = (
@@ -164,11 +168,11 @@ async def test_a_command_ends_with_its_caller_and_within_bounds(
             status, text = await gateway.refused(query, body)
             assert (status, "nonce" in text) == (403, True)
             status, text = await gateway.refused(await gateway.query(body), body)
-            assert (status, "1 commands are run" in text) == (503, True)
+            assert (status, "1 sessions" in text) == (503, True)
             assert (await gateway.refused(await gateway.query(body), b'["true"]'))[0] == 400
         await await_until(lambda: not sleepers("601"), "the end of the command")
         assert (
-            await gateway.http.get(gateway.url, headers={"Authorization": "Penstock no"})
+            await gateway.http.get(gateway.url + EXEC_PATH, headers={"Authorization": "Penstock no"})
         ).status_code == 403
 
 
@@ -184,7 +188,7 @@ class Talk:
             frame = json.loads(text)
             self.printed += b64decode(frame.get("stdout", "")) + b64decode(frame.get("stderr", ""))
             self.taken += frame.get("taken", 0)
-            if frame.keys() & {"exit_code", "problem"}:
+            if frame.keys() & {"exit_code", "problem", "ended"}:
                 self.end = frame
 
     async def say(self, **fields: Any) -> None:
@@ -258,3 +262,57 @@ async def foreign(key: Path) -> Path:
     found.touch(0o600)
     found.write_bytes(secrets.token_bytes(32))
     return found
+
+
+TERMINAL = 'tty; stty size; echo "$TERM"; while :; do echo "rea""dy"; read -r x; eval "$x"; done'
+
+
+async def test_a_task_with_a_terminal_of_its_own(
+    options: Options, broker: MemoryBroker, cell: Cell, key: Path
+) -> None:
+    """Two colleagues look at a debugger in a job; a third has a bad line, and holds up neither. Then the node's agent is
+    upgraded, one of them goes on, and leaves the shell."""
+    async with node(options, broker, cell, key) as gateway:
+        await cell.order(
+            start_order(1, "bash", "-c", TERMINAL, interactive=True),
+            start_order(2, "sleep", "600", gpus=(1,)),
+        )
+        await cell.until(external_events.TaskStarted, task_id="job-1.1.0")
+        await cell.until(external_events.TaskStarted, task_id="job-2.1.0")
+        async with (
+            gateway.session(terminal="24x80") as one,
+            gateway.session(terminal="30x90") as other,
+            gateway.session(terminal="30x90") as stuck,
+        ):
+            first, second = Talk(one), Talk(other)
+            await first.until(b"xterm\r\nready\r\n")
+            await second.until(b"24 80\r\nxterm\r\nready\r\n")
+            assert first.printed.startswith(b"/dev/pts/")
+            await first.say(size=[31, 91])
+            await first.say(stdin=b"stty size; echo he''llo\r")
+            await second.until(b"31 91\r\nhello\r\n")
+            await second.say(stdin=b"seq 400000; echo do''ne\r")
+            await first.until(b"\r\n400000\r\ndone\r\n")
+            third = Talk(stuck)
+            await third.until(b"bytes left out]")
+        async with gateway.ask(
+            "POST", await gateway.query(b"", 2, terminal="24x80"), path=ATTACH_PATH
+        ) as none:
+            assert (none.status_code, b"no terminal" in await none.aread()) == (409, True)
+    for talk in (first, second, third):
+        talk.reading.cancel()
+    before = cell.events(external_events.NodeJoined)[-1].incarnation
+    async with (
+        node(options, broker, cell, key, before) as gateway,
+        gateway.session(terminal="50x132") as again,
+    ):
+        talk = Talk(again)
+        await talk.until(b"400000\r\ndone\r\nready\r\n")
+        await talk.say(stdin=b"stty size; exit 9\r")
+        assert await talk.ends() == {"ended": True}
+        assert b"50 132\r\n" in talk.printed
+        exited = await cell.until(external_events.TaskExited, task_id="job-1.1.0")
+        assert exited.exit_code == 9
+        assert "\nhello\n" in printed(options, "job-1", "job-1.1.0")
+        await cell.order(stop_order(3, "job-2.1.0", grace_ms=0))
+        await cell.until(external_events.TaskExited, task_id="job-2.1.0")

@@ -18,7 +18,7 @@ SCHEME = "Penstock"
 OFFSET = "penstock-offset"
 """Header of each answer of a node-reporter: its first offset in the log; 0 in a refusal. Other servers lack
 it."""
-PATH, EXEC_PATH = "/v1/logs", "/v1/exec"
+PATH, EXEC_PATH, ATTACH_PATH = "/v1/logs", "/v1/exec", "/v1/attach"
 MIN_KEY_BYTES = 32
 CONTEXT = b"penstock logs\0"
 ID_CHARS = 16

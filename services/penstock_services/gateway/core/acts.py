@@ -20,6 +20,7 @@ from penstock_services.gateway.core.problems import BadField, Problem, bad_field
 
 EXAMPLE = 'send {"reason": "…"}'
 FROM_THE_TOKEN = ("by", "tenant")
+TerminalSize = Annotated[str, Meta(pattern=r"^[0-9]{1,4}x[0-9]{1,4}\Z")]
 
 
 class Act(Value, frozen=True, kw_only=True):
@@ -54,7 +55,7 @@ class ExecAct(Value, frozen=True, kw_only=True):
     """Id of one task, or its end such as `w0`; None: the only one that runs."""
     stdin: bool = False
     """It gets what the caller sends."""
-    terminal: Annotated[str, Meta(pattern=r"^[0-9]{1,4}x[0-9]{1,4}\Z")] | None = None
+    terminal: TerminalSize | None = None
     """Rows and columns of its terminal, such as `24x80`; None: it has pipes."""
     term: Annotated[str, Meta(pattern=r"^[A-Za-z0-9._+-]{1,64}\Z")] = "dumb"
     """Kind of the terminal, as in TERM."""
@@ -64,6 +65,14 @@ class ExecAct(Value, frozen=True, kw_only=True):
             raise ValueError(
                 "command: the program has no name, or an argument has a zero byte; leave them out"
             )
+
+
+class AttachAct(Value, frozen=True, kw_only=True):
+    """Which terminal to attach to, and how large the caller's is."""
+
+    task: Identifier | None = None
+    """As of `ExecAct`."""
+    terminal: TerminalSize
 
 
 A = TypeVar("A", bound=Value)

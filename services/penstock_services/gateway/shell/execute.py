@@ -1,7 +1,8 @@
-"""`POST /v1/jobs/{id}/exec`: runs a command in a running task, for its owner or an operator; recorded as it
-begins and as it ends."""
+"""`POST /v1/jobs/{id}/exec` runs a command in a running task, `POST /v1/jobs/{id}/attach` joins the task's own terminal: for its
+owner or an operator; recorded as it begins and as it ends."""
 
 import shlex
+from typing import TypeVar
 
 import orjson
 from fastapi import APIRouter, Request
@@ -10,21 +11,24 @@ from fastapi.responses import Response, StreamingResponse
 from penstock.ledger.job_state import JobState, TaskState
 from penstock.model.command_runs import JobCommandRun
 from penstock.model.topics import MAX_EVENT_BYTES
-from penstock.model.types import MAX_TEXT
+from penstock.model.types import MAX_TEXT, Value
 from penstock.runtime.http_switch import switch_of
+from penstock.runtime.log_keys import ATTACH_PATH, EXEC_PATH
 from penstock.session_lines import PROTOCOL
 from penstock_services.gateway.core.access import Role
-from penstock_services.gateway.core.acts import ExecAct, read_fields
+from penstock_services.gateway.core.acts import AttachAct, ExecAct, read_fields
 from penstock_services.gateway.core.log_text import Member
 from penstock_services.gateway.core.problems import BadField, Problem, invalid
 from penstock_services.gateway.shell.gateway import Gateway, content_type, gateway_of, read_body
 from penstock_services.gateway.shell.jobs import as_asked_by, commanded
 from penstock_services.gateway.shell.roles import caller_of, needs
-from penstock_services.gateway.shell.sessions import MEDIA_TYPE, begun
+from penstock_services.gateway.shell.sessions import MEDIA_TYPE, Asked, begun
 
 router = APIRouter(prefix="/v1/jobs", tags=["jobs"])
 
 MAX_NAMED = 4  # tasks in a message
+LEFT = "the connection of its caller ended, and the command with it"
+ATTACHED, DETACHED = "penstock attach", "its caller has left the terminal"
 
 
 @router.post(
@@ -41,20 +45,14 @@ async def execute(job_id: str, request: Request) -> Response:
     With `"stdin": true` or `"terminal": "24x80"`, and `Upgrade: penstock-lines`, the connection goes over to such
     lines in both directions.
     """
-    body = await read_body(request, MAX_EVENT_BYTES)
-    if content_type(request) != "application/json":
-        raise Problem(415, "content_type", "send application/json")
-    act = read_fields(body, ExecAct)
+    act = await _asked(request, ExecAct)
     text = shlex.join(act.command)
     if len(text) > MAX_TEXT:
         field = BadField("command", f"has {len(text)} characters of {MAX_TEXT}", "put the rest into a script")
         raise invalid("this command cannot be recorded", [field])
     await commanded(request, job_id)
-    if (act.stdin or act.terminal is not None) and switch_of(request.scope) is None:
-        detail = (
-            f"input and terminals need `Upgrade: {PROTOCOL}`; a proxy before the gateway has to pass it on"
-        )
-        raise Problem(426, "no_upgrade", detail)
+    if act.stdin or act.terminal is not None:
+        _demand_upgrade(request)
     gateway, caller = gateway_of(request), caller_of(request)
     job, task_id, task = _task(gateway, job_id, act.task)
     run = as_asked_by(caller, JobCommandRun(job_id=job_id, task_id=task_id, command=text))
@@ -63,7 +61,54 @@ async def execute(job_id: str, request: Request) -> Response:
         asked |= {"terminal": act.terminal, "term": act.term}
     elif act.stdin:
         asked |= {"input": "1"}
-    return await begun(gateway, run, task.place.node_id, asked, orjson.dumps(act.command))
+    body = orjson.dumps(act.command)
+    return await begun(gateway, run, task.place.node_id, Asked(EXEC_PATH, asked, body, LEFT))
+
+
+@router.post(
+    "/{job_id}/attach",
+    response_class=StreamingResponse,
+    status_code=101,
+    dependencies=[needs(Role.SUBMIT, Role.OPERATE)],
+)
+async def attach(job_id: str, request: Request) -> Response:
+    """Body: `{"terminal": "24x80"}`, and `task` as for `exec`; with `Upgrade: penstock-lines`. The connection goes over to
+    such lines in both directions; what the terminal showed last comes first, at last `{"ended": true}`.
+    """
+    act = await _asked(request, AttachAct)
+    await commanded(request, job_id)
+    _demand_upgrade(request)
+    gateway, caller = gateway_of(request), caller_of(request)
+    job, task_id, task = _task(gateway, job_id, act.task)
+    if not job.spec.interactive:
+        detail = (
+            f"job {job_id} has no terminal, since it was not submitted with -it; `penstock exec -it {job_id} -- bash` opens "
+            f"one in its task, `penstock logs -f {job_id}` shows its output"
+        )
+        raise Problem(409, "no_terminal", detail)
+    run = as_asked_by(caller, JobCommandRun(job_id=job_id, task_id=task_id, command=ATTACHED))
+    asked = {"task": task_id, "token": str(job.token), "terminal": act.terminal}
+    return await begun(gateway, run, task.place.node_id, Asked(ATTACH_PATH, asked, b"", DETACHED))
+
+
+A = TypeVar("A", bound=Value)
+
+
+async def _asked(request: Request, kind: type[A]) -> A:
+    """Raises `Problem`."""
+    body = await read_body(request, MAX_EVENT_BYTES)
+    if content_type(request) != "application/json":
+        raise Problem(415, "content_type", "send application/json")
+    return read_fields(body, kind)
+
+
+def _demand_upgrade(request: Request) -> None:
+    """Raises `Problem`."""
+    if switch_of(request.scope) is None:
+        detail = (
+            f"input and terminals need `Upgrade: {PROTOCOL}`; a proxy before the gateway has to pass it on"
+        )
+        raise Problem(426, "no_upgrade", detail)
 
 
 def _task(gateway: Gateway, job_id: str, name: str | None) -> tuple[JobState, str, TaskState]:

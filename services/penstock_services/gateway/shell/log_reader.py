@@ -158,10 +158,10 @@ class LogReader:
             logger.warning("%s", failed)
             raise type(error)(f"{error}; {failed}") from failed
 
-    async def session(self, node_id: str, asked: Mapping[str, str], body: bytes) -> "NodeSession":
+    async def session(self, node_id: str, path: str, asked: Mapping[str, str], body: bytes) -> "NodeSession":
         """A session with what this node runs for this request. Raises `Unreadable`."""
         url, key = self.server_of(node_id)
-        return await self._clients().session(url, key, node_id, asked, body)
+        return await self._clients().session(url, key, node_id, path, asked, body)
 
     def server_of(self, node_id: str) -> tuple[str, LogKey]:
         """URL and secret of a node's log server. Raises `Unreadable`."""

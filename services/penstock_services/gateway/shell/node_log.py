@@ -43,14 +43,14 @@ class NodeLogs:
         return Reading(self._client(url.startswith("https")), url, key, member, ask, offset, follow=follow)
 
     async def session(
-        self, url: str, key: LogKey, node_id: str, asked: Mapping[str, str], body: bytes
+        self, url: str, key: LogKey, node_id: str, path: str, asked: Mapping[str, str], body: bytes
     ) -> NodeSession:
         """A session with what the node runs for this request. Raises `Unreadable`."""
         client = self._client(url.startswith("https"))
         try:
-            nonce = (await self._asked(client, url, key, node_id, "GET", {}, b"")).text
+            nonce = (await self._asked(client, url + EXEC_PATH, key, node_id, "GET", {}, b"")).text
             query = {**asked, "nonce": nonce, "sha256": sha256(body).hexdigest()}
-            response = await self._asked(client, url, key, node_id, "POST", query, body)
+            response = await self._asked(client, url + path, key, node_id, "POST", query, body)
         except httpx.HTTPError as error:
             raise NoAnswer(f"node {node_id} does not answer ({_plain(error)})") from error
         return NodeSession(node_id, response, key, nonce)
@@ -72,7 +72,7 @@ class NodeLogs:
         expected = httpx.codes.OK
         if method == "POST":
             headers, expected = headers | UPGRADE, httpx.codes.SWITCHING_PROTOCOLS
-        place = f"{url}{EXEC_PATH}?{query}"
+        place = f"{url}?{query}"
         timeout = httpx.Timeout(None, connect=CONNECT_TIMEOUT_S, pool=CONNECT_TIMEOUT_S)
         request = client.build_request(method, place, headers=headers, content=body, timeout=timeout)
         response = await client.send(request, stream=True, follow_redirects=False)

@@ -4,7 +4,7 @@ import asyncio
 import secrets
 from collections.abc import Awaitable, Callable, Mapping, MutableMapping
 from contextlib import suppress
-from typing import Any
+from typing import Any, NamedTuple
 
 import orjson
 from fastapi.responses import Response
@@ -24,15 +24,24 @@ from penstock_services.gateway.shell.node_session import NodeSession
 MAX_SESSIONS = 256  # of a gateway
 MAX_SESSIONS_OF_JOB = 16
 MEDIA_TYPE = "application/x-ndjson"
-LEFT = "the connection of its caller ended, and the command with it"
+SEVERAL = (b'{"stdout"', b'{"stderr"', b'{"taken"')
+"""Lines that others follow."""
 
 Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
 Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
 
 
-async def begun(
-    gateway: Gateway, run: JobCommandRun, node_id: str, asked: Mapping[str, str], body: bytes
-) -> Response:
+class Asked(NamedTuple):
+    """A request to a node."""
+
+    path: str
+    query: Mapping[str, str]
+    body: bytes
+    left: str
+    """What is recorded as the end when the caller leaves."""
+
+
+async def begun(gateway: Gateway, run: JobCommandRun, node_id: str, asked: Asked) -> Response:
     """The answer that passes on what the node runs for this request. Raises `Problem`."""
     most = f"{gateway.sessions[run.job_id]} in job {run.job_id}, {gateway.sessions.total()} in all"
     if gateway.sessions.total() >= MAX_SESSIONS or gateway.sessions[run.job_id] >= MAX_SESSIONS_OF_JOB:
@@ -44,7 +53,7 @@ async def begun(
         gateway.logs.server_of(node_id)
         await _record(gateway, run)  # nothing runs that is not recorded
         try:
-            session = await gateway.logs.session(node_id, asked, body)
+            session = await gateway.logs.session(node_id, *asked[:3])
         except Unreadable as error:
             await _record(gateway, replace(run, problem=str(error)[:MAX_TEXT]))
             raise
@@ -53,7 +62,7 @@ async def begun(
         if isinstance(error, Unreadable):
             raise Problem(502, "node_unreachable", str(error)) from error
         raise
-    return Passing(gateway, run, session)
+    return Passing(gateway, run, session, asked.left)
 
 
 class Passing(Response):
@@ -61,11 +70,12 @@ class Passing(Response):
 
     media_type = MEDIA_TYPE
 
-    def __init__(self, gateway: Gateway, run: JobCommandRun, session: NodeSession) -> None:
+    def __init__(self, gateway: Gateway, run: JobCommandRun, session: NodeSession, left: str) -> None:
         super().__init__()
         del self.headers["content-length"]
         self._gateway, self._session = gateway, session
-        self._run, self._end = run, replace(run, problem=LEFT)
+        self._run, self._end = run, replace(run, problem=left)
+        self._over = False
 
     async def __call__(self, scope: MutableMapping[str, Any], receive: Receive, send: Send) -> None:
         switch = switch_of(scope)
@@ -111,18 +121,22 @@ class Passing(Response):
         """The node's lines. Raises ConnectionResetError."""
         try:
             async for text in self._session.lines():
-                if b'"exit_code"' in text:
-                    self._end = replace(self._run, exit_code=orjson.loads(text)["exit_code"])
-                elif b'"problem"' in text:
-                    self._end = replace(self._run, problem=orjson.loads(text)["problem"][:MAX_TEXT])
+                if not text.startswith(SEVERAL):
+                    self._ends(orjson.loads(text))
                 await write(text + b"\n")
-            if self._end.problem == LEFT:
+            if not self._over:
                 raise Unreadable("the node ended the answer before the command")
         except Unreadable as error:
             await self._failed(str(error), write)
 
+    def _ends(self, last: dict[str, Any]) -> None:
+        self._over = True
+        self._end = replace(
+            self._run, exit_code=last.get("exit_code"), problem=str(last.get("problem", ""))[:MAX_TEXT]
+        )
+
     async def _failed(self, problem: str, write: Callable[[bytes], Awaitable[None]]) -> None:
-        self._end = replace(self._run, problem=problem[:MAX_TEXT])
+        self._ends({"problem": problem})
         await write(line(problem=problem))
 
 

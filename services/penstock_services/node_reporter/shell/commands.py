@@ -1,9 +1,10 @@
-"""Commands in running tasks (`penstock exec`), for the gateway alone: two paths of the log server, with the
-same proof.
+"""Commands in running tasks (`penstock exec`), and their own terminals (`penstock attach`), for the gateway alone: paths of the
+log server, with the same proof.
 
 `POST /v1/exec?task=&token=&nonce=&sha256=[&input=1][&terminal=ROWSxCOLUMNS&term=NAME]`, which goes over to
 `session_lines`, runs the body, a JSON array of arguments with this digest, in that task. `GET /v1/exec` gives
-the nonce, which counts once, so that nobody can send a request again. When the connection ends, so does the
+the nonce, which counts once, so that nobody can send a request again. `POST /v1/attach?task=&token=&nonce=&sha256=&terminal=`,
+with an empty body, joins the task's own terminal (`terminal`). When the connection ends, so does the
 command: it gets SIGHUP, and is killed soon after.
 """
 
@@ -11,22 +12,31 @@ import asyncio
 import json
 import os
 import secrets
+import socket
 import subprocess
 from collections.abc import Awaitable, Callable, MutableMapping
 from contextlib import suppress
 from hashlib import sha256
+from pathlib import Path
 from typing import IO, Any, NamedTuple
 
 from penstock.runtime.http_switch import Switch
-from penstock.runtime.log_keys import OFFSET, LogKey
+from penstock.runtime.log_keys import ATTACH_PATH, OFFSET, LogKey
 from penstock.runtime.race import cancelled
 from penstock.session_lines import line, size_of
 from penstock_services.node_reporter.shell.confinement import Confinement
 from penstock_services.node_reporter.shell.enter import ENTER
 from penstock_services.node_reporter.shell.launcher import IMPORTABLE
 from penstock_services.node_reporter.shell.ports import Key, Started
-from penstock_services.node_reporter.shell.session import Descriptor, resize, send_output, take_input
+from penstock_services.node_reporter.shell.session import (
+    Attachment,
+    Descriptor,
+    resize,
+    send_output,
+    take_input,
+)
 from penstock_services.node_reporter.shell.spawner import ISOLATED_PYTHON
+from penstock_services.node_reporter.shell.terminal import place
 
 MAX_COMMANDS = 16  # at once on a node; each is a process beside its task
 MAX_NONCES = 256
@@ -58,10 +68,12 @@ class Ends(NamedTuple):
 
 
 class Commands:
-    """Of one node. `started`: the record of a task's start, None: there is none."""
+    """Of one node. `started`: the record of a task's start, None: there is none; `folder`: a task's."""
 
-    def __init__(self, plan: Confinement, started: Callable[[Key], Started | None]) -> None:
-        self._plan, self._started = plan, started
+    def __init__(
+        self, plan: Confinement, started: Callable[[Key], Started | None], folder: Callable[[Key], Path]
+    ) -> None:
+        self._plan, self._started, self._folder = plan, started, folder
         self._nonces: dict[str, None] = {}
         self._running = 0
 
@@ -73,29 +85,38 @@ class Commands:
         return found
 
     async def run(
-        self, asked: dict[str, str], receive: Receive, switch: Switch | None, key: LogKey, stop: asyncio.Event
-    ) -> None:
+        self, path: str, asked: dict[str, str], receive: Receive, switch: Switch | None, key: LogKey, stop: asyncio.Event
+    ) -> None:  # fmt: skip
         """Answers one request, of which the proof is checked. Raises `NotRun`."""
-        argv = await self._argv(asked, receive)
+        body = await self._body(asked, receive)
         if switch is None:
             raise NotRun(426, "this gateway asks as an older version did; upgrade it")
-        started = self._started((asked.get("task", ""), int(asked.get("token", "0"))))
+        task = asked.get("task", ""), int(asked.get("token", "0"))
+        started = self._started(task)
         if started is None:
             raise NotRun(404, "the task does not run here")
         if self._running >= MAX_COMMANDS:
-            raise NotRun(503, f"{MAX_COMMANDS} commands are run on this node already; end one of them")
-        request = {
-            "shim": started.shim, "shim_start": started.shim_start, "pid": started.pid, "plan": self._plan,
-            "groups": started.groups, "argv": argv, "terminal": "terminal" in asked, "input": None,
-            "term": asked.get("term", ""),
-        }  # fmt: skip
+            raise NotRun(
+                503, f"{MAX_COMMANDS} sessions with tasks of this node are under way; end one of them"
+            )
         self._running += 1
         try:
-            await self._run(request, asked, switch, key, stop)
+            if path == ATTACH_PATH:
+                await _attach(self._folder(task), asked, switch, key, stop)
+            else:
+                await self._run(self._request(started, asked, body), asked, switch, key, stop)
         finally:
             self._running -= 1
 
-    async def _argv(self, asked: dict[str, str], receive: Receive) -> list[str]:
+    def _request(self, started: Started, asked: dict[str, str], body: bytes) -> dict[str, Any]:
+        """To the helper (`enter`)."""
+        return {
+            "shim": started.shim, "shim_start": started.shim_start, "pid": started.pid, "plan": self._plan,
+            "groups": started.groups, "argv": json.loads(body), "terminal": "terminal" in asked, "input": None,
+            "term": asked.get("term", ""),
+        }  # fmt: skip
+
+    async def _body(self, asked: dict[str, str], receive: Receive) -> bytes:
         """Raises `NotRun`."""
         body, more = b"", True
         while more and len(body) <= MAX_BODY_BYTES:
@@ -106,8 +127,7 @@ class Commands:
             raise NotRun(403, "the nonce is not known here, or was used")
         if more or sha256(body).hexdigest() != asked.get("sha256"):
             raise NotRun(400, f"the body has another digest, or more than {MAX_BODY_BYTES} bytes")
-        found: list[str] = json.loads(body)
-        return found
+        return body
 
     async def _run(
         self, request: dict[str, Any], asked: dict[str, str], switch: Switch, key: LogKey, stop: asyncio.Event
@@ -161,6 +181,38 @@ class Commands:
         for descriptor in (*ours, *sources.values()):
             os.set_blocking(descriptor, False)
         return Ends(helper, sources, ours[0] if ours else None)
+
+
+async def _attach(
+    folder: Path, asked: dict[str, str], switch: Switch, key: LogKey, stop: asyncio.Event
+) -> None:
+    """Raises `NotRun`."""
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as connection:
+        try:
+            number = os.open(folder, os.O_PATH | os.O_DIRECTORY)
+            try:
+                connection.connect(place(number))
+            finally:
+                os.close(number)
+        except OSError as error:
+            raise NotRun(409, f"the task has no terminal: {error.strerror}") from error
+        connection.setblocking(False)
+        sink = Attachment(connection.detach())
+    sink.resize(*size_of(asked["terminal"]))
+    left = asyncio.ensure_future(take_input(switch, key, asked["nonce"], sink))
+    try:
+        switch.take(HEADERS)
+        with suppress(ConnectionResetError):
+            assert sink.number is not None
+            await send_output({"stdout": sink.number}, switch, None, None, (left, stop))
+            if left.done():
+                await switch.write(line(problem=left.result()))
+            elif not stop.is_set():
+                await switch.write(line(ended=True))
+    finally:
+        await cancelled([left])
+        sink.close()
+        switch.close()
 
 
 async def _carry(

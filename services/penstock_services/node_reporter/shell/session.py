@@ -16,6 +16,7 @@ from penstock.runtime.http_switch import Switch
 from penstock.runtime.log_keys import LogKey
 from penstock.runtime.race import first_of
 from penstock.session_lines import CHUNK_BYTES, TAKEN_BYTES, BadLine, input_of, line
+from penstock_services.node_reporter.shell import terminal
 
 SIZE = struct.Struct("HHHH")  # <asm-generic/termios.h>: rows, columns, pixels
 
@@ -58,6 +59,7 @@ class Descriptor:
             self.close()
 
     def close(self) -> None:
+        """Once or more."""
         if self.number is not None:
             os.close(self.number)
             self.number = None
@@ -71,10 +73,26 @@ class Descriptor:
             self._loop.remove_writer(number)
 
 
-def resize(terminal: int, rows: int, columns: int) -> None:
+class Attachment(Descriptor):
+    """A connection to a task's terminal (`terminal`), which has input and sizes as messages."""
+
+    def __init__(self, number: int) -> None:
+        super().__init__(number, terminal=True)
+
+    async def put(self, data: bytes) -> None:
+        for start in range(0, len(data), terminal.CHUNK_BYTES):
+            await super().put(terminal.INPUT + data[start : start + terminal.CHUNK_BYTES])
+
+    def resize(self, rows: int, columns: int) -> None:
+        with suppress(OSError):  # the next change tells its size as well
+            if self.number is not None:
+                os.write(self.number, terminal.RESIZE + terminal.SIZE.pack(rows, columns))
+
+
+def resize(master: int, rows: int, columns: int) -> None:
     """The kernel tells the terminal's foreground processes (SIGWINCH)."""
     with suppress(OSError):
-        fcntl.ioctl(terminal, termios.TIOCSWINSZ, SIZE.pack(rows, columns, 0, 0))
+        fcntl.ioctl(master, termios.TIOCSWINSZ, SIZE.pack(rows, columns, 0, 0))
 
 
 async def take_input(switch: Switch, key: LogKey, nonce: str, sink: Sink) -> str:
@@ -104,11 +122,12 @@ async def take_input(switch: Switch, key: LogKey, nonce: str, sink: Sink) -> str
 async def send_output(
     sources: dict[str, int],
     switch: Switch,
-    ended: asyncio.Event,
+    ended: asyncio.Event | None,
     most_bytes: int | None,
     ends: tuple["asyncio.Future[str]", asyncio.Event],
 ) -> bool:
-    """Sends what these descriptors have until they are empty after `ended`, or one of `ends` has come.
+    """Sends what these descriptors have until they are empty after `ended`, where that is None until they are closed, or
+    one of `ends` has come.
 
     False: they had more than `most_bytes`. Raises ConnectionResetError where the caller has left.
     """
@@ -116,7 +135,7 @@ async def send_output(
     while not left.done() and not stop.is_set():
         if most_bytes is not None and sent > most_bytes:
             return False
-        last, silent = ended.is_set(), True
+        last, silent = not sources if ended is None else ended.is_set(), True
         for name, source in tuple(sources.items()):
             try:
                 data = os.read(source, CHUNK_BYTES)
@@ -133,7 +152,12 @@ async def send_output(
         if silent and last:  # a process that is left behind may hold the pipes
             break
         if silent:
-            over = (ended.wait(), asyncio.shield(left), stop.wait(), switch.gone.wait())
+            over = (
+                *([] if ended is None else [ended.wait()]),
+                asyncio.shield(left),
+                stop.wait(),
+                switch.gone.wait(),
+            )
             await _something(loop, sources.values(), *over)
             if switch.gone.is_set():
                 raise ConnectionResetError
