@@ -158,6 +158,14 @@ PANELS: Mapping[str, Mapping[str, Entry]] = MappingProxyType({
                 "penstock exec nightly --task w1 -- py-spy dump --pid 2",
             ),
         ),
+        "attach": Entry(
+            "Attach to the terminal of a job that was submitted with -it; ctrl-p ctrl-q detaches.",
+            "penstock.cli.attach:attach",
+            examples=(
+                "penstock submit -it --gpus 1 -- bash",
+                "penstock attach nightly",
+            ),
+        ),
         "cores": Entry(
             "Give each running worker of a job N cores, until this attempt ends. For operators.",
             "penstock.cli.acts:cores", examples=('penstock cores nightly 8 --reason "its loader starves"',),
