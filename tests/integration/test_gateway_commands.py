@@ -2,14 +2,11 @@
 of that."""
 
 import asyncio
-import fcntl
 import os
-import signal
-import struct
 import subprocess
-import termios
 from base64 import b64decode
 from collections.abc import AsyncIterator, Iterator
+from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any
 
@@ -31,10 +28,10 @@ from penstock_services.node_reporter.shell.ports import Started
 from tests.integration.test_gateway_logs import key as key
 from tests.integration.test_gateway_roles import CALLERS, CLOUD_EVENT, as_, write_tokens
 from tests.integration.test_node_commands import sleepers
-from tests.support.command_process import PENSTOCK
 from tests.support.gateway_cell import Cell, problem, running
 from tests.support.hand_placer import node_spec
 from tests.support.node_cell import node_options
+from tests.support.terminal import Terminal
 from tests.support.waiting import await_until
 
 pytestmark = pytest.mark.postgres
@@ -135,42 +132,6 @@ async def _has(cell: Cell, count: int) -> bool:
     return len(await runs(cell)) == count
 
 
-class Terminal:
-    """A user's terminal, in which one `penstock` runs."""
-
-    def __init__(self, url: str, *arguments: str) -> None:
-        self.master, self.slave = os.openpty()
-        self.resize(31, 97)
-        self.before = termios.tcgetattr(self.slave)
-        self.printed = b""
-        env = {**os.environ, "PENSTOCK_SERVER": url, "TERM": "vt100"}
-        self.process = subprocess.Popen(
-            [*PENSTOCK, *arguments], stdin=self.slave, stdout=self.slave, stderr=self.slave, env=env, start_new_session=True
-        )  # fmt: skip
-        asyncio.get_running_loop().add_reader(self.master, self._read)
-
-    def _read(self) -> None:
-        self.printed += os.read(self.master, 65_536)
-
-    def resize(self, rows: int, columns: int) -> None:
-        fcntl.ioctl(self.slave, termios.TIOCSWINSZ, struct.pack("HHHH", rows, columns, 0, 0))
-
-    def type(self, keys: bytes) -> None:
-        os.write(self.master, keys)
-
-    async def shows(self, text: bytes) -> None:
-        await await_until(lambda: text in self.printed, lambda: f"{text!r} in {self.printed!r}")
-
-    async def ended(self) -> int:
-        """The exit code. The terminal is as it was."""
-        code = await asyncio.to_thread(self.process.wait)
-        asyncio.get_running_loop().remove_reader(self.master)
-        assert termios.tcgetattr(self.slave) == self.before
-        os.close(self.master)
-        os.close(self.slave)
-        return code
-
-
 SHELL = "stty size; echo $TERM; while :; do echo 'rea''dy'; read -r x; eval \"$x\"; done"
 
 
@@ -179,7 +140,8 @@ async def test_a_shell_in_a_task_has_the_terminal_of_its_user(
 ) -> None:
     """Somebody looks around in a hanging task: the window is resized, Ctrl-C ends what hangs there and not the
     client; then the gateway is upgraded, and a laptop is shut down. The terminal is usable after each."""
-    async with running(dsn, node_log_key=key) as cell:
+    async with AsyncExitStack() as until_cut:
+        cell = await until_cut.enter_async_context(running(dsn, node_log_key=key))
         cell.placer.join(node_spec("n0", 4, logs=served))
         job(cell, "j")
         await cell.tell()
@@ -197,33 +159,30 @@ async def test_a_shell_in_a_task_has_the_terminal_of_its_user(
                 assert (found, await anext(frames)) == (data, {"exit_code": 5})
         problem(await cell.http.post("/v1/jobs/j/exec", json=body), 426)
 
-        first = Terminal(cell.url, "exec", "-it", "j", "--", "bash", "-c", SHELL)
-        await first.shows(b"31 97\r\nvt100\r\nready\r\n")
-        first.resize(40, 120)
-        os.kill(first.process.pid, signal.SIGWINCH)
-        first.type(
-            b"until [ \"$(stty size)\" = '40 120' ]; do sleep 0.01; done; trap 'echo int''errupted' INT\r"
-        )
-        await await_until(
-            lambda: first.printed.count(b"ready\r\n") == 2, lambda: f"the size: {first.printed!r}"
-        )
-        first.type(b"sleep 607\r")
-        await await_until(lambda: sleepers("607"), "what the shell runs")
-        first.type(b"\x03")
-        await first.shows(b"interrupted\r\n")
-        first.type(b"exit 7\r")
-        assert await first.ended() == 7
+        env = {**os.environ, "PENSTOCK_SERVER": cell.url}
+        shell = ("exec", "-it", "j", "--", "bash", "-c", SHELL)
+        with Terminal(env, *shell) as terminal:
+            await await_until(lambda: terminal.shows(b"31 97\r\nxterm\r\nready\r\n"), terminal.printed)
+            terminal.resize(40, 120)
+            terminal.type(b"until [ \"$(stty size)\" = '40 120' ]; do sleep 0.01; done; echo re''sized\r")
+            await await_until(lambda: terminal.shows(b"resized\r\nready\r\n"), terminal.printed)
+            terminal.type(b"trap 'echo int''errupted' INT; sleep 607\r")
+            await await_until(lambda: sleepers("607"), "what the shell runs")
+            terminal.type(b"\x03")
+            await await_until(lambda: terminal.shows(b"interrupted\r\n"), terminal.printed)
+            terminal.type(b"exit 7\r")
+            await await_until(terminal.ended, terminal.printed)
+            assert terminal.process.returncode == 7
 
-        second = Terminal(cell.url, "exec", "-it", "j", "--", "bash", "-c", SHELL)
-        third = Terminal(cell.url, "exec", "-it", "j", "--", "bash", "-c", f"{SHELL} # third")
-        await second.shows(b"ready\r\n")
-        await third.shows(b"ready\r\n")
-        second.type(b"sleep 608\r")
-        await await_until(lambda: sleepers("608"), "what the shell runs")
-        second.process.terminate()
-        assert await second.ended() == 143
-        await await_until(lambda: not sleepers("608"), "the end of what the shell ran")
-        commands = {one.command.partition(" ")[0] for one in await runs(cell)}
-        assert commands == {"sh", "bash"}
-    assert await third.ended() == 20
-    assert b"the gateway ended the session" in third.printed or b"broke" in third.printed
+        with Terminal(env, *shell) as shut, Terminal(env, *shell) as cut:
+            await await_until(lambda: shut.shows(b"ready\r\n") and cut.shows(b"ready\r\n"), shut.printed)
+            shut.type(b"sleep 608\r")
+            await await_until(lambda: sleepers("608"), "what the shell runs")
+            shut.process.terminate()
+            await await_until(shut.ended, shut.printed)
+            assert shut.process.returncode == 143
+            await await_until(lambda: not sleepers("608"), "the end of what the shell ran")
+            await until_cut.aclose()
+            await await_until(cut.ended, cut.printed)
+            assert cut.process.returncode == 20
+            assert b"the gateway ended the session" in cut.printed() or b"broke" in cut.printed()
