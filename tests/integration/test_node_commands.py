@@ -294,7 +294,7 @@ async def test_a_task_with_a_terminal_of_its_own(
             await second.say(stdin=b"seq 400000; echo do''ne\r")
             await first.until(b"\r\n400000\r\ndone\r\n")
             third = Talk(stuck)
-            await third.until(b"bytes left out]")
+            await third.until(b"ready\r\n")
         async with gateway.ask(
             "POST", await gateway.query(b"", 2, terminal="24x80"), path=ATTACH_PATH
         ) as none:
