@@ -1,6 +1,7 @@
 """`penstock attach`, and `penstock submit -it`: the terminal of a job on this machine's terminal."""
 
 from collections.abc import Callable
+from contextlib import suppress
 from functools import partial
 from typing import Annotated, Any, cast
 
@@ -10,6 +11,7 @@ from penstock.cli import follow, terminal
 from penstock.cli.common import JobArgument, find_job_id, gateway
 from penstock.cli.output import remark
 from penstock.cli.session import Session
+from penstock.cli.signals import exit_code
 from penstock.client import Client
 from penstock.exits import Exit, Stop
 
@@ -44,7 +46,13 @@ def attach(
     """
     terminal.require_terminal("attach")
     keys, client = DetachKeys(detach_keys), gateway(ctx)
-    raise typer.Exit(_attached(ctx, client, find_job_id(client, job), task, keys, propagate=False))
+    job_id = find_job_id(client, job)
+    try:
+        raise typer.Exit(_attached(ctx, client, job_id, task, keys, propagate=False))
+    except KeyboardInterrupt as stop:
+        with suppress(OSError):  # the terminal may be gone
+            _goes_on(job_id)
+        raise typer.Exit(exit_code(stop)) from stop
 
 
 def with_term(interactive: bool | None, env: list[str] | None) -> list[str]:
@@ -76,11 +84,14 @@ def _attached(
 ) -> int:
     asked: dict[str, Any] = {"terminal": terminal.size()} | ({} if task is None else {"task": task})
     opened = cast(Session, ctx.find_root().obj).session(f"/v1/jobs/{job_id}/attach", asked)
-    left = terminal.join(opened, stdin=True, terminal=True, keys=keys)
-    if isinstance(left, Exit) or not left:
-        remark(f"\nDetached; {job_id} goes on.\n  penstock attach {job_id}\n  penstock cancel {job_id}")
-        return int(left) if isinstance(left, Exit) else 0
+    if not terminal.join(opened, stdin=True, terminal=True, keys=keys):
+        _goes_on(job_id)
+        return 0
     return follow.exit_code(follow.to_end(client, job_id, follow.Shows.NOTHING), propagate=propagate)
+
+
+def _goes_on(job_id: str) -> None:
+    remark(f"\nDetached; {job_id} goes on.\n  penstock attach {job_id}\n  penstock cancel {job_id}")
 
 
 class DetachKeys:

@@ -11,6 +11,7 @@ from penstock.cli import terminal
 from penstock.cli.common import JobArgument, Output, find_job_id, gateway
 from penstock.cli.output import Format, dump
 from penstock.cli.session import Session
+from penstock.cli.signals import exit_code
 from penstock.client import Client
 from penstock.exits import Exit, Stop
 
@@ -50,11 +51,12 @@ def execute(
     if stdin or tty:
         asked |= {"stdin": stdin} | ({"terminal": terminal.size(), "term": terminal.kind()} if tty else {})
         found = cast(Session, ctx.find_root().obj).session(path, asked)
-        end = terminal.join(found, write, stdin=stdin, terminal=tty)
+        try:
+            end = terminal.join(found, write, stdin=stdin, terminal=tty)
+        except KeyboardInterrupt as stop:
+            raise typer.Exit(exit_code(stop)) from stop
     else:
         end = _output(client, path, asked, write)
-    if isinstance(end, Exit):
-        raise typer.Exit(end)
     if not shows:
         dump(end | {name: b"".join(found).decode(errors="replace") for name, found in parts.items()}, output)
     raise typer.Exit(end["exit_code"])

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractAsyncContextManager, contextmanager, suppress
 from typing import Any
 
-from penstock.cli.signals import exit_code, held, terminable
+from penstock.cli.signals import held, terminable
 from penstock.client.sessions import Session
 from penstock.exits import Exit, Stop
 from penstock.session_lines import CHUNK_BYTES
@@ -53,14 +53,13 @@ def show(name: str, data: bytes) -> None:
 def join(
     opened: Callable[[], AbstractAsyncContextManager[Session]], write: Write = show, *,
     stdin: bool, terminal: bool, keys: Keys = lambda data: (data, False),
-) -> dict[str, Any] | Exit:  # fmt: skip
-    """Until the session ends: its last frame, empty if `keys` left it, or the exit code for the signal that ended this.
-    The terminal is restored on each way out. Raises `ClientError`."""
+) -> dict[str, Any]:  # fmt: skip
+    """Until the session ends: its last frame, empty if `keys` left it. The terminal is restored on each way out.
+
+    Raises `ClientError`, and KeyboardInterrupt for a signal as of `signals`.
+    """
     with terminable(), _raw(really=stdin and terminal):
-        try:
-            return asyncio.run(_join(opened, write, stdin=stdin, terminal=terminal, keys=keys))
-        except KeyboardInterrupt as stop:
-            return exit_code(stop)
+        return asyncio.run(_join(opened, write, stdin=stdin, terminal=terminal, keys=keys))
 
 
 @contextmanager
