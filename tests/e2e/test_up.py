@@ -19,6 +19,7 @@ from penstock.log.port import Message, Partition
 from penstock.model.topics import NODE_PARTITIONS, Topic
 from tests.e2e.conftest import ENDLESS, Installation, listed, processes_of, until_there
 from tests.support.command_process import PENSTOCK, ROOT
+from tests.support.terminal import Terminal
 from tests.support.waiting import wait_until
 
 pytestmark = [pytest.mark.postgres, pytest.mark.usefixtures("no_job_stays")]
@@ -453,12 +454,19 @@ def test_a_second_up_on_the_same_folder_says_who_holds_it(up: Installation) -> N
     assert "--port" in taken.stderr
 
 
-def test_a_killed_node_reporter_comes_back_and_its_task_goes_on(up: Installation, tmp_path: Path) -> None:
-    """The out-of-memory killer picks the node-reporter; the training beside it must not suffer."""
-    gate = tmp_path / "gate"
-    command = ("submit", "-d", "--name", "survivor", "--gpus", "2", "--", *until_there(gate))
-    job_id = up.run(*command).stdout.strip()
-    up.until(job_id, "running")
+def test_a_killed_node_reporter_comes_back_and_its_task_goes_on(up: Installation) -> None:
+    """The out-of-memory killer picks the node-reporter; the training beside it must not suffer, nor the debugger in it: its
+    user has detached from the job's terminal, and attaches again."""
+    env = {**up.env, "PENSTOCK_SERVER": up.url}
+    command = ("submit", "-it", "--name", "survivor", "--gpus", "2", "--", "bash", "--norc", "-i")
+    with Terminal(env, *command) as terminal:
+        terminal.type(b"unset HISTFILE; PS1=; stty -echo size; seen=be''fore; echo $seen\r")
+        wait_until(lambda: terminal.shows(b"31 97\r\nbefore\r\n"), terminal.printed)
+        terminal.type(b"\x10\x11")
+        wait_until(terminal.ended, terminal.printed)
+        assert terminal.process.returncode == 0
+        assert b"penstock attach" in terminal.printed()
+    job_id = str(listed(up, "describe", "job", "survivor")["job_id"])
     tasks = listed(up, "describe", "job", job_id)["tasks"]
     assert isinstance(tasks, list)
     node = tasks[0]["node_id"]
@@ -470,8 +478,14 @@ def test_a_killed_node_reporter_comes_back_and_its_task_goes_on(up: Installation
     assert len(reporters) == 1
     os.kill(int(reporters[0].partition(":")[0]), signal.SIGKILL)
     wait_until(lambda: f"{node} ended with code -9" in up.printed(), up.printed)
-    gate.touch()
-    assert up.run("watch", job_id).returncode == 0
+    wait_until(lambda: up.run("exec", job_id, "--", "true").returncode == 0, "the node's return")
+    with Terminal(env, "attach", job_id) as terminal:
+        wait_until(lambda: terminal.shows(b"before\r\n"), terminal.printed)
+        terminal.type(b"echo $seen and af''ter; exit 0\r")
+        wait_until(terminal.ended, terminal.printed)
+        assert b"before and after\r\n" in terminal.printed()
+        assert terminal.process.returncode == 0
+    assert "before and after\r\n" in up.run("logs", job_id).stdout
     found = listed(up, "describe", "job", job_id)
     assert found["attempt"] == 1, "the same attempt went on"
 

@@ -6,6 +6,7 @@ import os
 import subprocess
 from base64 import b64decode
 from collections.abc import AsyncIterator, Iterator
+from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any
 
@@ -13,10 +14,12 @@ import orjson
 import pytest
 import pytest_asyncio
 
+from penstock.client import AsyncClient
 from penstock.model.command_runs import JobCommandRun
 from penstock.model.nodes import LogServer
 from penstock.model.topics import Topic
 from penstock.model.types import Environment, JobSpec
+from penstock.session_lines import WINDOW_BYTES
 from penstock_services.node_reporter.shell.commands import Commands
 from penstock_services.node_reporter.shell.confinement import Confinement
 from penstock_services.node_reporter.shell.log_server import TaskLogServer
@@ -24,9 +27,11 @@ from penstock_services.node_reporter.shell.pids import start_ticks
 from penstock_services.node_reporter.shell.ports import Started
 from tests.integration.test_gateway_logs import key as key
 from tests.integration.test_gateway_roles import CALLERS, CLOUD_EVENT, as_, write_tokens
+from tests.integration.test_node_commands import sleepers
 from tests.support.gateway_cell import Cell, problem, running
 from tests.support.hand_placer import node_spec
 from tests.support.node_cell import node_options
+from tests.support.terminal import Terminal
 from tests.support.waiting import await_until
 
 pytestmark = pytest.mark.postgres
@@ -44,7 +49,9 @@ def started() -> Iterator[Started]:
 async def served(tmp_path: Path, key: Path, started: Started) -> AsyncIterator[LogServer]:
     """A node on which each task is this one."""
     options = node_options(tmp_path / "n0", node_id="n0", address="127.0.0.1", log_key=key)
-    server = TaskLogServer(options, commands=Commands(Confinement(), lambda _: started))
+    server = TaskLogServer(
+        options, commands=Commands(Confinement(), lambda _: started, lambda _: tmp_path / "task")
+    )
     life = asyncio.create_task(server.serve())
     yield server.announced
     life.cancel()
@@ -123,3 +130,59 @@ async def test_a_command_is_its_owners_affair_or_an_operators_and_is_recorded(
 
 async def _has(cell: Cell, count: int) -> bool:
     return len(await runs(cell)) == count
+
+
+SHELL = "stty size; echo $TERM; while :; do echo 'rea''dy'; read -r x; eval \"$x\"; done"
+
+
+async def test_a_shell_in_a_task_has_the_terminal_of_its_user(
+    dsn: str, tmp_path: Path, key: Path, served: LogServer
+) -> None:
+    """Somebody looks around in a hanging task: the window is resized, Ctrl-C ends what hangs there and not the
+    client; then the gateway is upgraded, and a laptop is shut down. The terminal is usable after each."""
+    async with AsyncExitStack() as until_cut:
+        cell = await until_cut.enter_async_context(running(dsn, node_log_key=key))
+        cell.placer.join(node_spec("n0", 4, logs=served))
+        job(cell, "j")
+        await cell.tell()
+        await cell.caught_up()
+        async with AsyncClient(cell.url) as client:
+            body = {"command": ["sh", "-c", "cat; exit 5"], "stdin": True}
+            async with client.session("/v1/jobs/j/exec", body) as session:
+                data = os.urandom(3 * WINDOW_BYTES)
+                sending = asyncio.ensure_future(session.send(data))
+                found, frames = b"", session.frames()
+                while len(found) < len(data):
+                    found += (await anext(frames))["stdout"]
+                await sending
+                await session.end()
+                assert (found, await anext(frames)) == (data, {"exit_code": 5})
+        problem(await cell.http.post("/v1/jobs/j/exec", json=body), 426)
+
+        env = {**os.environ, "PENSTOCK_SERVER": cell.url}
+        shell = ("exec", "-it", "j", "--", "bash", "-c", SHELL)
+        with Terminal(env, *shell) as terminal:
+            await await_until(lambda: terminal.shows(b"31 97\r\nxterm\r\nready\r\n"), terminal.printed)
+            terminal.resize(40, 120)
+            terminal.type(b"until [ \"$(stty size)\" = '40 120' ]; do sleep 0.01; done; echo re''sized\r")
+            await await_until(lambda: terminal.shows(b"resized\r\nready\r\n"), terminal.printed)
+            terminal.type(b"trap 'echo int''errupted' INT; sleep 607\r")
+            await await_until(lambda: sleepers("607"), "what the shell runs")
+            terminal.type(b"\x03")
+            await await_until(lambda: terminal.shows(b"interrupted\r\n"), terminal.printed)
+            terminal.type(b"exit 7\r")
+            await await_until(terminal.ended, terminal.printed)
+            assert terminal.process.returncode == 7
+
+        with Terminal(env, *shell) as shut, Terminal(env, *shell) as cut:
+            await await_until(lambda: shut.shows(b"ready\r\n") and cut.shows(b"ready\r\n"), shut.printed)
+            shut.type(b"sleep 608\r")
+            await await_until(lambda: sleepers("608"), "what the shell runs")
+            shut.process.terminate()
+            await await_until(shut.ended, shut.printed)
+            assert shut.process.returncode == 143
+            await await_until(lambda: not sleepers("608"), "the end of what the shell ran")
+            await until_cut.aclose()
+            await await_until(cut.ended, cut.printed)
+            assert cut.process.returncode == 20
+            assert b"the gateway ended the session" in cut.printed() or b"broke" in cut.printed()

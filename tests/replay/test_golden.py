@@ -144,6 +144,7 @@ def expected_state() -> Any:
         job["spec"] |= {"priority": 0, "prelaunch": False, "qos": None, "deadline_ms": None}
         job["spec"] |= {"companions": "tenant", "nodes": None}
         job["spec"] |= {"long_command": None, "retry_of": None, "tied_to": None, "tied_grace_ms": 300_000}
+        job["spec"]["interactive"] = False
         job |= {"stop_detail": "", "follower": "", "unfollowed_ms": None, "followed_seq": 0}
         job |= {"sharing": {"jobs": [], "since_ms": 0, "ever": False}}
         job |= {"memory_retries": 0, "short_of": {}, "estimated_attempt": 0, "held": None, "commanded_seq": 0}

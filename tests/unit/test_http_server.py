@@ -17,6 +17,7 @@ import pytest
 from infra.devservers.kafka import make_certificates
 from penstock.runtime.http_limits import Limits
 from penstock.runtime.http_server import Server
+from penstock.runtime.http_switch import Switch, switch_of
 from penstock.runtime.tls_server import server_context
 from penstock.tls import client_context
 from tests.support.waiting import await_until
@@ -32,7 +33,8 @@ def post(length: int) -> bytes:
 
 
 class Application:
-    """`/body` answers with the length of the body, `/stream` never ends, `/early` answers before it reads."""
+    """`/body` answers with the length of the body, `/stream` never ends, `/early` answers before it reads. A request that asks
+    to go over to lines gets them back, behind the length of its body, if this is not 0."""
 
     def __init__(self) -> None:
         self.gone: list[str] = []
@@ -49,11 +51,22 @@ class Application:
             size += len(message["body"])
             if not message["more_body"]:
                 break
+        if size and (switch := switch_of(scope)) is not None:
+            await self._repeat(switch, size)
+            return
         await send({"type": "http.response.start", "status": 200, "headers": []})
         if scope["path"] == "/stream":
             await send({"type": "http.response.body", "body": b"first", "more_body": True})
             await self.more.wait()
         await send({"type": "http.response.body", "body": b"%d bytes" % size})
+
+    async def _repeat(self, switch: Switch, size: int) -> None:
+        switch.take({})
+        await switch.write(b"%d\n" % size)
+        async for line in switch.lines():
+            await switch.write(line + b"\n")
+        self.gone.append("lines")
+        switch.close()
 
 
 class Open(NamedTuple):
@@ -226,3 +239,25 @@ async def test_headers_without_end_are_refused_by_their_size() -> None:
             b"x" * (Limits().header_bytes + 1 - len(HALF + b"X-More: "))
         )  # no byte is left unread
         assert b"431 Request Header Fields Too Large" in await peer.closed()
+
+
+def upgrade(length: int) -> bytes:
+    return post(length).replace(b"Host: a", b"Host: a\r\nConnection: Upgrade\r\nUpgrade: penstock-lines")
+
+
+async def test_a_connection_goes_over_to_lines_behind_a_whole_body() -> None:
+    """A terminal in a task: its request comes in parts like any other, is refused like any other, and when the user's
+    machine is gone, that is noticed at once."""
+    async with serving(BODY_SOON) as server:
+        body, typed = b"x" * 200_000, b"ls\n" * 20_000
+        peer = await server.connect(upgrade(len(body)) + body + b"l")
+        assert b"101 Switching Protocols" in await peer.until(b"\r\n\r\n")
+        assert await peer.until(b"\n") == b"200000\n"
+        await peer.send(typed[1:])
+        assert await peer.reader.readexactly(len(typed)) == typed
+        peer.writer.close()
+        await await_until(lambda: server.app.gone == ["lines"], "its end")
+        refused = await (await server.connect(upgrade(0))).closed()
+        assert refused.startswith(b"HTTP/1.1 200 OK\r\nconnection: close")
+        late = await (await server.connect(upgrade(5) + b"x")).closed()
+        assert b"408 Request Timeout" in late

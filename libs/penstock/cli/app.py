@@ -153,7 +153,17 @@ PANELS: Mapping[str, Mapping[str, Entry]] = MappingProxyType({
             "penstock.cli.execute:execute",
             examples=(
                 "penstock exec nightly -- nvidia-smi",
+                "penstock exec -it nightly -- bash",
+                "penstock exec -i nightly -- tar -x < fix.tar",
                 "penstock exec nightly --task w1 -- py-spy dump --pid 2",
+            ),
+        ),
+        "attach": Entry(
+            "Attach to the terminal of a job that was submitted with -it; ctrl-p ctrl-q detaches.",
+            "penstock.cli.attach:attach",
+            examples=(
+                "penstock submit -it --gpus 1 -- bash",
+                "penstock attach nightly",
             ),
         ),
         "cores": Entry(

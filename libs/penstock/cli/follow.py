@@ -17,7 +17,8 @@ from penstock.screen import console
 
 TAIL_LINES = 15  # of a failed job's output
 ENDED = "penstock.job.ended"
-BEGUN = frozenset({"penstock.task.started", "penstock.task.exited"})
+STARTED = "penstock.task.started"
+BEGUN = frozenset({STARTED, "penstock.task.exited"})
 """After them a task's output is shown."""
 STYLES = {"succeeded": "green", "failed": "red", "cancelled": "magenta", "can never run here": "red"}
 
@@ -65,6 +66,19 @@ def to_end(client: Client, job_id: str, shows: Shows, *, tied: bool = False) -> 
     if shows is not Shows.NOTHING:
         _print_end(client, job, tail=shows is Shows.PHASES_AND_TAIL)
     return job
+
+
+def to_start(client: Client, job_id: str) -> bool:
+    """Prints each phase until a task of the job runs. False: the job ended before; its end is printed."""
+    console().print(f"[bold]{job_id}[/]")
+    first_ms: int | None = None
+    for event in events_of(client, job_id):
+        first_ms = event["at_ms"] if first_ms is None else first_ms
+        print_event(event, f"{duration(event['at_ms'] - first_ms):>9}")
+        if event["type"] == STARTED:
+            return True
+    _print_end(client, client.find(job_id, ended=True), tail=True)
+    return False
 
 
 def print_event(event: Mapping[str, Any], lead: str, *, wide: bool = False) -> None:

@@ -1,12 +1,14 @@
 """Session of one call of `penstock`, shared by its commands: the gateway's address, the command line, the cell's events."""
 
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from penstock.client import Client  # an HTTP client, which `--help` does not need
+    from penstock.client.sessions import Session as Live
 
 
 @dataclass(slots=True)
@@ -24,6 +26,21 @@ class Session:
         from penstock.client import Client
 
         return Client(self.server, token_file=self.token_file, ca=self.ca, tries=1)
+
+    def session(self, path: str, body: Any) -> Callable[[], AbstractAsyncContextManager["Live"]]:
+        """Opens a session (`penstock.session_lines`) at this path. The opening raises `ClientError`."""
+
+        @asynccontextmanager
+        async def opened() -> AsyncIterator["Live"]:
+            from penstock.client import AsyncClient
+
+            async with (
+                AsyncClient(self.server, token_file=self.token_file, ca=self.ca, tries=1) as client,
+                client.session(path, body) as found,
+            ):
+                yield found
+
+        return opened
 
     def events(self, cell: str | None = None) -> Iterator[bytes]:
         """All events of the cell, as JSON; refuses where the gateway serves another cell. Raises `Stop`."""

@@ -10,7 +10,7 @@ from typing import Annotated, Any, cast, get_args
 import typer
 from msgspec.structs import replace
 
-from penstock.cli import ci, deadlines, follow, jobspec
+from penstock.cli import attach, ci, deadlines, follow, jobspec
 from penstock.cli.common import Output, gateway
 from penstock.cli.output import Format, dump, duration, remark
 from penstock.cli.sbatch import script_fields
@@ -215,6 +215,7 @@ def submit(
     checkpoint: CheckpointFlag = None,
     companions: CompanionsFlag = None,
     priority: PriorityFlag = None,
+    interactive: attach.InteractiveFlag = None,
     detach: DetachFlag = False,
     propagate: Annotated[bool, typer.Option(help="Exit with the job's own exit code if it failed.")] = False,
     quiet: QuietFlag = False,
@@ -232,18 +233,20 @@ def submit(
         "model": model, "batch_size": batch_size, "global_batch_size": global_batch_size, "category": category, "traits": trait, "iterations": iterations,
         "target_loss": target_loss, "gpu_models": gpu_model, "workdir": workdir, "sync": sync,
         "queue_timeout": queue_timeout, "run_timeout": run_timeout, "qos": qos, "deadline": deadline, "grace": grace, "checkpoint": checkpoint,
-        "preemptible": preemptible, "prelaunch": prelaunch, "priority": priority, "companions": companions, "tied_grace": tied_grace,
+        "preemptible": preemptible, "prelaunch": prelaunch, "priority": priority, "companions": companions, "tied_grace": tied_grace, "interactive": interactive,
         "environment": jobspec.environment(venv, conda, container, path=path),
     }  # fmt: skip
     fields |= jobspec.located(_given(flags), os.getcwd()) | _tied(tied, detach=detach)
     needs = {"gpus": gpus, "cores": cores, "host_memory": host_memory, "gpu_memory": gpu_memory, "bandwidth": bandwidth}  # fmt: skip
     fields, code = jobspec.synced(fields)
-    sections = _sections(needs, max_attempts, env or [], secret or [], label or [])
+    env = attach.with_term(interactive, env)
+    sections = jobspec.sections(needs, max_attempts, env, secret or [], label or [])
     spec = spec_of(fields, sections, command, file or "command line")
     if dry_run:
         return _show(partial(gateway, ctx), spec, output)
     how = (idempotency_key, output, detach, propagate, cancel_on_interrupt, quiet, strict_deadline)
-    raise typer.Exit(Submission(partial(gateway, ctx), spec, *how, code).run())
+    attached = attach.follower(ctx, interactive and not detach, propagate=propagate)
+    raise typer.Exit(Submission(partial(gateway, ctx), spec, *how, code, attached).run())
 
 
 def submit_fields(ctx: typer.Context, fields: dict[str, Any], source: str) -> int:
@@ -282,18 +285,6 @@ def _workers(fields: Mapping[str, Any], fewest: int | None, most: int | None) ->
     return {**({} if ends["max"] is None else ends), "min": fewest, **({} if most is None else {"max": most})}
 
 
-def _sections(
-    needs: dict[str, Any], max_attempts: int | None, env: list[str], secrets: list[str], labels: list[str]
-) -> dict[str, dict[str, Any]]:
-    """The sections of a job file, from flags. Raises `Stop`."""
-    return {
-        "resources": needs,
-        "retry": {"max_attempts": max_attempts},
-        "env": jobspec.variables(env, secrets),
-        "labels": jobspec.pairs(labels, "--label"),
-    }
-
-
 @dataclass(slots=True)
 class Submission:
     """One submission and what follows."""
@@ -312,6 +303,8 @@ class Submission:
     """The job is submitted only if its deadline is met with the odds that count as certain."""
     code: Packed | None = None
     """The archive of the folder to send with the job, if any."""
+    attached: Callable[[Client, str], int] | None = None
+    """Follows the job on its terminal."""
     job_id: str | None = None
     key: str = field(init=False)
     client: Client = field(init=False)
@@ -404,6 +397,8 @@ class Submission:
         return True
 
     def _follow(self) -> int:
+        if self.attached is not None:
+            return self.attached(self.client, str(self.job_id))
         data = self.output in (Format.JSON, Format.YAML)
         shows = follow.Shows.PHASES if self.quiet else follow.Shows.OUTPUT
         tied = self.spec.tied_to is not None

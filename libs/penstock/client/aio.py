@@ -10,7 +10,7 @@ import httpx
 import httpx_sse
 
 from penstock.client.connection import TIMEOUT_S, Connection
-from penstock.client.errors import JobNotSucceeded
+from penstock.client.errors import GatewayFault, JobNotSucceeded
 from penstock.client.models import (
     Accepted,
     Checkpoint,
@@ -25,6 +25,7 @@ from penstock.client.models import (
     Warned,
     Why,
 )
+from penstock.client.sessions import Session
 from penstock.client.steps import (
     PAGE,
     Calls,
@@ -49,6 +50,7 @@ from penstock.client.streams import (
 )
 from penstock.model.types import JobSpec
 from penstock.sdk.code_archive import Packed
+from penstock.session_lines import PROTOCOL, UPGRADE
 
 T = TypeVar("T")
 
@@ -248,6 +250,23 @@ class AsyncClient:
                     await response.aread()
                     raise self._connection.refused(response)
                 yield response.aiter_text()
+        except httpx.HTTPError as error:
+            raise self._connection.unreachable(error) from error
+
+    @asynccontextmanager
+    async def session(self, path: str, body: Any) -> AsyncIterator[Session]:
+        """A session with what runs for this request. Raises `ClientError`."""
+        try:
+            async with self._http.stream(
+                "POST", path, json=body, headers=UPGRADE, timeout=ENDLESS
+            ) as response:
+                if response.status_code != httpx.codes.SWITCHING_PROTOCOLS:
+                    if response.is_error:
+                        await response.aread()
+                        raise self._connection.refused(response)
+                    text = f"{self.server} does not go over to {PROTOCOL}; a proxy before it has to pass `Upgrade` on"
+                    raise GatewayFault(text)
+                yield Session(self._connection, response)
         except httpx.HTTPError as error:
             raise self._connection.unreachable(error) from error
 

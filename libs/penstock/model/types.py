@@ -217,6 +217,7 @@ class JobSpec(Value, frozen=True, kw_only=True):
         "retry_of",
         "tied_to",
         "tied_grace_ms",
+        "interactive",
     )
     RULES = {
         "command": command_can_run,
@@ -292,6 +293,8 @@ class JobSpec(Value, frozen=True, kw_only=True):
     tied_to: Literal["follower"] | None = None
     """`follower`: the job is cancelled when no follower has been connected for `tied_grace_ms`."""
     tied_grace_ms: Annotated[int, Meta(ge=0, le=86_400_000)] = 300_000
+    interactive: bool = False
+    """Each task's program has a terminal, to which users attach."""
 
     @property
     def argv(self) -> tuple[str, ...]:
@@ -348,6 +351,10 @@ class JobSpec(Value, frozen=True, kw_only=True):
         if self.code is not None and self.workdir is not None and leads_out(self.workdir):
             raise ValueError(
                 "workdir is in the folder of `code`; give a path that is relative to it, without '..'"
+            )
+        if self.interactive and self.environment is not None and self.environment.container is not None:
+            raise ValueError(
+                "interactive: a job in a container has no terminal; leave it out, or name a venv or conda environment"
             )
         if self.workers + self.parameter_servers > MAX_GANG_TASKS:
             raise ValueError(f"workers + parameter_servers exceed {MAX_GANG_TASKS}; ask for fewer")

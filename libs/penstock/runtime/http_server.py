@@ -13,12 +13,15 @@ from contextlib import contextmanager
 from http import HTTPStatus
 from typing import Any
 
+import httptools
 import orjson
 import uvicorn
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 from uvicorn.server import ServerState
 
 from penstock.runtime.http_limits import LIMITS, Limits
+from penstock.runtime.http_switch import EXTENSION, Switch
+from penstock.session_lines import PROTOCOL
 
 GRACE_S = 1  # requests under way may finish at a stop
 CLOSED_WITHIN_S = 2.0  # for a refusal to leave, and for the peer's end of TLS; then the connection is cut
@@ -88,6 +91,9 @@ class _Bounded(HttpToolsProtocol):
         self._body_bytes = 0
         self._body_began_s = 0.0
         self._refused = False
+        self._switch: Switch | None = None
+        self._body_left = 0
+        """Bytes of the body that are to come, of a request that asks to go over to lines."""
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # as uvicorn's
         super().connection_made(transport)
@@ -103,12 +109,17 @@ class _Bounded(HttpToolsProtocol):
         if self._counted:
             self._add(-1)
         super().connection_lost(exc)
+        if self._switch is not None:
+            self._switch.lost()
 
     def data_received(self, data: bytes) -> None:
         if self._refused:
             return
+        if self._switch is not None:
+            self._switched(self._switch, data)
+            return
         self._head_bytes += len(data) if self._in_headers else 0
-        super().data_received(data)
+        self._parse(data)
         if self._in_headers and self._head_bytes > self.limits.header_bytes:
             self._refuse(431, "too_large", f"the headers exceed {self.limits.header_bytes} bytes")
         elif (
@@ -116,6 +127,30 @@ class _Bounded(HttpToolsProtocol):
         ):  # no further request has begun: empty lines
             self._arm(self.limits.headers_within_s, self._headers_late)
         self._count()
+
+    def _parse(self, data: bytes) -> None:
+        """As the class above; the parser leaves what follows the headers of an upgrade to the caller."""
+        self._unset_keepalive_if_required()
+        try:
+            self.parser.feed_data(data)
+        except httptools.HttpParserError:
+            self.send_400_response("Invalid HTTP request received.")
+        except httptools.HttpParserUpgrade as upgrade:
+            if self._switch is not None:
+                self._switched(self._switch, data[upgrade.args[0] :])
+
+    def _switched(self, switch: Switch, data: bytes) -> None:
+        """The request's body, then what the application reads as it comes."""
+        body, rest = data[: self._body_left], data[self._body_left :]
+        if not self._in_headers:
+            self._body_left -= len(body)
+            if body:
+                self.on_body(body)
+            if not self._body_left:
+                self.on_message_complete()
+                self._count()
+        if rest:
+            switch.feed(rest)
 
     def on_message_begin(self) -> None:
         self._begun = True
@@ -127,13 +162,22 @@ class _Bounded(HttpToolsProtocol):
         self._in_headers, self._head_bytes, self._body_bytes = False, 0, 0
         self._body_began_s = self.loop.time()
         self._arm(self.limits.body_within_s, self._body_late)
+        idle = self._idle
         super().on_headers_complete()
+        if idle and self.parser.should_upgrade() and self._get_upgrade() == PROTOCOL.encode():
+            self._switch = Switch(self.transport, self.flow, self.cycle)
+            self.scope["extensions"] = {EXTENSION: {"switch": self._switch}}
+            self._body_left = next(
+                (int(value) for name, value in self.headers if name == b"content-length"), 0
+            )
 
     def on_body(self, body: bytes) -> None:
         self._body_bytes += len(body)
         super().on_body(body)
 
     def on_message_complete(self) -> None:
+        if self._body_left:  # said by the parser, which takes the body of an upgrade for something else
+            return
         self._disarm()
         self._in_headers, self._begun = True, False
         super().on_message_complete()

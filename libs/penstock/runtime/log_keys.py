@@ -11,13 +11,14 @@ from typing import NamedTuple
 
 from penstock.errors import ConfigurationError
 from penstock.private_files import read_private
+from penstock.session_lines import BadLine
 
 VARIABLE = "PENSTOCK_NODE_LOG_KEY"
 SCHEME = "Penstock"
 OFFSET = "penstock-offset"
 """Header of each answer of a node-reporter: its first offset in the log; 0 in a refusal. Other servers lack
 it."""
-PATH, EXEC_PATH = "/v1/logs", "/v1/exec"
+PATH, EXEC_PATH, ATTACH_PATH = "/v1/logs", "/v1/exec", "/v1/attach"
 MIN_KEY_BYTES = 32
 CONTEXT = b"penstock logs\0"
 ID_CHARS = 16
@@ -37,6 +38,25 @@ class LogKey(NamedTuple):
         """Whether the sender of a request with this `Authorization` has the secret."""
         scheme, _, code = header.partition(" ")
         return scheme == SCHEME and compare_digest(code.encode(), self._code(node_id, query).encode())
+
+    def signed_line(self, nonce: str, number: int, text: bytes) -> bytes:
+        """The line of this number in the session with this nonce, with its proof: nobody on the way can add, change
+        or repeat one."""
+        return self._line_code(nonce, number, text) + b" " + text + b"\n"
+
+    def line_of(self, nonce: str, number: int, signed: bytes) -> bytes:
+        """The line. Raises `BadLine`."""
+        code, _, text = signed.partition(b" ")
+        if not compare_digest(code, self._line_code(nonce, number, text)):
+            raise BadLine("a line of a session is not the gateway's")
+        return text
+
+    def _line_code(self, nonce: str, number: int, text: bytes) -> bytes:
+        return (
+            blake2b(f"{nonce}\n{number}\n".encode() + text, key=self.secret, digest_size=16)
+            .hexdigest()
+            .encode()
+        )
 
     def _code(self, node_id: str, query: str) -> str:
         return blake2b(f"{node_id}\n{query}".encode(), key=self.secret, digest_size=32).hexdigest()

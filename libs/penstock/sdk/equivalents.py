@@ -27,6 +27,7 @@ FIELDS: Mapping[str, str] = MappingProxyType({
     **dict.fromkeys(("upload", "code", "source", "file_mounts", "src"), "sync"),
     **dict.fromkeys(("requeue", "no_requeue", "use_spot", "spot"), "preemptible"),
     **dict.fromkeys(("grace_period", "termination_grace_period_seconds", "grace_time", "kill_timeout"), "grace"),
+    **dict.fromkeys(("interactive", "pty", "tty", "stdin", "it", "ti"), "interactive"),
     **dict.fromkeys(("max_wait", "pending_timeout", "queue_time"), "queue_timeout"),
 })  # fmt: skip
 """Another system's name, in lower case with `_` → our field by its path in a job file."""
@@ -45,9 +46,9 @@ NONE: Mapping[str, str] = MappingProxyType({
     **dict.fromkeys(("signal",), "each stop sends SIGTERM; `grace` is the time until SIGKILL"),
     **dict.fromkeys(("reservation", "licenses", "gres_flags", "hint", "distribution", "ntasks_per_node", "cpu_bind"),
                     "leave it out: Penstock chooses nodes, GPUs and cores"),
-    **dict.fromkeys(("volume", "volumes", "mount", "bind", "v", "rm", "it", "shm_size", "network", "ipc", "privileged"),
+    **dict.fromkeys(("volume", "volumes", "mount", "bind", "v", "rm", "shm_size", "network", "ipc", "privileged"),
                     "containers see the job's folder and GPUs without it: leave it out"),
-    **dict.fromkeys(("interactive", "pty", "tty", "ports", "port"), "jobs have no terminal and no ports; `penstock exec JOB -- COMMAND` runs a command beside one"),
+    **dict.fromkeys(("ports", "port"), "jobs have no ports; `penstock exec JOB -- COMMAND` runs a command beside one"),
 })  # fmt: skip
 """Another system's name → what to do without an equivalent."""
 

@@ -235,6 +235,10 @@ class JobFile(Section):
         description="How long a tied job goes on without a follower.",
         examples=["5m"],
     )
+    interactive: bool = Field(
+        False,
+        description="The job has a terminal, as for a shell: `penstock attach` shows it here; what it shows is its output, too.",
+    )
     labels: dict[str, str] = Field(
         default_factory=dict,
         max_length=64,

@@ -20,6 +20,7 @@ from penstock_services.gateway.core.problems import BadField, Problem, bad_field
 
 EXAMPLE = 'send {"reason": "…"}'
 FROM_THE_TOKEN = ("by", "tenant")
+TerminalSize = Annotated[str, Meta(pattern=r"^[0-9]{1,4}x[0-9]{1,4}\Z")]
 
 
 class Act(Value, frozen=True, kw_only=True):
@@ -52,12 +53,26 @@ class ExecAct(Value, frozen=True, kw_only=True):
     """An argv list; never handed to a shell."""
     task: Identifier | None = None
     """Id of one task, or its end such as `w0`; None: the only one that runs."""
+    stdin: bool = False
+    """It gets what the caller sends."""
+    terminal: TerminalSize | None = None
+    """Rows and columns of its terminal, such as `24x80`; None: it has pipes."""
+    term: Annotated[str, Meta(pattern=r"^[A-Za-z0-9._+-]{1,64}\Z")] = "dumb"
+    """Kind of the terminal, as in TERM."""
 
     def __post_init__(self) -> None:
         if any("\0" in text for text in self.command) or not self.command[0]:
             raise ValueError(
                 "command: the program has no name, or an argument has a zero byte; leave them out"
             )
+
+
+class AttachAct(Value, frozen=True, kw_only=True):
+    """Which terminal to attach to, and how large the caller's is."""
+
+    task: Identifier | None = None
+    """As of `ExecAct`."""
+    terminal: TerminalSize
 
 
 A = TypeVar("A", bound=Value)

@@ -1,32 +1,34 @@
-"""`POST /v1/jobs/{id}/exec`: runs a command in a running task, for its owner or an operator; recorded as it
-begins and as it ends."""
+"""`POST /v1/jobs/{id}/exec` runs a command in a running task, `POST /v1/jobs/{id}/attach` joins the task's own terminal: for its
+owner or an operator; recorded as it begins and as it ends."""
 
-import asyncio
-import secrets
 import shlex
-from collections.abc import AsyncIterator
+from typing import TypeVar
 
 import orjson
 from fastapi import APIRouter, Request
 from fastapi.responses import Response, StreamingResponse
-from msgspec.structs import replace
 
 from penstock.ledger.job_state import JobState, TaskState
 from penstock.model.command_runs import JobCommandRun
 from penstock.model.topics import MAX_EVENT_BYTES
-from penstock.model.types import MAX_TEXT
+from penstock.model.types import MAX_TEXT, Value
+from penstock.runtime.http_switch import switch_of
+from penstock.runtime.log_keys import ATTACH_PATH, EXEC_PATH
+from penstock.session_lines import PROTOCOL
 from penstock_services.gateway.core.access import Role
-from penstock_services.gateway.core.acts import ExecAct, read_fields
-from penstock_services.gateway.core.log_text import Member, Unreadable
+from penstock_services.gateway.core.acts import AttachAct, ExecAct, read_fields
+from penstock_services.gateway.core.log_text import Member
 from penstock_services.gateway.core.problems import BadField, Problem, invalid
 from penstock_services.gateway.shell.gateway import Gateway, content_type, gateway_of, read_body
-from penstock_services.gateway.shell.jobs import append_event, as_asked_by, commanded
+from penstock_services.gateway.shell.jobs import as_asked_by, commanded
 from penstock_services.gateway.shell.roles import caller_of, needs
+from penstock_services.gateway.shell.sessions import MEDIA_TYPE, Asked, begun
 
 router = APIRouter(prefix="/v1/jobs", tags=["jobs"])
 
-MEDIA_TYPE = "application/x-ndjson"
 MAX_NAMED = 4  # tasks in a message
+LEFT = "the connection of its caller ended, and the command with it"
+ATTACHED, DETACHED = "penstock attach", "its caller has left the terminal"
 
 
 @router.post(
@@ -39,25 +41,74 @@ async def execute(job_id: str, request: Request) -> Response:
     """Body: `{"command": ["nvidia-smi"], "task": "w0"}`; a job of one task needs no `task`. Answer: one
     object per line, `{"stdout": BASE64}` and `{"stderr": BASE64}` as they come, at last `{"exit_code": N}` or
     `{"problem": …}`.
+
+    With `"stdin": true` or `"terminal": "24x80"`, and `Upgrade: penstock-lines`, the connection goes over to such
+    lines in both directions.
     """
-    body = await read_body(request, MAX_EVENT_BYTES)
-    if content_type(request) != "application/json":
-        raise Problem(415, "content_type", "send application/json")
-    act = read_fields(body, ExecAct)
+    act = await _asked(request, ExecAct)
     text = shlex.join(act.command)
     if len(text) > MAX_TEXT:
         field = BadField("command", f"has {len(text)} characters of {MAX_TEXT}", "put the rest into a script")
         raise invalid("this command cannot be recorded", [field])
     await commanded(request, job_id)
+    if act.stdin or act.terminal is not None:
+        _demand_upgrade(request)
     gateway, caller = gateway_of(request), caller_of(request)
     job, task_id, task = _task(gateway, job_id, act.task)
     run = as_asked_by(caller, JobCommandRun(job_id=job_id, task_id=task_id, command=text))
-    try:
-        lines = gateway.logs.command(task.place.node_id, task_id, job.token, act.command)
-    except Unreadable as error:
-        raise Problem(502, "node_unreachable", str(error)) from error
-    await _record(gateway, run)  # nothing runs that is not recorded
-    return StreamingResponse(_carried(gateway, run, lines), media_type=MEDIA_TYPE)
+    asked = {"task": task_id, "token": str(job.token)}
+    if act.terminal is not None:
+        asked |= {"terminal": act.terminal, "term": act.term}
+    elif act.stdin:
+        asked |= {"input": "1"}
+    body = orjson.dumps(act.command)
+    return await begun(gateway, run, task.place.node_id, Asked(EXEC_PATH, asked, body, LEFT))
+
+
+@router.post(
+    "/{job_id}/attach",
+    response_class=StreamingResponse,
+    status_code=101,
+    dependencies=[needs(Role.SUBMIT, Role.OPERATE)],
+)
+async def attach(job_id: str, request: Request) -> Response:
+    """Body: `{"terminal": "24x80"}`, and `task` as for `exec`; with `Upgrade: penstock-lines`. The connection goes over to
+    such lines in both directions; what the terminal showed last comes first, at last `{"ended": true}`.
+    """
+    act = await _asked(request, AttachAct)
+    await commanded(request, job_id)
+    _demand_upgrade(request)
+    gateway, caller = gateway_of(request), caller_of(request)
+    job, task_id, task = _task(gateway, job_id, act.task)
+    if not job.spec.interactive:
+        detail = (
+            f"job {job_id} has no terminal, since it was not submitted with -it; `penstock exec -it {job_id} -- bash` opens "
+            f"one in its task, `penstock logs -f {job_id}` shows its output"
+        )
+        raise Problem(409, "no_terminal", detail)
+    run = as_asked_by(caller, JobCommandRun(job_id=job_id, task_id=task_id, command=ATTACHED))
+    asked = {"task": task_id, "token": str(job.token), "terminal": act.terminal}
+    return await begun(gateway, run, task.place.node_id, Asked(ATTACH_PATH, asked, b"", DETACHED))
+
+
+A = TypeVar("A", bound=Value)
+
+
+async def _asked(request: Request, kind: type[A]) -> A:
+    """Raises `Problem`."""
+    body = await read_body(request, MAX_EVENT_BYTES)
+    if content_type(request) != "application/json":
+        raise Problem(415, "content_type", "send application/json")
+    return read_fields(body, kind)
+
+
+def _demand_upgrade(request: Request) -> None:
+    """Raises `Problem`."""
+    if switch_of(request.scope) is None:
+        detail = (
+            f"input and terminals need `Upgrade: {PROTOCOL}`; a proxy before the gateway has to pass it on"
+        )
+        raise Problem(426, "no_upgrade", detail)
 
 
 def _task(gateway: Gateway, job_id: str, name: str | None) -> tuple[JobState, str, TaskState]:
@@ -87,28 +138,3 @@ def _task(gateway: Gateway, job_id: str, name: str | None) -> tuple[JobState, st
         what = f"no running task {name!r}" if name is not None else f"{len(members)} running tasks"
         raise Problem(404, "no_task", f"job {job_id} has {what}; name one of {named}")
     return job, chosen[0].task_id, running[chosen[0].task_id]
-
-
-async def _carried(gateway: Gateway, run: JobCommandRun, lines: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
-    """The command's lines. Its end is recorded also if the caller leaves, with whom the command ends."""
-    end = replace(run, problem="the connection of its caller ended, and the command with it")
-    try:
-        async for line in lines:
-            if b'"exit_code"' in line:
-                end = replace(run, exit_code=orjson.loads(line)["exit_code"])
-            yield line
-        if end.exit_code is None:
-            raise Unreadable("the node ended the answer before the command")
-    except Unreadable as error:
-        end = replace(run, problem=str(error)[:MAX_TEXT])
-        yield orjson.dumps({"problem": str(error)}) + b"\n"
-    finally:
-        recording = asyncio.ensure_future(_record(gateway, end))
-        gateway.marking.add(recording)
-        recording.add_done_callback(gateway.marking.discard)
-
-
-async def _record(gateway: Gateway, run: JobCommandRun) -> None:
-    """Raises `Problem`."""
-    event_id = f"exec-{run.job_id}-{secrets.token_hex(8)}"
-    await append_event(gateway, "exec", event_id, event_id, run, {"penstock.command": run.command})

@@ -3,6 +3,7 @@
 import asyncio
 import secrets
 import time
+from collections import Counter
 from dataclasses import dataclass, field
 from typing import Any
 from weakref import WeakValueDictionary
@@ -66,6 +67,8 @@ class Gateway:
     """Streams by which pipelines follow the jobs that are tied to them."""
     streams: int = 0
     log_streams: int = 0
+    sessions: "Counter[str]" = field(default_factory=Counter)
+    """Job → the commands under way in it."""
     connections: dict[str, object] = field(default_factory=dict)
     """Node → its standing connection."""
     broken: "dict[str, asyncio.Future[None]]" = field(default_factory=dict)

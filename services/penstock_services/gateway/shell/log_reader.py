@@ -2,7 +2,7 @@
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
@@ -31,6 +31,7 @@ QUIET_FAILURES = 4  # a restart of a reporter takes about so many attempts; afte
 
 if TYPE_CHECKING:
     from penstock_services.gateway.shell.node_log import NodeLogs, Reading
+    from penstock_services.gateway.shell.node_session import NodeSession
 
 logger = logging.getLogger(__name__)
 
@@ -157,11 +158,10 @@ class LogReader:
             logger.warning("%s", failed)
             raise type(error)(f"{error}; {failed}") from failed
 
-    def command(self, node_id: str, task_id: str, token: int, argv: Sequence[str]) -> AsyncIterator[bytes]:
-        """The lines of a command's answer, which runs in this task from the first one on. Raises
-        `Unreadable`."""
+    async def session(self, node_id: str, path: str, asked: Mapping[str, str], body: bytes) -> "NodeSession":
+        """A session with what this node runs for this request. Raises `Unreadable`."""
         url, key = self.server_of(node_id)
-        return self._clients().command(url, key, node_id, {"task": task_id, "token": str(token)}, argv)
+        return await self._clients().session(url, key, node_id, path, asked, body)
 
     def server_of(self, node_id: str) -> tuple[str, LogKey]:
         """URL and secret of a node's log server. Raises `Unreadable`."""

@@ -1,20 +1,21 @@
 """HTTP client of the nodes' log servers: requests for a task's output."""
 
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import Iterator, Mapping
 from hashlib import sha256
 from pathlib import Path
 from urllib.parse import urlencode
 
 import httpx
-import orjson
 
 from penstock.clock import wall_ms
 from penstock.errors import ConfigurationError
-from penstock.runtime.keepalive import SOCKET_OPTIONS
+from penstock.keepalive import SOCKET_OPTIONS
 from penstock.runtime.log_keys import EXEC_PATH, OFFSET, PATH, LogKey
 from penstock.runtime.task_logs import Frames, Output
+from penstock.session_lines import UPGRADE
 from penstock.tls import SYSTEM_CA, client_context
 from penstock_services.gateway.core.log_text import Ask, Member, NoAnswer, NoFile, Unreadable
+from penstock_services.gateway.shell.node_session import NodeSession
 
 MAX_CONNECTIONS = 1_024
 CONNECT_TIMEOUT_S = 3.0
@@ -41,22 +42,18 @@ class NodeLogs:
         """One request to the server at `url`; `offset`: of the first wanted byte, None: `ask` decides. Raises `Unreadable`."""
         return Reading(self._client(url.startswith("https")), url, key, member, ask, offset, follow=follow)
 
-    async def command(
-        self, url: str, key: LogKey, node_id: str, task: dict[str, str], argv: Sequence[str]
-    ) -> AsyncIterator[bytes]:
-        """The lines of the answer of a command that the node runs in this task. Raises `Unreadable`."""
-        body, client = orjson.dumps(argv), self._client(url.startswith("https"))
+    async def session(
+        self, url: str, key: LogKey, node_id: str, path: str, asked: Mapping[str, str], body: bytes
+    ) -> NodeSession:
+        """A session with what the node runs for this request. Raises `Unreadable`."""
+        client = self._client(url.startswith("https"))
         try:
-            nonce = (await self._asked(client, url, key, node_id, "GET", {}, b"")).text
-            query = {**task, "nonce": nonce, "sha256": sha256(body).hexdigest()}
-            response = await self._asked(client, url, key, node_id, "POST", query, body)
-            try:
-                async for line in response.aiter_lines():
-                    yield line.encode() + b"\n"
-            finally:
-                await response.aclose()
+            nonce = (await self._asked(client, url + EXEC_PATH, key, node_id, "GET", {}, b"")).text
+            query = {**asked, "nonce": nonce, "sha256": sha256(body).hexdigest()}
+            response = await self._asked(client, url + path, key, node_id, "POST", query, body)
         except httpx.HTTPError as error:
             raise NoAnswer(f"node {node_id} does not answer ({_plain(error)})") from error
+        return NodeSession(node_id, response, key, nonce)
 
     async def _asked(
         self,
@@ -65,19 +62,22 @@ class NodeLogs:
         key: LogKey,
         node_id: str,
         method: str,
-        fields: dict[str, str],
+        fields: Mapping[str, str],
         body: bytes,
     ) -> httpx.Response:
-        """The answer to a request about commands; that of a GET is read. Raises `Unreadable`, and httpx's
-        errors."""
+        """The answer to a request about sessions: to a GET, which is read, or to a POST, which goes over to lines.
+        Raises `Unreadable`, and httpx's errors."""
         query = urlencode(fields)
         headers = {"Authorization": key.authorization(node_id, query), "Accept-Encoding": "identity"}
-        place = f"{url}{EXEC_PATH}?{query}"
+        expected = httpx.codes.OK
+        if method == "POST":
+            headers, expected = headers | UPGRADE, httpx.codes.SWITCHING_PROTOCOLS
+        place = f"{url}?{query}"
         timeout = httpx.Timeout(None, connect=CONNECT_TIMEOUT_S, pool=CONNECT_TIMEOUT_S)
         request = client.build_request(method, place, headers=headers, content=body, timeout=timeout)
         response = await client.send(request, stream=True, follow_redirects=False)
         try:
-            if response.status_code != httpx.codes.OK or _offset(response) is None:
+            if response.status_code != expected or _offset(response) is None:
                 raise Unreadable(f"node {node_id} at {url}: {await _reason(response, _offset(response))}")
             if method == "GET":
                 await response.aread()

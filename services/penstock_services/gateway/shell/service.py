@@ -8,13 +8,13 @@ from functools import partial
 from typing import Any
 
 from penstock.errors import ConfigurationError
+from penstock.keepalive import keep_alive
 from penstock.log.open import open_log
 from penstock.log.port import Log, Partition
 from penstock.model.topics import CELL_TOPICS, Topic
 from penstock.runtime.amended_log import AmendedLog, Signer
 from penstock.runtime.crash_only import crash_only
 from penstock.runtime.http_server import Server
-from penstock.runtime.keepalive import keep_alive
 from penstock.runtime.pool import start_fork_server
 from penstock.runtime.settings import Settings
 from penstock.runtime.snapshots import Until, load_latest

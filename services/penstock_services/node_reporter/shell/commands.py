@@ -1,43 +1,50 @@
-"""Commands in running tasks (`penstock exec`), for the gateway alone: two paths of the log server, with the
-same proof.
+"""Commands in running tasks (`penstock exec`), and their own terminals (`penstock attach`), for the gateway alone: paths of the
+log server, with the same proof.
 
-`POST /v1/exec?task=&token=&nonce=&sha256=`: runs the body, a JSON array of arguments with this digest, in
-that task. `GET /v1/exec` gives the nonce, which counts once, so that nobody can send a request again. The
-answer is NDJSON, `{"stdout": BASE64}` and `{"stderr": BASE64}` as they come, at last `{"exit_code": N}`. When
-the connection ends, so does the command.
+`POST /v1/exec?task=&token=&nonce=&sha256=[&input=1][&terminal=ROWSxCOLUMNS&term=NAME]`, which goes over to
+`session_lines`, runs the body, a JSON array of arguments with this digest, in that task. `GET /v1/exec` gives
+the nonce, which counts once, so that nobody can send a request again. `POST /v1/attach?task=&token=&nonce=&sha256=&terminal=`,
+with an empty body, joins the task's own terminal (`terminal`). When the connection ends, so does the
+command: it gets SIGHUP, and is killed soon after.
 """
 
 import asyncio
 import json
-import logging
 import os
 import secrets
+import socket
 import subprocess
-from base64 import b64encode
-from collections.abc import Awaitable, Callable, Collection, MutableMapping
+from collections.abc import Awaitable, Callable, MutableMapping
 from contextlib import suppress
 from hashlib import sha256
-from typing import IO, Any
+from pathlib import Path
+from typing import IO, Any, NamedTuple
 
-from penstock.runtime.log_keys import OFFSET
-from penstock.runtime.race import first_of
+from penstock.runtime.http_switch import Switch
+from penstock.runtime.log_keys import ATTACH_PATH, OFFSET, LogKey
+from penstock.runtime.race import cancelled
+from penstock.session_lines import line, size_of
 from penstock_services.node_reporter.shell.confinement import Confinement
 from penstock_services.node_reporter.shell.enter import ENTER
 from penstock_services.node_reporter.shell.launcher import IMPORTABLE
 from penstock_services.node_reporter.shell.ports import Key, Started
+from penstock_services.node_reporter.shell.session import (
+    Attachment,
+    Descriptor,
+    resize,
+    send_output,
+    take_input,
+)
 from penstock_services.node_reporter.shell.spawner import ISOLATED_PYTHON
+from penstock_services.node_reporter.shell.terminal import place
 
 MAX_COMMANDS = 16  # at once on a node; each is a process beside its task
 MAX_NONCES = 256
 MAX_BODY_BYTES = 1 << 16
-MAX_OUTPUT_BYTES = 64 << 20  # of a command; as of a task by default
-CHUNK_BYTES = 65_536
-HEADERS = [(b"content-type", b"application/x-ndjson"), (OFFSET.encode(), b"0")]
+MAX_OUTPUT_BYTES = 64 << 20  # of a command without input and terminal; as of a task by default
+HEADERS = {OFFSET: "0"}
 
 Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
-Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
-
-logger = logging.getLogger(__name__)
 
 
 class NotRun(Exception):
@@ -48,11 +55,25 @@ class NotRun(Exception):
         self.status = status
 
 
-class Commands:
-    """Of one node. `started`: the record of a task's start, None: there is none."""
+class Ends(NamedTuple):
+    """The helper that enters the task, and our ends of the command's descriptors."""
 
-    def __init__(self, plan: Confinement, started: Callable[[Key], Started | None]) -> None:
-        self._plan, self._started = plan, started
+    helper: "subprocess.Popen[bytes]"
+    sources: dict[str, int]
+    sink: int | None
+
+    def hang_up(self) -> None:
+        """The helper then ends the command."""
+        _close(self.helper.stdin)
+
+
+class Commands:
+    """Of one node. `started`: the record of a task's start, None: there is none; `folder`: a task's."""
+
+    def __init__(
+        self, plan: Confinement, started: Callable[[Key], Started | None], folder: Callable[[Key], Path]
+    ) -> None:
+        self._plan, self._started, self._folder = plan, started, folder
         self._nonces: dict[str, None] = {}
         self._running = 0
 
@@ -63,22 +84,39 @@ class Commands:
         self._nonces[found] = None
         return found
 
-    async def run(self, asked: dict[str, str], receive: Receive, send: Send, stop: asyncio.Event) -> None:
+    async def run(
+        self, path: str, asked: dict[str, str], receive: Receive, switch: Switch | None, key: LogKey, stop: asyncio.Event
+    ) -> None:  # fmt: skip
         """Answers one request, of which the proof is checked. Raises `NotRun`."""
-        argv = await self._argv(asked, receive)
-        key = asked.get("task", ""), int(asked.get("token", "0"))
-        started = self._started(key)
+        body = await self._body(asked, receive)
+        if switch is None:
+            raise NotRun(426, "this gateway asks as an older version did; upgrade it")
+        task = asked.get("task", ""), int(asked.get("token", "0"))
+        started = self._started(task)
         if started is None:
             raise NotRun(404, "the task does not run here")
         if self._running >= MAX_COMMANDS:
-            raise NotRun(503, f"{MAX_COMMANDS} commands are run on this node already; end one of them")
+            raise NotRun(
+                503, f"{MAX_COMMANDS} sessions with tasks of this node are under way; end one of them"
+            )
         self._running += 1
         try:
-            await self._run(started, argv, receive, send, stop)
+            if path == ATTACH_PATH:
+                await _attach(self._folder(task), asked, switch, key, stop)
+            else:
+                await self._run(self._request(started, asked, body), asked, switch, key, stop)
         finally:
             self._running -= 1
 
-    async def _argv(self, asked: dict[str, str], receive: Receive) -> list[str]:
+    def _request(self, started: Started, asked: dict[str, str], body: bytes) -> dict[str, Any]:
+        """To the helper (`enter`)."""
+        return {
+            "shim": started.shim, "shim_start": started.shim_start, "pid": started.pid, "plan": self._plan,
+            "groups": started.groups, "argv": json.loads(body), "terminal": "terminal" in asked, "input": None,
+            "term": asked.get("term", ""),
+        }  # fmt: skip
+
+    async def _body(self, asked: dict[str, str], receive: Receive) -> bytes:
         """Raises `NotRun`."""
         body, more = b"", True
         while more and len(body) <= MAX_BODY_BYTES:
@@ -89,90 +127,131 @@ class Commands:
             raise NotRun(403, "the nonce is not known here, or was used")
         if more or sha256(body).hexdigest() != asked.get("sha256"):
             raise NotRun(400, f"the body has another digest, or more than {MAX_BODY_BYTES} bytes")
-        found: list[str] = json.loads(body)
-        return found
+        return body
 
     async def _run(
-        self, started: Started, argv: list[str], receive: Receive, send: Send, stop: asyncio.Event
+        self, request: dict[str, Any], asked: dict[str, str], switch: Switch, key: LogKey, stop: asyncio.Event
     ) -> None:
-        request = {
-            "shim": started.shim, "shim_start": started.shim_start, "pid": started.pid, "plan": self._plan,
-            "groups": started.groups, "argv": argv,
-        }  # fmt: skip
+        """Raises `NotRun`."""
         try:
-            process = await asyncio.to_thread(_helper, json.dumps(request).encode() + b"\n")
+            ends = await asyncio.to_thread(self._start, request, asked)
         except OSError as error:
             raise NotRun(500, f"no process for the command: {error.strerror}") from error
-        left = asyncio.ensure_future(gone(receive))
+        sink = Descriptor(ends.sink, terminal=request["terminal"])
+        left = asyncio.ensure_future(take_input(switch, key, asked["nonce"], sink))
+        bounded = ends.sink is None
         try:
-            await send({
-                "type": "http.response.start", "status": 200, "headers": HEADERS,
-            })  # fmt: skip
-            await _carry(process, send, left, stop)
-            _close(process.stdin)
-            end = {"exit_code": await asyncio.to_thread(process.wait)}
-            await send({"type": "http.response.body", "body": json.dumps(end).encode() + b"\n"})
+            switch.take(HEADERS)
+            with suppress(ConnectionResetError):
+                await _carry(ends, bounded, switch, left, stop)
         finally:
-            left.cancel()
-            for pipe in (process.stdin, process.stdout, process.stderr):
+            await cancelled([left])
+            sink.close()
+            for pipe in (ends.helper.stdin, ends.helper.stdout, ends.helper.stderr):
                 _close(pipe)
-            await asyncio.shield(asyncio.to_thread(process.wait))
+            await asyncio.shield(asyncio.to_thread(ends.helper.wait))
+            switch.close()
+
+    def _start(self, request: dict[str, Any], asked: dict[str, str]) -> Ends:
+        """Raises OSError."""
+        output = subprocess.PIPE
+        ours: list[int] = []
+        theirs: list[int] = []
+        try:
+            if "terminal" in asked:
+                master, output = os.openpty()
+                ours, theirs = [master], [output]
+                resize(master, *size_of(asked["terminal"]))
+                if self._plan.user is not None:
+                    os.fchown(output, self._plan.user[0], -1)  # so that the command may open it by its name
+            elif "input" in asked:
+                request["input"], writing = os.pipe()
+                ours, theirs = [writing], [request["input"]]
+            helper = _helper(json.dumps(request).encode() + b"\n", output, theirs)
+        except OSError:
+            for descriptor in ours:
+                os.close(descriptor)
+            raise
+        finally:
+            for descriptor in theirs:
+                os.close(descriptor)
+        assert helper.stderr is not None
+        stdout = ours[0] if helper.stdout is None else helper.stdout.fileno()
+        sources = {"stdout": stdout, "stderr": helper.stderr.fileno()}
+        for descriptor in (*ours, *sources.values()):
+            os.set_blocking(descriptor, False)
+        return Ends(helper, sources, ours[0] if ours else None)
+
+
+async def _attach(
+    folder: Path, asked: dict[str, str], switch: Switch, key: LogKey, stop: asyncio.Event
+) -> None:
+    """Raises `NotRun`."""
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as connection:
+        try:
+            number = os.open(folder, os.O_PATH | os.O_DIRECTORY)
+            try:
+                connection.connect(place(number))
+            finally:
+                os.close(number)
+        except OSError as error:
+            raise NotRun(409, f"the task has no terminal: {error.strerror}") from error
+        connection.setblocking(False)
+        sink = Attachment(connection.detach())
+    sink.resize(*size_of(asked["terminal"]))
+    left = asyncio.ensure_future(take_input(switch, key, asked["nonce"], sink))
+    try:
+        switch.take(HEADERS)
+        with suppress(ConnectionResetError):
+            assert sink.number is not None
+            await send_output({"stdout": sink.number}, switch, None, None, (left, stop))
+            if left.done():
+                await switch.write(line(problem=left.result()))
+            elif not stop.is_set():
+                await switch.write(line(ended=True))
+    finally:
+        await cancelled([left])
+        sink.close()
+        switch.close()
 
 
 async def _carry(
-    process: "subprocess.Popen[bytes]", send: Send, left: "asyncio.Future[None]", stop: asyncio.Event
+    ends: Ends, bounded: bool, switch: Switch, left: "asyncio.Future[str]", stop: asyncio.Event
 ) -> None:
-    """Sends the output until the command has ended, the reader has left, or the reporter ends."""
-    assert process.stdout is not None
-    assert process.stderr is not None
-    loop, ended, sent = asyncio.get_running_loop(), asyncio.Event(), 0
-    pipes = {"stdout": process.stdout.fileno(), "stderr": process.stderr.fileno()}
-    pidfd = os.pidfd_open(process.pid)
+    """Until the command has ended and the caller knows it, or has left. Raises ConnectionResetError."""
+    loop, ended, pidfd = asyncio.get_running_loop(), asyncio.Event(), os.pidfd_open(ends.helper.pid)
 
     def on_end() -> None:
         loop.remove_reader(pidfd)
         ended.set()
 
+    loop.add_reader(pidfd, on_end)
     try:
-        loop.add_reader(pidfd, on_end)
-        while not left.done() and not stop.is_set() and sent <= MAX_OUTPUT_BYTES:
-            last, silent = ended.is_set(), True
-            for name, pipe in tuple(pipes.items()):
-                try:
-                    data = os.read(pipe, CHUNK_BYTES)
-                except BlockingIOError:
-                    continue
-                silent = False
-                if not data:
-                    del pipes[name]
-                    continue
-                sent += len(data)
-                line = json.dumps({name: b64encode(data).decode()}).encode() + b"\n"
-                await send({"type": "http.response.body", "body": line, "more_body": True})
-            if silent and last:  # a process that it left behind may hold the pipes
-                return
-            if silent:
-                await _something(loop, pipes.values(), ended.wait(), asyncio.shield(left), stop.wait())
-        if sent > MAX_OUTPUT_BYTES:
-            text = f"penstock: ended after {MAX_OUTPUT_BYTES >> 20} MiB of output; write it to a file\n"
-            line = json.dumps({"stderr": b64encode(text.encode()).decode()}).encode() + b"\n"
-            await send({"type": "http.response.body", "body": line, "more_body": True})
+        most = MAX_OUTPUT_BYTES if bounded else None
+        within = await send_output(ends.sources, switch, ended, most, (left, stop))
     finally:
         loop.remove_reader(pidfd)
         os.close(pidfd)
+    if left.done():
+        await switch.write(line(problem=left.result()))
+        return
+    if not within:
+        text = (
+            f"penstock: ended after {MAX_OUTPUT_BYTES >> 20} MiB of output; write it to a file, or give -i\n"
+        )
+        await switch.write(line(stderr=text.encode()))
+    ends.hang_up()
+    await switch.write(line(exit_code=await asyncio.to_thread(ends.helper.wait)))
 
 
-def _helper(request: bytes) -> "subprocess.Popen[bytes]":
-    """The process that enters the task, with its request. Raises OSError."""
+def _helper(request: bytes, output: int, given: list[int]) -> "subprocess.Popen[bytes]":
+    """The process that enters the task, with its request. `given`: descriptors for it. Raises OSError."""
     process = subprocess.Popen(
         [*ISOLATED_PYTHON, IMPORTABLE + ENTER],
-        stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+        stdin=subprocess.PIPE, stdout=output, stderr=subprocess.PIPE, pass_fds=given,
         env={"PATH": os.defpath}, cwd="/", start_new_session=True,
     )  # fmt: skip
     assert process.stdin is not None
-    for pipe in (process.stdout, process.stderr):
-        assert pipe is not None
-        os.set_blocking(pipe.fileno(), False)
     with suppress(BrokenPipeError):  # its exit code says why
         process.stdin.write(request)
         process.stdin.flush()
@@ -183,20 +262,6 @@ def _close(pipe: IO[bytes] | None) -> None:
     with suppress(BrokenPipeError):
         if pipe is not None:
             pipe.close()
-
-
-async def _something(
-    loop: asyncio.AbstractEventLoop, pipes: Collection[int], *ends: Awaitable[object]
-) -> None:
-    """Until a pipe has data, or one of these is over."""
-    data = asyncio.Event()
-    for pipe in pipes:
-        loop.add_reader(pipe, data.set)
-    try:
-        await first_of(data.wait(), *ends)
-    finally:
-        for pipe in pipes:
-            loop.remove_reader(pipe)
 
 
 async def gone(receive: Receive) -> None:

@@ -12,9 +12,9 @@ import httpx
 
 from penstock.bearer import bearer_token
 from penstock.errors import ConfigurationError
+from penstock.keepalive import SOCKET_OPTIONS
 from penstock.redaction import without_password
 from penstock.retry import Backoff
-from penstock.runtime.keepalive import SOCKET_OPTIONS
 from penstock.tls import SYSTEM_CA, client_context, misfit
 
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.2, 5.0  # below a gateway's time-out for a replacement

@@ -118,6 +118,7 @@ def _why(failure: Failure, order: StartTask | None) -> str:
         "workdir": _no_workdir(order),
         "user": "cannot become --task-user",
         "affinity": "cannot pin it to its cores",
+        "terminal": "there is no terminal for it",
         "confinement": "cannot give it namespaces and mounts of its own",
         "cgroup": "cannot put it into its memory cgroup",
     }.get(failure.stage, "cannot prepare it")

@@ -85,6 +85,12 @@ def become_program(
         if request["oom_first"]:
             with contextlib.suppress(OSError):  # the cap holds without it
                 put("/proc/self/oom_score_adj", str(OOM_FIRST))
+        stage = "terminal"
+        output = pipes.output
+        if request["interactive"]:
+            output = os.open(request["terminal"], os.O_RDWR)  # the first that its session opens is its own
+            os.dup2(output, 0)
+            os.dup2(output, 1)
         stage = "user"
         become(plan)
         prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)  # set again: a change of the user clears it
@@ -102,7 +108,7 @@ def become_program(
             kind, where, folders = request["programs"]
             env = enter(kind, where, env, folders)
         stage = "exec"
-        os.dup2(pipes.output, 2)
+        os.dup2(output, 2)
         execute(program, request["argv"], env)
     except OSError as error:
         cause = cause_of(request["argv"][0], env) if stage == "exec" else ""

@@ -75,6 +75,7 @@ from penstock_services.node_reporter.shell.users import TaskUser, check_reach, f
 CODE = "code.tar.gz"
 GATE_FILE = "gate"
 MS_PER_S = 1_000
+DEFAULT_TERM = "xterm"  # of a job that names none
 KEY_FILE = "node.key"  # in the state folder: the seed of the node's keys
 
 logger = logging.getLogger(__name__)
@@ -299,6 +300,8 @@ class LinuxHost:
         saves = self._checkpoints.environment(order, folder)
         meets = self._groups.environment(group, folder)
         env = secrets | variables | {FIFO: str(folder / PHASES)} | saves | meets
+        if order.interactive:
+            env = {"TERM": DEFAULT_TERM} | env
         env |= {SAVERS_VARIABLE: str(folder / SAVERS)} | ({GATE: str(gate)} if gated else {})
         cwd = str(order.workdir if work is None else work / (order.workdir or ""))
         shown = [str(folder / name) for name in visible if name != CODE]
@@ -319,6 +322,7 @@ class LinuxHost:
             "group": self._groups.bound(group),
             "private": private_places(order) if self._confinement.mounts else {},
             "gate": str(gate) if gated else None,
+            "interactive": order.interactive,
             **self._cgroups.request(
                 order.place, real_cores(order.place.cores), () if gated else order.gpu_uuids
             ),
@@ -345,7 +349,7 @@ class LinuxHost:
         return CheckpointServer(self.options.node_id, self._checkpoints, lambda: self._handovers, self.keys)
 
     def commands(self) -> Commands:
-        return Commands(self._confinement, self.started)
+        return Commands(self._confinement, self.started, self._folder)
 
     def checkpoints(self, order: StartTask) -> str:
         return "" if order.checkpoint is None else str(self._checkpoints.of(order.job_id))

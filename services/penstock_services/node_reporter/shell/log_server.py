@@ -21,12 +21,13 @@ from urllib.parse import parse_qs
 from penstock.bearer import bearer_token
 from penstock.clock import wall_ms
 from penstock.errors import ConfigurationError, PenstockError
+from penstock.keepalive import keep_alive
 from penstock.model.nodes import LogServer
 from penstock.runtime.http_limits import LIMITS
 from penstock.runtime.http_server import Server
+from penstock.runtime.http_switch import switch_of
 from penstock.runtime.inotify import Watcher
-from penstock.runtime.keepalive import keep_alive
-from penstock.runtime.log_keys import EXEC_PATH, OFFSET, PATH, LogKey, key_in_file, key_of_token
+from penstock.runtime.log_keys import ATTACH_PATH, EXEC_PATH, OFFSET, PATH, LogKey, key_in_file, key_of_token
 from penstock.runtime.race import first_of
 from penstock.runtime.task_logs import MAX_LINES, Folder, Output, TaskLog, Wanted, framed, log_path
 from penstock.runtime.tls_server import server_context
@@ -103,8 +104,8 @@ class TaskLogServer:
                 await answer(scope, send)
                 return
             query = self._proven(scope)
-            if scope["path"] == EXEC_PATH and self._commands is not None:
-                await self._command(self._commands, scope["method"], query, receive, send)
+            if scope["path"] in (EXEC_PATH, ATTACH_PATH) and self._commands is not None:
+                await self._command(self._commands, scope, query, receive, send)
                 return
             job_id, task_id, wanted, follow = self._asked(scope, query)
             path = log_path(self._options.log_dir, job_id, task_id)
@@ -126,15 +127,15 @@ class TaskLogServer:
         return query
 
     async def _command(
-        self, commands: Commands, method: str, query: str, receive: Receive, send: Send
+        self, commands: Commands, scope: Scope, query: str, receive: Receive, send: Send
     ) -> None:
         """Raises `Refused`."""
-        if method == "GET":
+        if scope["method"] == "GET":
             await _answer(send, 200, commands.nonce())
             return
         asked = {name: values[0] for name, values in parse_qs(query).items()}
         try:
-            await commands.run(asked, receive, send, self._stop)
+            await commands.run(scope["path"], asked, receive, switch_of(scope), self._key, self._stop)
         except NotRun as error:
             raise Refused(error.status, str(error)) from error
 

@@ -44,10 +44,8 @@ def pid_of(pidfd: int) -> int:
         return next(int(line.split()[1]) for line in file if line.startswith("Pid:"))
 
 
-def descendants(root: int) -> list[int]:
-    """Living descendants of a process, by the parents in /proc; zombies are left out. Pids as in the
-    mounted /proc."""
-    children: dict[int, list[int]] = {}
+def _living() -> Iterator[tuple[int, list[bytes]]]:
+    """Each process but zombies: its pid, and the fields of its stat from the state on."""
     for name in os.listdir("/proc"):
         if name.isdigit():
             try:
@@ -56,7 +54,20 @@ def descendants(root: int) -> list[int]:
             except OSError:
                 continue
             if fields[0] != b"Z":
-                children.setdefault(int(fields[1]), []).append(int(name))
+                yield int(name), fields
+
+
+def members(session: int) -> list[int]:
+    """Living processes of this session; zombies are left out. Pids as in the mounted /proc."""
+    return [pid for pid, fields in _living() if int(fields[3]) == session]
+
+
+def descendants(root: int) -> list[int]:
+    """Living descendants of a process, by the parents in /proc; zombies are left out. Pids as in the
+    mounted /proc."""
+    children: dict[int, list[int]] = {}
+    for pid, fields in _living():
+        children.setdefault(int(fields[1]), []).append(pid)
     found: list[int] = []
     queue = deque([root])
     while queue:

@@ -1,7 +1,7 @@
 """Supervisor (shim) of one task, from its fork to the last of its task's processes. Standard library only (see `confinement`).
 
 A shim takes one request, a JSON message on the SEQPACKET socket: `{folder, log, log_limit, argv, env, cwd, code, programs, cores,
-data_limit, settings, oom, pids, oom_first, ended_by, visible, checkpoints, group, private, gate, lease, task_id, token}`; runs the program, waits for all of
+data_limit, settings, oom, pids, oom_first, ended_by, visible, checkpoints, group, private, gate, interactive, lease, task_id, token}`; runs the program, waits for all of
 its processes and records how it ended.
 
 The folder of a task holds, each written atomically (temporary name, then rename):
@@ -21,6 +21,8 @@ written. The holder of the lock can therefore rely on it: no task without a `sta
 `lease` is None or the arguments of `lease_watch.LeaseWatch`: when it ends, so does the task, with or without a reporter.
 
 Signals to a shim: SIGTERM → the task is stopped, once; SIGUSR1 → SIGKILL to every process of the task; SIGHUP → the gate opens.
+
+An `interactive` task has a terminal in place of an empty input and a pipe: `terminal.Terminal`.
 
 `gate` is None or the file that the shim locks before the program runs: the program waits for the lock before it uses a GPU (`penstock.sdk.gate`).
 """
@@ -51,6 +53,7 @@ from penstock_services.node_reporter.shell.pids import descendants, pid_of, proc
 from penstock_services.node_reporter.shell.savers import SAVERS, savers
 from penstock_services.node_reporter.shell.stopping import SETTLE_S, Stop
 from penstock_services.node_reporter.shell.task_groups import KILL_PAUSE_S, TaskGroups
+from penstock_services.node_reporter.shell.terminal import Terminal
 from penstock_services.node_reporter.shell.whole_files import write_whole
 
 MAX_MESSAGE_BYTES = 425_952  # argv, environment, peers, secrets: the kernel's largest message with its default net.core.wmem_max
@@ -88,6 +91,7 @@ class Shim:
         self._lapsed = False
         self._unpacked_ns = 0
         self._gate: int | None = None
+        self._terminal: Terminal | None = None
         self._groups = TaskGroups(plan)
         self._executed = self._stopped = self._killed = False
         """The leader has become the program; a stop, or the end of all processes, was requested."""
@@ -144,11 +148,13 @@ class Shim:
             os.waitpid(self._leader, 0)
             self._groups.remove()
             os._exit(0)
+        self._request = json.loads(message)
+        self._folder = self._request["folder"]
+        if self._request["interactive"]:
+            message = json.dumps(self._request | {"terminal": self._open_terminal()}).encode()
         rest = message + GO
         while rest:  # the leader prepares while the start is recorded
             rest = rest[os.write(self._go_write, rest) :]
-        self._request = json.loads(message)
-        self._folder = self._request["folder"]
         if self._request["gate"] is not None:
             self._gate = os.open(self._request["gate"], os.O_RDONLY)
             fcntl.flock(self._gate, fcntl.LOCK_EX)
@@ -200,6 +206,14 @@ class Shim:
         self._executed = True
         return failure
 
+    def _open_terminal(self) -> str:
+        """Its name; empty: there is none, and the leader will say so."""
+        user = self._plan.user
+        with contextlib.suppress(OSError):
+            self._terminal = Terminal(self._folder, None if user is None else user[0])
+            return self._terminal.path
+        return ""
+
     def _until_executed(self) -> bytes:
         """The leader's report up to its exec, which closes the pipe.
 
@@ -241,14 +255,19 @@ class Shim:
             poll.register(descriptor, select.POLLIN)
         if self._lease is not None:
             poll.register(self._lease.fd, select.POLLIN)
+        if self._terminal is not None:
+            self._terminal.serve(poll)
         while self._reap():
             if self._stopped and stop is None:
                 stop = Stop(
                     poll, lambda: processes_below(self._shim), lambda: savers(f"{self._folder}/{SAVERS}")
                 )
             self._end_what_is_left(stop)
-            for descriptor, _ in poll.poll(self._wait_ms(stop)):
-                if descriptor == self._out_read:
+            for descriptor, events in poll.poll(self._wait_ms(stop)):
+                if self._terminal is not None and self._terminal.has(descriptor):
+                    if shown := self._terminal.turn(descriptor, events):
+                        self._output.write(shown)
+                elif descriptor == self._out_read:
                     if chunk := os.read(descriptor, CHUNK_BYTES):
                         self._output.write(chunk)
                     else:
@@ -262,6 +281,8 @@ class Shim:
         with contextlib.suppress(BlockingIOError):
             while chunk := os.read(self._out_read, CHUNK_BYTES):
                 self._output.write(chunk)
+        if self._terminal is not None:
+            self._output.write(self._terminal.rest())
 
     def _wait_ms(self, stop: Stop | None) -> float | None:
         """How long nothing is to be done unless something happens."""
