@@ -6,11 +6,12 @@ import sys
 from dataclasses import replace
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from infra.codegen.schemas import ROOT
 from penstock.model.external_events import TaskCheckpointed, TaskExited, TaskStarted
-from penstock.model.orders import CheckpointTask
+from penstock.model.orders import CheckpointTask, Peer
 from penstock.model.saves import SaveRefused
 from penstock_services.node_reporter.options import Options
 from penstock_services.node_reporter.shell import cgroups
@@ -39,6 +40,23 @@ while True:
     (steps.with_suffix(rank) if rank not in ("", "0") else steps).write_text(str(done))
     progress(done)
 """
+MEMBER = """
+import os, pathlib, sys, time
+from penstock.sdk.checkpoint import checkpoint
+from penstock.sdk.progress import progress
+rank, place, done = int(os.environ["RANK"]), pathlib.Path(sys.argv[1]), 0
+def save(path):
+    pathlib.Path(path, "state").write_text(str(done))
+checkpoint(save, lambda path: None)
+own, other = (os.open(place / f"to-{member}", os.O_RDWR) for member in (rank, 1 - rank))
+while True:
+    time.sleep(0.01)
+    os.write(other, b"x")
+    os.read(own, 1)
+    done += 1
+    (place / f"steps-{rank}").write_text(str(done))
+    progress(done)
+"""
 FORWARDS = """
 import os, signal, subprocess, sys
 ranks = [subprocess.Popen(sys.argv[1:], env={**os.environ, "RANK": str(rank)}) for rank in range(2)]
@@ -56,6 +74,7 @@ WRAPPERS = {
     "deaf": "trap '' TERM\n{train}\ntrue",
     "sh -c": "sh -c '{train}; true'",
     "tee": "{train} 2>&1 | tee {log}",
+    "nohup": "nohup setsid {train} &\nwait",
     "torchrun": "{python} -c '{forwards}' {train}",
     "accelerate": "{python} -c '{launches}' {train}",
 }
@@ -110,6 +129,46 @@ async def test_a_stop_reaches_the_training_behind_each_wrapper(
         assert cell.events(SaveRefused) == []
     assert "ended with 75" in printed(options, "job-2", "job-2.1.w0")
     assert "saving" in (tmp_path / "train.log").read_text()
+
+
+async def test_ranks_in_tasks_of_their_own_end_together_when_rank_0_has_saved(
+    options: Options, broker: MemoryBroker, cell: Cell, tmp_path: Path
+) -> None:
+    """A gang is preempted. Each iteration needs both ranks, and a collective without its peer never ends.
+    The order to the other rank comes first, and that trains on."""
+    (tmp_path / "member.py").write_text(MEMBER)
+    for rank in range(2):
+        os.mkfifo(tmp_path / f"to-{rank}")
+    peers = tuple(Peer(rank=rank, role="worker", node_id=NODE, address="127.0.0.1") for rank in range(2))
+    async with working(options, MemoryLog(broker, "node-reporter")):
+        for rank in range(2):
+            order = start_order(
+                1,
+                "sh",
+                "-c",
+                f"{sys.executable} {tmp_path}/member.py {tmp_path}; true",
+                gpus=(rank,),
+                task_id=f"job-1.1.w{rank}",
+                checkpoint="",
+                env={"PYTHONPATH": str(ROOT / "libs")},
+                peers=peers,
+            )
+            place = msgspec.structs.replace(order.place, rank=rank)
+            await cell.order(msgspec.structs.replace(order, place=place))
+        await await_until(lambda: (tmp_path / "steps-1").exists(), "the first iteration")
+        await cell.order(stop_order(2, "job-1.1.w1", grace_ms=600_000))
+        await cell.order(start_order(3, "true", gpus=(), task_id="job-3.1.w0"))
+        await cell.until(TaskExited, task_id="job-3.1.w0")
+        steps = int((tmp_path / "steps-1").read_text())
+        await await_until(lambda: int((tmp_path / "steps-1").read_text() or 0) > steps, "more iterations")
+        await cell.order(stop_order(2, "job-1.1.w0", grace_ms=600_000))
+        for rank in range(2):
+            exited = await cell.until(TaskExited, task_id=f"job-1.1.w{rank}")
+            assert (exited.cause, exited.detail) == ("stopped", "")
+        [saved] = cell.events(TaskCheckpointed)
+        assert isinstance(saved, TaskCheckpointed)
+        assert saved.iteration == int((tmp_path / "steps-0").read_text()), "no step was lost"
+        assert cell.events(SaveRefused) == []
 
 
 async def test_a_request_to_save_goes_to_the_process_that_saves_or_is_refused(
