@@ -19,6 +19,7 @@ from tests.support import node_fixtures
 from tests.support.memory_log import MemoryBroker, MemoryLog
 from tests.support.node_cell import NODE, Cell, printed, start_order, stop_order, working
 from tests.support.waiting import await_until
+from tests.support.wrappers import WRAPPERS, wrapped
 
 options, broker = node_fixtures.options, node_fixtures.broker
 cell, nothing_left = node_fixtures.cell, node_fixtures.nothing_left
@@ -57,40 +58,12 @@ while True:
     (place / f"steps-{rank}").write_text(str(done))
     progress(done)
 """
-FORWARDS = """
-import os, signal, subprocess, sys
-ranks = [subprocess.Popen(sys.argv[1:], env={**os.environ, "RANK": str(rank)}) for rank in range(2)]
-signal.signal(signal.SIGTERM, lambda *_: [rank.send_signal(signal.SIGTERM) for rank in ranks])
-ranks[0].wait()
-for rank in ranks:
-    rank.send_signal(signal.SIGTERM)
-sys.exit(max(rank.wait() for rank in ranks))
-"""
-LAUNCHES = "import subprocess, sys; sys.exit(subprocess.run(sys.argv[1:]).returncode)"
-WRAPPERS = {
-    "direct": "exec {train}",
-    "run.sh": "echo begins\n{train}\necho ended with $?",
-    "trapped": "trap 'kill -TERM $child; wait $child' TERM\n{train} & child=$!\nwait $child",
-    "deaf": "trap '' TERM\n{train}\ntrue",
-    "sh -c": "sh -c '{train}; true'",
-    "tee": "{train} 2>&1 | tee {log}",
-    "nohup": "nohup setsid {train} &\nwait",
-    "torchrun": "{python} -c '{forwards}' {train}",
-    "accelerate": "{python} -c '{launches}' {train}",
-}
 
 
-def wrapped(name: str, folder: Path) -> str:
-    """The job's script."""
+def behind(name: str, folder: Path) -> str:
+    """The job's script: the training behind this wrapper."""
     (folder / "train.py").write_text(TRAIN)
-    train = f"{sys.executable} {folder}/train.py {folder}/{name.replace(' ', '')}"
-    fields = {
-        "python": sys.executable,
-        "forwards": FORWARDS,
-        "launches": LAUNCHES,
-        "log": folder / "train.log",
-    }
-    return WRAPPERS[name].format(train=train, **fields)
+    return wrapped(name, f"{sys.executable} {folder}/train.py {folder}/{name.replace(' ', '')}", folder)
 
 
 async def test_a_stop_reaches_the_training_behind_each_wrapper(
@@ -103,7 +76,7 @@ async def test_a_stop_reaches_the_training_behind_each_wrapper(
     options = replace(options, virtual_gpus=len(jobs))
     async with working(options, MemoryLog(broker, "node-reporter")):
         for number, (job, name) in enumerate(jobs.items()):
-            script = wrapped(name, tmp_path)
+            script = behind(name, tmp_path)
             order = start_order(
                 number + 1,
                 "bash",
@@ -177,7 +150,7 @@ async def test_a_request_to_save_goes_to_the_process_that_saves_or_is_refused(
     """`penstock checkpoint` reaches a training behind a script. Where none has registered the answer says
     so; the one that comes later saves at its first step."""
     env = {"PYTHONPATH": str(ROOT / "libs")}
-    script = f"until test -e {tmp_path}/go; do sleep 0.05; done\n{wrapped('run.sh', tmp_path)}"
+    script = f"until test -e {tmp_path}/go; do sleep 0.05; done\n{behind('run.sh', tmp_path)}"
     async with working(options, MemoryLog(broker, "node-reporter")):
         await cell.order(start_order(1, "bash", "-c", script, task_id="job-1.1.w0", checkpoint="", env=env))
         await cell.until(TaskStarted)
