@@ -112,6 +112,10 @@ async def test_ranks_in_tasks_of_their_own_end_together_when_rank_0_has_saved(
     (tmp_path / "member.py").write_text(MEMBER)
     for rank in range(2):
         os.mkfifo(tmp_path / f"to-{rank}")
+
+    def done() -> int:
+        return int((tmp_path / "steps-1").read_text() or 0)  # empty while it is written
+
     peers = tuple(Peer(rank=rank, role="worker", node_id=NODE, address="127.0.0.1") for rank in range(2))
     async with working(options, MemoryLog(broker, "node-reporter")):
         for rank in range(2):
@@ -132,8 +136,8 @@ async def test_ranks_in_tasks_of_their_own_end_together_when_rank_0_has_saved(
         await cell.order(stop_order(2, "job-1.1.w1", grace_ms=600_000))
         await cell.order(start_order(3, "true", gpus=(), task_id="job-3.1.w0"))
         await cell.until(TaskExited, task_id="job-3.1.w0")
-        steps = int((tmp_path / "steps-1").read_text())
-        await await_until(lambda: int((tmp_path / "steps-1").read_text() or 0) > steps, "more iterations")
+        steps = done()
+        await await_until(lambda: done() > steps, "more iterations")
         await cell.order(stop_order(2, "job-1.1.w0", grace_ms=600_000))
         for rank in range(2):
             exited = await cell.until(TaskExited, task_id=f"job-1.1.w{rank}")
@@ -161,8 +165,11 @@ async def test_a_request_to_save_goes_to_the_process_that_saves_or_is_refused(
         assert (await cell.until(TaskCheckpointed)).iteration == 1
         await cell.order(CheckpointTask(token=3, node_id=NODE, task_id="job-1.1.w0"))
         assert (await cell.until(TaskCheckpointed, count=2)).iteration > 1
-        await cell.order(start_order(4, "sleep", "60", gpus=(1,), task_id="job-4.1.w0", checkpoint=""))
-        await cell.until(TaskStarted, task_id="job-4.1.w0")
+        ready = tmp_path / "trapped"
+        trapped = f"trap 'kill $!; exit 3' TERM; touch {ready}; sleep 60 & wait"
+        order = start_order(4, "bash", "-c", trapped, gpus=(1,), task_id="job-4.1.w0", checkpoint="")
+        await cell.order(order)
+        await await_until(ready.exists, "a script that handles SIGTERM, and saves nothing")
         await cell.order(stop_order(5, "job-4.1.w0"))
         await cell.until(TaskExited, task_id="job-4.1.w0")
         assert len(cell.events(SaveRefused)) == 2
