@@ -1,4 +1,4 @@
-"""A long job makes way for a short one on a live cell under `srtf`, saves within its grace and goes on where it was."""
+"""Long jobs make way for a short one on a live cell under `srtf`, save within their grace and go on where they were."""
 
 import sys
 from collections.abc import Iterator
@@ -11,55 +11,80 @@ from tests.e2e.conftest import Installation, installed, listed, until_there
 from tests.support.command_process import ROOT
 from tests.support.loss_file import TRAIN, check_losses, rows
 from tests.support.waiting import wait_until
+from tests.support.wrappers import WRAPPERS, wrapped
 
 pytestmark = pytest.mark.postgres
 
+LIBRARY = f"PYTHONPATH={ROOT / 'libs'}"
 
-@pytest.fixture(params=[1])
+
+@pytest.fixture(params=[(1, len(WRAPPERS) + 1)])
 def srtf(request: pytest.FixtureRequest, place: Path) -> Iterator[Installation]:
-    """Nodes with one GPU each."""
-    size = ("--nodes", str(request.param), "--virtual-gpus", "1")
+    """So many nodes with so many GPUs each."""
+    nodes, gpus = request.param
+    size = ("--nodes", str(nodes), "--virtual-gpus", str(gpus), "--cores", "16")
     with installed(place, *size, PENSTOCK_PROFILE="srtf") as running:
-        running.gateway.until_nodes(request.param)
+        running.gateway.until_nodes(nodes)
         yield running
 
 
-def test_a_preempted_job_loses_nothing(srtf: Installation) -> None:
-    """The cell knows how long the short one takes, since it ran before; of the long one it knows nothing. Its loss file goes on as if
-    nobody had stopped it."""
-    quick = ("submit", "--name", "quick", "--gpus", "1", "--", "true")
+def test_preempted_jobs_lose_nothing_behind_any_wrapper_or_are_said_to(srtf: Installation) -> None:
+    """The cell knows how long the short one takes, since it ran before; of the long ones, which have all GPUs, it knows nothing.
+    Their loss files go on as if nobody had stopped them. One never calls `checkpoint()`."""
+    quick = ("submit", "--name", "quick", "--gpus", str(len(WRAPPERS) + 1), "--", "true")
     assert srtf.run(*quick).returncode == 0
-    losses, end = srtf.home / "losses", srtf.home / "end"
-    library = f"PYTHONPATH={ROOT / 'libs'}"
-    flags = ("--name", "long", "--gpus", "1", "--checkpoint", "sdk", "--grace", "10m", "--env", library)
-    answer = srtf.run("submit", "-d", *flags, "--", sys.executable, "-c", TRAIN, str(losses), str(end))
-    assert answer.returncode == 0, answer.stderr
-    wait_until(lambda: len(rows(losses)) > 20, "20 iterations")
-    srtf.until("long", "running")
-    assert srtf.run("checkpoint", "long", "--reason", "a try").returncode == 0
-    wait_until(lambda: listed(srtf, "describe", "job", "long")["checkpoint"], "its checkpoint")
-    asked = listed(srtf, "describe", "job", "long")["checkpoint"]
-    assert asked["iteration"] > 20
+    end, program = srtf.home / "end", srtf.home.parent / "train.py"
+    program.write_text(TRAIN)
+    flags = ("--gpus", "1", "--cores", "1", "--checkpoint", "sdk", "--grace", "10m", "--env", LIBRARY)
+    ids, losses = {}, {}
+    for number, name in enumerate(WRAPPERS):
+        losses[name] = srtf.home / f"losses-{number}"
+        script = wrapped(name, f"{sys.executable} {program} {losses[name]} {end}", srtf.home)
+        ids[name] = submitted(srtf, *flags, "--", "bash", "-c", script)
+    mute = submitted(srtf, *flags, "--", *until_there(end))
+    for name, job in ids.items():
+        wait_until(lambda name=name: len(rows(losses[name])) > 9, f"9 iterations of {name}")  # type: ignore[misc]
+        assert srtf.run("checkpoint", job, "--reason", "a try").returncode == 0, name
+    srtf.until(mute, "running")
+    refused = srtf.run("checkpoint", mute)
+    assert refused.returncode != 0
+    assert "no process of it has called penstock.sdk.checkpoint" in refused.stderr
     assert srtf.run("checkpoint", "quick").returncode != 0, "it has ended"
-    assert srtf.run(*quick).returncode == 0, "the long one made way"
-    wait_until(lambda: rows(losses)[-1][0] == 2, "its second attempt")
-    described = srtf.run("describe", "job", "long").stdout
+    asked = srtf.gateway.get(f"/v1/jobs/{ids['direct']}")["checkpoint"]["iteration"]
+    assert asked >= 9
+    assert srtf.run(*quick).returncode == 0, "the long ones made way"
+    for name in ids:
+        wait_until(lambda name=name: rows(losses[name])[-1][0] == 2, f"the second attempt of {name}")  # type: ignore[misc]
+    described = srtf.run("describe", "job", ids["direct"]).stdout
     assert "saves by the SDK" in described
     assert "of attempt 1, saved in" in described
-    assert "Checkpoint: iteration" in srtf.run("why", "long").stdout
+    assert "Checkpoint: iteration" in srtf.run("why", ids["direct"]).stdout
     end.touch()
-    assert srtf.run("wait", "long").returncode == 0
-    check_losses(losses)
-    found = rows(losses)
-    events = listed(srtf, "events", "long")["events"]
-    [exited, _] = [event["data"] for event in events if event["type"] == "penstock.task.exited"]
-    assert (exited["cause"], exited["exit_code"]) == ("stopped", SAVED_STATUS)
-    [first, saved] = [event["data"] for event in events if event["type"] == "penstock.task.checkpointed"]
-    assert first["iteration"] == asked["iteration"]
-    assert saved["iteration"] == sum(attempt == 1 for attempt, _, _ in found)
+    assert srtf.run("wait", *ids.values(), mute).returncode == 0
+    for name, job in ids.items():
+        check_losses(losses[name])
+        events = listed(srtf, "events", job)["events"]
+        [exited, _] = [event["data"] for event in events if event["type"] == "penstock.task.exited"]
+        assert (exited["cause"], exited["detail"]) == ("stopped", ""), name
+        [first, saved] = [event["data"] for event in events if event["type"] == "penstock.task.checkpointed"]
+        assert saved["iteration"] == sum(attempt == 1 for attempt, _, _ in rows(losses[name])), name
+        assert not [event for event in events if event["type"] == "penstock.save.refused"], name
+        if name == "direct":
+            assert (exited["exit_code"], first["iteration"]) == (SAVED_STATUS, asked)
+    events = listed(srtf, "events", mute)["events"]
+    assert [event["type"] for event in events].count("penstock.save.refused") == 2, (
+        "when asked, and when stopped"
+    )
 
 
-@pytest.mark.parametrize("srtf", [2], indirect=True)
+def submitted(up: Installation, *arguments: str) -> str:
+    """The id of the job."""
+    answer = up.run("submit", "-d", *arguments)
+    assert answer.returncode == 0, answer.stderr
+    return answer.stdout.strip()
+
+
+@pytest.mark.parametrize("srtf", [(2, 1)], indirect=True)
 def test_a_job_goes_on_where_it_was_on_another_node(srtf: Installation) -> None:
     """The nodes share no folder. A job makes way on one and gets the other, later an operator moves it back: twice its node fetches the
     checkpoint from the other, and its loss file goes on. What `why` and `events` say of it names both nodes."""
@@ -68,8 +93,7 @@ def test_a_job_goes_on_where_it_was_on_another_node(srtf: Installation) -> None:
     gates[1].touch()
     assert srtf.run("submit", *quick).returncode == 0
     gates[1].unlink()
-    library = f"PYTHONPATH={ROOT / 'libs'}"
-    flags = ("--name", "long", "--gpus", "1", "--checkpoint", "sdk", "--grace", "10m", "--env", library)
+    flags = ("--name", "long", "--gpus", "1", "--checkpoint", "sdk", "--grace", "10m", "--env", LIBRARY)
     answer = srtf.run("submit", "-d", *flags, "--", sys.executable, "-c", TRAIN, str(losses), str(end))
     assert answer.returncode == 0, answer.stderr
     wait_until(lambda: len(rows(losses)) > 20, "20 iterations")

@@ -9,6 +9,7 @@ from penstock.model.external_events import JobCancelRequested, JobSubmitted
 from penstock.model.followers import FollowerChanged
 from penstock.model.topics import Topic
 from penstock.model.types import JobSpec
+from penstock_services.gateway.core import followers
 from tests.support.gateway_cell import SPEC, Cell, running
 from tests.support.hand_placer import node_spec
 from tests.support.waiting import await_until
@@ -74,6 +75,34 @@ async def test_a_name_in_the_form_of_an_id_is_refused(cell: Cell) -> None:
     assert field["field"] == "name"
 
 
+async def test_a_gateway_that_was_killed_asks_in_its_next_run_who_has_come_back(
+    cell: Cell, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two pipelines had followed their jobs at the run before; one was killed with it, one connects again.
+    How long that may take is passed over."""
+    for job_id in ("back", "gone"):
+        cell.placer.submit(job_id, spec=JobSpec(command=("true",), tied_to="follower"))
+        at = cell.placer.state.seq
+        cell.placer.feed(FollowerChanged(job_id=job_id, gateway="killed", connected=True, after=at))
+    await cell.tell()
+    await cell.caught_up()
+    async with cell.http.stream("GET", "/v1/stream", params={"follows": ["back"]}) as stream:
+        assert stream.status_code == 200
+        monkeypatch.setattr(followers, "RETURNED_WITHIN_S", 0.0)
+        cell.placer.submit("another")
+        await cell.tell()
+
+        async def reported() -> list[FollowerChanged]:
+            found = [envelope.data for envelope in await cell.written(Topic.JOBS)]
+            return [data for data in found if isinstance(data, FollowerChanged)]
+
+        for report in await await_until(reported, "its reports"):
+            cell.placer.feed(report)
+        jobs = cell.placer.state.jobs
+        assert jobs["back"].follower not in ("", "killed")
+        assert jobs["gone"].unfollowed_ms is not None
+
+
 async def test_a_stream_is_the_sign_of_life_of_a_pipeline(cell: Cell) -> None:
     """A step follows its job, and its runner is lost. Nobody else reports so, and nobody follows what does
     not exist."""
@@ -108,7 +137,7 @@ async def test_a_stream_is_the_sign_of_life_of_a_pipeline(cell: Cell) -> None:
     _, lost = await reports(2)
     assert (lost.job_id, lost.connected, lost.gateway) == ("train", False, connected.gateway)
     cell.placer.feed(lost)
-    assert await unfollowed_ms() == cell.placer.now_ms
+    assert await unfollowed_ms() == cell.placer.now_ms - lost.silent_ms
     missing = await cell.http.get("/v1/stream", params={"follows": "none"})
     assert missing.status_code == 404
     event = {"specversion": "1.0", "id": "x", "source": "/x", "type": "penstock.job.follower_changed.v1"}

@@ -6,11 +6,12 @@ import sys
 from dataclasses import replace
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from infra.codegen.schemas import ROOT
 from penstock.model.external_events import TaskCheckpointed, TaskExited, TaskStarted
-from penstock.model.orders import CheckpointTask
+from penstock.model.orders import CheckpointTask, Peer
 from penstock.model.saves import SaveRefused
 from penstock_services.node_reporter.options import Options
 from penstock_services.node_reporter.shell import cgroups
@@ -18,6 +19,7 @@ from tests.support import node_fixtures
 from tests.support.memory_log import MemoryBroker, MemoryLog
 from tests.support.node_cell import NODE, Cell, printed, start_order, stop_order, working
 from tests.support.waiting import await_until
+from tests.support.wrappers import WRAPPERS, wrapped
 
 options, broker = node_fixtures.options, node_fixtures.broker
 cell, nothing_left = node_fixtures.cell, node_fixtures.nothing_left
@@ -39,39 +41,29 @@ while True:
     (steps.with_suffix(rank) if rank not in ("", "0") else steps).write_text(str(done))
     progress(done)
 """
-FORWARDS = """
-import os, signal, subprocess, sys
-ranks = [subprocess.Popen(sys.argv[1:], env={**os.environ, "RANK": str(rank)}) for rank in range(2)]
-signal.signal(signal.SIGTERM, lambda *_: [rank.send_signal(signal.SIGTERM) for rank in ranks])
-ranks[0].wait()
-for rank in ranks:
-    rank.send_signal(signal.SIGTERM)
-sys.exit(max(rank.wait() for rank in ranks))
+MEMBER = """
+import os, pathlib, sys, time
+from penstock.sdk.checkpoint import checkpoint
+from penstock.sdk.progress import progress
+rank, place, done = int(os.environ["RANK"]), pathlib.Path(sys.argv[1]), 0
+def save(path):
+    pathlib.Path(path, "state").write_text(str(done))
+checkpoint(save, lambda path: None)
+own, other = (os.open(place / f"to-{member}", os.O_RDWR) for member in (rank, 1 - rank))
+while True:
+    time.sleep(0.01)
+    os.write(other, b"x")
+    os.read(own, 1)
+    done += 1
+    (place / f"steps-{rank}").write_text(str(done))
+    progress(done)
 """
-LAUNCHES = "import subprocess, sys; sys.exit(subprocess.run(sys.argv[1:]).returncode)"
-WRAPPERS = {
-    "direct": "exec {train}",
-    "run.sh": "echo begins\n{train}\necho ended with $?",
-    "trapped": "trap 'kill -TERM $child; wait $child' TERM\n{train} & child=$!\nwait $child",
-    "deaf": "trap '' TERM\n{train}\ntrue",
-    "sh -c": "sh -c '{train}; true'",
-    "tee": "{train} 2>&1 | tee {log}",
-    "torchrun": "{python} -c '{forwards}' {train}",
-    "accelerate": "{python} -c '{launches}' {train}",
-}
 
 
-def wrapped(name: str, folder: Path) -> str:
-    """The job's script."""
+def behind(name: str, folder: Path) -> str:
+    """The job's script: the training behind this wrapper."""
     (folder / "train.py").write_text(TRAIN)
-    train = f"{sys.executable} {folder}/train.py {folder}/{name.replace(' ', '')}"
-    fields = {
-        "python": sys.executable,
-        "forwards": FORWARDS,
-        "launches": LAUNCHES,
-        "log": folder / "train.log",
-    }
-    return WRAPPERS[name].format(train=train, **fields)
+    return wrapped(name, f"{sys.executable} {folder}/train.py {folder}/{name.replace(' ', '')}", folder)
 
 
 async def test_a_stop_reaches_the_training_behind_each_wrapper(
@@ -84,7 +76,7 @@ async def test_a_stop_reaches_the_training_behind_each_wrapper(
     options = replace(options, virtual_gpus=len(jobs))
     async with working(options, MemoryLog(broker, "node-reporter")):
         for number, (job, name) in enumerate(jobs.items()):
-            script = wrapped(name, tmp_path)
+            script = behind(name, tmp_path)
             order = start_order(
                 number + 1,
                 "bash",
@@ -112,13 +104,57 @@ async def test_a_stop_reaches_the_training_behind_each_wrapper(
     assert "saving" in (tmp_path / "train.log").read_text()
 
 
+async def test_ranks_in_tasks_of_their_own_end_together_when_rank_0_has_saved(
+    options: Options, broker: MemoryBroker, cell: Cell, tmp_path: Path
+) -> None:
+    """A gang is preempted. Each iteration needs both ranks, and a collective without its peer never ends.
+    The order to the other rank comes first, and that trains on."""
+    (tmp_path / "member.py").write_text(MEMBER)
+    for rank in range(2):
+        os.mkfifo(tmp_path / f"to-{rank}")
+
+    def done() -> int:
+        return int((tmp_path / "steps-1").read_text() or 0)  # empty while it is written
+
+    peers = tuple(Peer(rank=rank, role="worker", node_id=NODE, address="127.0.0.1") for rank in range(2))
+    async with working(options, MemoryLog(broker, "node-reporter")):
+        for rank in range(2):
+            order = start_order(
+                1,
+                "sh",
+                "-c",
+                f"{sys.executable} {tmp_path}/member.py {tmp_path}; true",
+                gpus=(rank,),
+                task_id=f"job-1.1.w{rank}",
+                checkpoint="",
+                env={"PYTHONPATH": str(ROOT / "libs")},
+                peers=peers,
+            )
+            place = msgspec.structs.replace(order.place, rank=rank)
+            await cell.order(msgspec.structs.replace(order, place=place))
+        await await_until(lambda: (tmp_path / "steps-1").exists(), "the first iteration")
+        await cell.order(stop_order(2, "job-1.1.w1", grace_ms=600_000))
+        await cell.order(start_order(3, "true", gpus=(), task_id="job-3.1.w0"))
+        await cell.until(TaskExited, task_id="job-3.1.w0")
+        steps = done()
+        await await_until(lambda: done() > steps, "more iterations")
+        await cell.order(stop_order(2, "job-1.1.w0", grace_ms=600_000))
+        for rank in range(2):
+            exited = await cell.until(TaskExited, task_id=f"job-1.1.w{rank}")
+            assert (exited.cause, exited.detail) == ("stopped", "")
+        [saved] = cell.events(TaskCheckpointed)
+        assert isinstance(saved, TaskCheckpointed)
+        assert saved.iteration == int((tmp_path / "steps-0").read_text()), "no step was lost"
+        assert cell.events(SaveRefused) == []
+
+
 async def test_a_request_to_save_goes_to_the_process_that_saves_or_is_refused(
     options: Options, broker: MemoryBroker, cell: Cell, tmp_path: Path
 ) -> None:
     """`penstock checkpoint` reaches a training behind a script. Where none has registered the answer says
     so; the one that comes later saves at its first step."""
     env = {"PYTHONPATH": str(ROOT / "libs")}
-    script = f"until test -e {tmp_path}/go; do sleep 0.05; done\n{wrapped('run.sh', tmp_path)}"
+    script = f"until test -e {tmp_path}/go; do sleep 0.05; done\n{behind('run.sh', tmp_path)}"
     async with working(options, MemoryLog(broker, "node-reporter")):
         await cell.order(start_order(1, "bash", "-c", script, task_id="job-1.1.w0", checkpoint="", env=env))
         await cell.until(TaskStarted)
@@ -129,8 +165,11 @@ async def test_a_request_to_save_goes_to_the_process_that_saves_or_is_refused(
         assert (await cell.until(TaskCheckpointed)).iteration == 1
         await cell.order(CheckpointTask(token=3, node_id=NODE, task_id="job-1.1.w0"))
         assert (await cell.until(TaskCheckpointed, count=2)).iteration > 1
-        await cell.order(start_order(4, "sleep", "60", gpus=(1,), task_id="job-4.1.w0", checkpoint=""))
-        await cell.until(TaskStarted, task_id="job-4.1.w0")
+        ready = tmp_path / "trapped"
+        trapped = f"trap 'kill $!; exit 3' TERM; touch {ready}; sleep 60 & wait"
+        order = start_order(4, "bash", "-c", trapped, gpus=(1,), task_id="job-4.1.w0", checkpoint="")
+        await cell.order(order)
+        await await_until(ready.exists, "a script that handles SIGTERM, and saves nothing")
         await cell.order(stop_order(5, "job-4.1.w0"))
         await cell.until(TaskExited, task_id="job-4.1.w0")
         assert len(cell.events(SaveRefused)) == 2

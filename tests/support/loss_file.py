@@ -9,6 +9,8 @@ from penstock.sdk.checkpoint import checkpoint
 from penstock.sdk.progress import progress
 
 losses, end = pathlib.Path(sys.argv[1]), pathlib.Path(sys.argv[2])
+if os.environ.get("RANK", "0") != "0":
+    losses = pathlib.Path(os.devnull)
 gains = sys.argv[3:] == ["gains"]
 state = {"done": 0, "weight": 1.0}
 
@@ -27,7 +29,7 @@ while not end.exists():
     time.sleep(0.02)
     progress(state["done"], loss=-(1.02 ** min(state["done"], 11_000)) if gains else state["weight"] ** 2)
 """
-"""Writes its losses into the file of its first argument until the second one is there. It reports that its loss falls by less and less; with the third one, `gains`,
+"""Writes its losses, those of rank 0, into the file of its first argument until the second one is there. It reports that its loss falls by less and less; with the third one, `gains`,
 that it falls by 2 % of all that it fell before in each iteration: no window with an iteration in it shows less gain than that, however slow the machine is."""
 
 

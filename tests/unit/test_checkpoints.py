@@ -5,6 +5,7 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
+from penstock.ledger import views
 from penstock.ledger.snapshot import dump, load
 from penstock.model.adjustments import CheckpointDecided
 from penstock.model.external_events import (
@@ -120,6 +121,25 @@ def test_a_job_that_starts_elsewhere_fetches_its_checkpoint_from_where_it_is() -
     assert start_orders(cell.state, "a", order.token) == [handed, order]
     cell.start("a")
     assert not [order for order in cell.orders() if isinstance(order, HandOverCheckpoint)]
+
+
+def test_a_gang_that_begins_anew_is_said_to_have_lost_what_it_saved() -> None:
+    """Two nodes share no folder, and rank 0's has the checkpoint: the next attempt would start one rank at 100
+    and the other at 0. `why` named the checkpoint as if all went on there."""
+    cell = CellDriver()
+    cell.join(node_spec("n1", 1), node_spec("n2", 1))
+    cell.submit("g", job_spec(workers=2, checkpoint="sdk", attempts=2))
+    cell.start("g")
+    cell.feed(saved(cell, "g.1.w0", 100))
+    again(cell, "g")
+    row = views.checkpoint(cell.state, cell.job("g"))
+    assert row is not None
+    assert row["problem"].startswith("its tasks are on n1, n2, and not all of these have it")
+    cell.start("g")
+    cell.feed(saved(cell, "g.2.w0", 3))
+    row = views.checkpoint(cell.state, cell.job("g"))
+    assert row is not None
+    assert row["problem"] == ""
 
 
 def test_what_was_fetched_is_where_it_is_from_then_on() -> None:

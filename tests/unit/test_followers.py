@@ -8,6 +8,7 @@ from penstock.ledger.snapshot import dump, load
 from penstock.model.external_events import JobHoldRequested
 from penstock.model.followers import PIPELINE_GONE, FollowerChanged
 from penstock.model.ledger_events import JobEnded, StopDecided
+from penstock.model.topics import Topic
 from penstock.model.transitions import JobStatus
 from penstock.model.types import JobSpec
 from penstock_services.gateway.core.followers import APART_S, RETURNED_WITHIN_S, Followers
@@ -218,6 +219,22 @@ def test_after_a_restart_a_job_is_lost_unless_its_follower_returns() -> None:
     cell.until(200.0 + RETURNED_WITHIN_S)
     assert not cell.followed
     assert cell.cell.job("j").unfollowed_ms == cell.cell.now_ms - 1_000 * RETURNED_WITHIN_S
+
+
+def test_what_a_killed_gateway_had_reported_is_looked_at_even_if_it_is_read_late() -> None:
+    """Gateway and placer end together. The placer comes back last, and reads then that the job has a follower: at the gateway
+    that is no more."""
+    cell = Gateways()
+    cell.known[0].opened(["j"], "submit")
+    [late], _ = cell.known[0].due(cell.cell.state, 0.0)
+    cell.known.clear()
+    again = cell.begin("g2")
+    again.jobs_end = cell.cell.state.inputs_read(Topic.JOBS) + 1
+    assert cell.until(RETURNED_WITHIN_S) is None, "until the placer has read it"
+    cell.cell.feed(late)
+    assert cell.followed
+    cell.until(2 * RETURNED_WITHIN_S)
+    assert not cell.followed
 
 
 def test_a_follower_that_moves_to_another_gateway_keeps_its_job() -> None:

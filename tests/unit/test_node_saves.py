@@ -14,11 +14,17 @@ __all__ = ["world"]
 
 
 def test_a_checkpoint_reaches_running_tasks_only(world: World) -> None:
-    """OrderRefused would free the place of a task that runs, so an adjustment is never refused that way."""
+    """OrderRefused would free the place of a task that runs, so an adjustment is never refused that way. A
+    job that saves by the SDK is saved by who has registered: SIGUSR1 may be something else's."""
     save = CheckpointTask(token=4, node_id="n1", task_id="t1")
     assert [type(d) for d in world.feed(save)] == [Note]
     world.run(start(1))
-    assert world.feed(save) == [AskToSave("t1", 1, 4)]
+    assert world.feed(save) == [AskToSave("t1", 1, 4, by_sdk=False)]
+    world.feed(Gone("t1", 1, Outcome(9, exit_code=0)))
+    world.run(start(2, checkpoint=""))
+    assert world.feed(CheckpointTask(token=4, node_id="n1", task_id="t2")) == [
+        AskToSave("t2", 2, 4, by_sdk=True)
+    ]
 
 
 @pytest.mark.parametrize(

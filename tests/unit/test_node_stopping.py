@@ -23,8 +23,7 @@ def rounds(processes: list[Process], registered: Savers = NOBODY, *, last: int =
     """The pids that get SIGTERM together, where those that got it end, and at last none is left."""
     found: list[list[int]] = []
     while processes and len(found) < last:
-        saved = any(pid in registered.saving for told in found for pid in told)
-        told = next_told(processes, registered, saved=saved)
+        told = next_told(processes, registered)
         if not told:
             break
         found.append(sorted(told))
@@ -52,8 +51,8 @@ LOADERS = [process(pid, "python train.py", 3, caught=HANDLES) for pid in (4, 5)]
         ([SCRIPT, HANDLER, *LOADERS], Savers(frozenset({3})), [[3], [2, 4, 5]]),
         # Ranks of torchrun: the others end when rank 0 has saved, and not before.
         ([process(2, "torchrun", caught=HANDLES), TRAINS, *LOADERS], Savers(frozenset({3}), frozenset({4, 5})), [[3], [2, 4, 5]]),
-        # A rank whose rank 0 is in another task: it trains on for it until the grace is over.
-        ([SCRIPT, TRAINS], Savers(frozenset(), frozenset({3})), []),
+        # A rank whose rank 0 is in another task, and has ended.
+        ([SCRIPT, TRAINS], Savers(frozenset(), frozenset({3})), [[2, 3]]),
         # Nobody registered: all of them, once.
         ([SCRIPT, TRAINS], NOBODY, [[2, 3]]),
         ([process(2, "trapped.sh", caught=HANDLES), TRAINS], NOBODY, [[2, 3]]),

@@ -1,5 +1,6 @@
 """Checkpoints of training scripts: examples of the README as scripts, signals at any moment, half-written folders."""
 
+import fcntl
 import json
 import os
 import re
@@ -8,6 +9,7 @@ import subprocess
 import sys
 import textwrap
 from collections.abc import Callable
+from itertools import permutations
 from pathlib import Path
 
 import pytest
@@ -324,6 +326,36 @@ def test_the_process_that_saves_is_known_behind_any_wrapper(tmp_path: Path) -> N
     assert savers(path) == Savers(frozenset(), frozenset({follower.process.pid}))
     follower.process.terminate()
     assert follower.ends()[0] == -signal.SIGTERM, "the node tells it when rank 0 has ended"
+
+
+@pytest.mark.parametrize("order", list(permutations((0, 1, 2))))
+def test_the_rank_that_saves_is_found_in_whatever_order_ranks_register(
+    tmp_path: Path, order: tuple[int, ...]
+) -> None:
+    """`torchrun` starts three ranks. The kernel lists locks by their holders: the other ranks hid rank 0,
+    and its work was lost."""
+    path, pids = tmp_path / "savers", [0, 0, 0]
+    path.touch()
+    alive, ends = os.pipe()
+    for rank in order:
+        locked, tells = os.pipe()
+        if not (pid := os.fork()):
+            os.close(ends)
+            file = os.open(path, os.O_RDWR)
+            fcntl.lockf(file, fcntl.LOCK_SH if rank else fcntl.LOCK_EX, 1, 100 - rank)
+            os.write(tells, b"x")
+            os.read(alive, 1)
+            os._exit(0)
+        pids[rank] = pid
+        os.close(tells)
+        assert os.read(locked, 1) == b"x"
+        os.close(locked)
+    found = savers(str(path))
+    os.close(ends)
+    os.close(alive)
+    for pid in pids:
+        os.waitpid(pid, 0)
+    assert found == Savers(frozenset(pids[:1]), frozenset(pids[1:]))
 
 
 def test_a_request_that_came_before_the_script_had_registered_is_answered_at_its_first_step(

@@ -16,6 +16,7 @@ from penstock.ledger.index import bits
 from penstock.ledger.job_state import JobState, TaskState
 from penstock.ledger.lease import proven_ms
 from penstock.ledger.node_state import NodeState
+from penstock.ledger.resuming import resumed
 from penstock.ledger.state import CellState
 from penstock.model.transitions import NodeStatus, TaskStatus
 from penstock.model.types import WHOLE_GPU, Value
@@ -95,9 +96,19 @@ def adjustments(job: JobState) -> list[Row]:
     return found
 
 
-def checkpoint(job: JobState) -> Row | None:
-    """Its latest checkpoint, of any attempt: location, progress, and how long saving took. None: it has none."""
-    return None if job.checkpoint is None else msgspec.structs.asdict(job.checkpoint)
+def checkpoint(state: CellState, job: JobState) -> Row | None:
+    """Its latest checkpoint, of any attempt: location, progress, how long saving took, and why a later attempt began without
+    it. None: it has none."""
+    found = job.checkpoint
+    if found is None:
+        return None
+    row = msgspec.structs.asdict(found)
+    if job.attempt > found.attempt and not found.problem and job.tasks and resumed(state, job) is None:
+        nodes = ", ".join(sorted({task.place.node_id for task in job.tasks.values()}))
+        row["problem"] = (
+            f"its tasks are on {nodes}, and not all of these have it; give the nodes a shared folder (--checkpoint-shared)"
+        )
+    return row
 
 
 def move(job: JobState) -> Row | None:

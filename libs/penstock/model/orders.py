@@ -227,9 +227,12 @@ class StopTask(TaskOrder, frozen=True, kw_only=True):
     """SIGTERM, `grace_ms`, SIGKILL. A task that has not started is prevented from starting."""
 
     TYPE = "penstock.order.stop_task"
+    OMITTED = ("chief_ended",)
 
     grace_ms: Annotated[int, Meta(ge=0)]
     reason: ShortText
+    chief_ended: bool = False
+    """For another rank of a gang that saves by the SDK: rank 0 has ended, or saves nothing. Until then such a rank does not get SIGTERM."""
 
 
 @event

@@ -272,7 +272,7 @@ class SimulatedHost:
             self._machine.end(process)
         return len(orphans)
 
-    def ask_to_save(self, key: Key) -> bool:
+    def ask_to_save(self, key: Key, *, by_sdk: bool) -> bool:
         self._process.step("before it asks a task to save")
         self._machine.signal(key, signal.SIGUSR1)
         return True

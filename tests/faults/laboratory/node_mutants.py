@@ -8,7 +8,7 @@ import msgspec
 
 from penstock.clock import wall_ms
 from penstock.errors import LogError
-from penstock_services.node_reporter.core import gpu_shares, machine
+from penstock_services.node_reporter.core import gpu_shares, machine, stops
 from penstock_services.node_reporter.core.actions import Signal
 from penstock_services.node_reporter.core.inputs import Gone
 from penstock_services.node_reporter.core.state import Put
@@ -67,7 +67,7 @@ def _() -> None:
 
 @mutant("a stop that overtook its start is forgotten", faults="overtake", log="kafka")
 def _() -> None:
-    filtered(machine._never_start, lambda decision: not isinstance(decision, Put))
+    filtered(stops._never_start, lambda decision: not isinstance(decision, Put))
 
 
 @mutant("a stop of a starting task is forgotten", faults="slow_start")
@@ -77,7 +77,7 @@ def _() -> None:
 
 @mutant("nobody is killed when the grace is over", faults="cancel", first=5)
 def _() -> None:
-    nothing(machine._grace_over)
+    nothing(stops.grace_over)
 
 
 # ------------------------------------------------------------------------------------------------ the node's shell

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 
 from penstock.ledger.state import CellState
 from penstock.model.followers import FollowerChanged
+from penstock.model.topics import Topic
 
 APART_S = 10.0
 """Between two losses of one job: a client that reconnects every 0.2 s makes two records in this time."""
@@ -24,6 +25,9 @@ class Followers:
     gateway: str
     """Id of this run."""
     began_s: float
+    """Since when followers can connect."""
+    jobs_end: int = 0
+    """Offset in the jobs' topic before which all reports of runs are that had ended by then."""
     _open: dict[str, set[object]] = field(default_factory=dict)
     """Job → its followers' streams."""
     _lost_s: dict[str, float] = field(default_factory=dict)
@@ -61,11 +65,13 @@ class Followers:
                 else:
                     found += self._lost(state, job_id, job.follower, now_s, lost_s)
         looks_s = self.began_s + RETURNED_WITHIN_S - now_s
-        if not self._looked_back and looks_s <= 0:
+        if not self._looked_back and looks_s > 0:
+            waits_s.append(looks_s)
+        elif (
+            not self._looked_back and state.inputs_read(Topic.JOBS) >= self.jobs_end
+        ):  # a late placer reads them first
             self._looked_back = True
             found += self._of_other_runs(state, now_s)
-        elif not self._looked_back:
-            waits_s.append(looks_s)
         return found, min(waits_s, default=None)
 
     def failed(self, reports: Iterable[FollowerChanged]) -> None:

@@ -60,7 +60,7 @@ async def _saved(gateway: Gateway, job_id: str, before: Before | None) -> dict[s
             while (job := gateway.follower.state.jobs.get(job_id)) is not None:
                 changed = gateway.follower.next_change()
                 if job.checkpoint is not None and job.checkpoint is not saved:
-                    return row_of(job)
+                    return row_of(gateway.follower.state, job)
                 if job.unsaved is not None and job.unsaved is not unsaved:
                     raise Problem(409, "not_saved", f"job {job_id} is not saved: {job.unsaved.reason}")
                 await changed.wait()

@@ -6,8 +6,11 @@ import secrets
 import time
 
 from penstock.clock import wall_ms
+from penstock.errors import LogError
+from penstock.log.port import Partition
 from penstock.model.envelope import Envelope
-from penstock.retry import Backoff
+from penstock.model.topics import Topic
+from penstock.retry import Backoff, retry
 from penstock.runtime.race import first_of
 from penstock_services.gateway.core.problems import Problem
 from penstock_services.gateway.shell.gateway import Gateway
@@ -19,7 +22,14 @@ logger = logging.getLogger(__name__)
 
 
 async def report(gateway: Gateway) -> None:
-    """Runs until cancelled: looks after each change of the ledger or of the streams, and when a report falls due."""
+    """Runs until cancelled, from when the gateway listens: looks after each change of the ledger or of the streams, and when a
+    report falls due."""
+    gateway.followers.began_s = time.monotonic()
+    jobs = Partition(Topic.JOBS, gateway.settings.cell_index)
+    ends = await retry(
+        lambda: gateway.log.end_offsets([jobs]), (LogError,), first_s=FIRST_PAUSE_S, longest_s=LONGEST_PAUSE_S
+    )
+    gateway.followers.jobs_end = ends[jobs]
     backoff = Backoff(FIRST_PAUSE_S, LONGEST_PAUSE_S)
     while True:
         changed = gateway.follower.next_change()

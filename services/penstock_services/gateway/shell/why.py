@@ -81,7 +81,7 @@ async def _now(gateway: Gateway, job_id: str) -> dict[str, Any]:
             await placement_of(gateway, job_id, seq_of(job.token)) if job.placed_ms is not None else None
         )
     found["adjustments"] = [] if job is None else adjustments(job)
-    found["checkpoint"] = None if job is None else checkpoint(job)
+    found["checkpoint"] = None if job is None else checkpoint(gateway.follower.state, job)
     found["unsaved"] = None if job is None else fragment(job.unsaved)
     found["move"] = None if job is None else await move_of(gateway, job)
     found["unfollowed_ms"] = None if job is None else job.unfollowed_ms

@@ -35,9 +35,10 @@ class Carried(OfTask, frozen=True):
 
 
 class AskToSave(Carried, frozen=True):
-    """Ask the processes of the task that save; feed `Unsaved` where none does."""
+    """Ask the processes of the task that save; feed `Unsaved` where none does. `by_sdk`: those that have registered, no others."""
 
     order_token: int
+    by_sdk: bool
 
 
 class LookForSaver(Carried, frozen=True):

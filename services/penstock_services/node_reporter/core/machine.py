@@ -5,14 +5,14 @@ The shell first makes the changes durable (fsync when an order was decided on, L
 | input | answer |
 |---|---|
 | `OrderRead` StartTask | refuse, wait for a predecessor, spawn, spawn up to its gate (`gate`), or repeat the earlier answer |
-| `OrderRead` StopTask | SIGTERM now and SIGKILL after the grace, or make sure that the task never starts |
+| `OrderRead` StopTask | SIGTERM now or when rank 0 has ended, and SIGKILL after the grace, or make sure that the task never starts (`stops`) |
 | `OrderRead` SetCores, SetBandwidth | record it, apply it to a running task, report the result (`adjustments`) |
 | `OrderRead` CheckpointTask | ask the running task's processes that save, else a line in the service's log |
 | `Unsaved` | report that nothing is saved, and why |
 | `OrderRead` HandOverCheckpoint | record it: from now on that node may fetch it |
 | `Spawned` | report the start, unless its gate is closed; if it was to be stopped or adjusted meanwhile, do that |
 | `Resumed`, `Done` | adjust unconfirmed tasks; report the result |
-| `Gone` | the whole process tree is proven dead: report the exit, open gates, start waiting tasks |
+| `Gone` | the whole process tree is proven dead: report the exit, tell ranks that wait for it to end, open gates, start waiting tasks |
 | `Stepped` | the task keeps to its own cores (`lending`) |
 | `GraceOver` | SIGKILL |
 | `OrderRead` AnswerJoin | join again, or make way for the machine that has this node id |
@@ -22,7 +22,6 @@ The shell first makes the changes durable (fsync when an order was decided on, L
 `OrderRefused` frees the task's place, so it is sent only for a StartTask that is not obeyed, now or later.
 """
 
-import signal
 from collections.abc import Iterator
 from itertools import chain
 from typing import Literal
@@ -43,17 +42,12 @@ from penstock.model.orders import (
     StopTask,
     unpack_peers,
 )
-from penstock.model.saves import SaveRefused
 from penstock_services.node_reporter.core.actions import (
-    AskToSave,
     Decision,
     Discard,
     Emit,
-    KillAt,
-    LookForSaver,
     Note,
     OpenGate,
-    Signal,
     Spawn,
 )
 from penstock_services.node_reporter.core.adjustments import adjust, done, unconfirmed
@@ -90,14 +84,19 @@ from penstock_services.node_reporter.core.state import (
     Task,
     evolve,
 )
+from penstock_services.node_reporter.core.stops import (
+    MAX_DETAIL_CHARS,
+    ask_to_save,
+    chief_gone,
+    drain,
+    grace_over,
+    stop_ordered,
+    terminate,
+    unsaved,
+)
 
 MAX_WAITING = 64  # orders that may wait for predecessors; four for each GPU of the largest board
 MAX_TASKS = 1_000  # waiting and alive; NodeJoined holds 1,024
-MAX_DETAIL_CHARS = 1_000  # ShortText holds 1,024
-NOT_REGISTERED = "no process of it has called penstock.sdk.checkpoint yet; call checkpoint(save, restore) before the training loop"
-NOT_HANDLED = (
-    "no process of it handles SIGUSR1; handle it, or save by penstock.sdk.checkpoint and `checkpoint: sdk`"
-)
 
 Reason = Literal["stale_token", "unknown_gpu", "occupied", "unknown_task", "wrong_node"]
 
@@ -124,13 +123,13 @@ def decide(state: NodeState, given: Input) -> Iterator[Decision]:
         case OrderRead(order=StartTask() as order):
             return _start(state, order, given.context)
         case OrderRead(order=StopTask() as order):
-            return _stop_ordered(state, order, given.now_ms, given.context)
+            return stop_ordered(state, order, given.now_ms, given.context)
         case OrderRead(order=AnswerJoin() as order):
             return chain(join_answered(state, order), _of_another_version(state, order))
         case OrderRead(order=SetCores() | SetBandwidth() as order):
             return adjust(state, order)
         case OrderRead(order=CheckpointTask() as order):
-            return _checkpoint(state, order)
+            return ask_to_save(state, order)
         case OrderRead(order=HandOverCheckpoint() as order):
             return _hand_over(state, order)
         case OrderRead(order=order):
@@ -142,15 +141,15 @@ def decide(state: NodeState, given: Input) -> Iterator[Decision]:
         case Done():
             return done(state, given)
         case Unsaved():
-            return _unsaved(state, given)
+            return unsaved(state, given)
         case Gone():
             return _gone(state, given)
         case Stepped():
             return stepped(state, given)
         case GraceOver():
-            return _grace_over(state, given)
+            return grace_over(state, given)
         case Drain():
-            return _drain(state, given)
+            return drain(state, given)
         case Faulted():
             return _faulted(state, given.event)
 
@@ -165,24 +164,11 @@ def _of_another_version(state: NodeState, order: AnswerJoin) -> Iterator[Decisio
     )
 
 
-def _grace_over(state: NodeState, given: GraceOver) -> Iterator[Decision]:
-    task = state.tasks.get(given.task_id)
-    if task is None or task.token != given.token:
-        return
-    if task.status is Status.STOPPING or (task.status is Status.STARTING and task.stop_grace_ms is not None):
-        yield Signal(task.task_id, task.token, signal.SIGKILL)
-
-
 def _faulted(state: NodeState, event: GpuFaulted) -> Iterator[Decision]:
     if event.uuid is not None:
         fault = GpuFault(uuid=event.uuid, fault=event.fault, code=event.code)
         yield Break(fault, state.boot_id)
     yield Emit(replace(event, incarnation=state.incarnation), NO_CONTEXT)
-
-
-def _drain(state: NodeState, given: Drain) -> Iterator[Decision]:
-    for task in (*state.waiting(), *state.live()):
-        yield from _stop(task, given.grace_ms, given.now_ms, "the node is being drained")
 
 
 # ------------------------------------------------------------------------------------------------- start
@@ -332,68 +318,9 @@ def _spawned(state: NodeState, given: Spawned) -> Iterator[Decision]:
     if not task.gated:
         yield _started(task)
     if task.stop_grace_ms is not None:
-        yield from _terminate(task, task.stop_grace_ms, given.now_ms)
+        yield from terminate(task, task.stop_grace_ms, given.now_ms, waits=False)
     else:
         yield from unconfirmed([task])
-
-
-# -------------------------------------------------------------------------------------------------- stop
-
-
-def _stop_ordered(state: NodeState, order: StopTask, now_ms: int, context: Context) -> Iterator[Decision]:
-    task = state.find(order.task_id)
-    if task is not None and order.token < task.token:
-        yield Note(f"{order.task_id}: stop order {order.token} is older than {task.token}; ignored")
-    elif task is not None and task.exited is not None and order.token == task.token:
-        yield Emit(task.exited, task.context)
-    elif task is None or task.status is Status.ENDED:
-        if task is not None and task.exited is not None:  # exit of this start, or of a lost one
-            yield Emit(task.exited, task.context)
-        tombstone = Task(order.task_id, order.token, state.boot_id, Status.ENDED, context=context)
-        yield from _never_start(tombstone, order.node_id, now_ms, "never started")
-    else:
-        yield from _stop(task, order.grace_ms, now_ms, order.reason)
-
-
-def _stop(task: Task, grace_ms: int, now_ms: int, reason: str) -> Iterator[Decision]:
-    """Stops a waiting, starting, running or stopping task; a repeat may shorten the grace, never lengthen it."""
-    if task.status is Status.WAITING:
-        assert task.order is not None
-        yield from _never_start(
-            replace(task, order=None), task.order.node_id, now_ms, f"never started: {reason}"
-        )
-    elif task.status is Status.STARTING:
-        # Its program may run already, or its start may hang: on a network file system, or in a large archive.
-        grace_ms = min(grace_ms, grace_ms if task.stop_grace_ms is None else task.stop_grace_ms)
-        yield Put(replace(task, stop_grace_ms=grace_ms))
-        yield Signal(task.task_id, task.token, signal.SIGTERM)
-        yield KillAt(task.task_id, task.token, now_ms + grace_ms)
-    elif task.status is Status.RUNNING or now_ms + grace_ms < (task.kill_at_ms or 0):
-        yield from _terminate(task, grace_ms, now_ms)
-
-
-def _terminate(task: Task, grace_ms: int, now_ms: int) -> Iterator[Decision]:
-    kill_at_ms = now_ms + grace_ms
-    yield Put(replace(task, status=Status.STOPPING, stop_grace_ms=grace_ms, kill_at_ms=kill_at_ms))
-    if task.order is not None and task.order.checkpoint is not None and task.order.place.rank == 0:
-        yield LookForSaver(task.task_id, task.token)
-    yield Signal(task.task_id, task.token, signal.SIGTERM)
-    yield KillAt(task.task_id, task.token, kill_at_ms)
-
-
-def _never_start(task: Task, node_id: str, now_ms: int, detail: str) -> Iterator[Decision]:
-    """Leaves a tombstone: an older start order that comes later is refused."""
-    exited = TaskExited(
-        node_id=node_id,
-        task_id=task.task_id,
-        token=task.token,
-        cause="stopped",
-        started_ms=now_ms,
-        exited_ms=now_ms,
-        detail=detail[:MAX_DETAIL_CHARS],
-    )
-    yield Put(replace(task, status=Status.ENDED, exited=exited))
-    yield Emit(exited, task.context)
 
 
 # ------------------------------------------------------------------------------------------------- exits
@@ -406,6 +333,8 @@ def _gone(state: NodeState, given: Gone) -> Iterator[Decision]:
     exited = _exited(state.node_id, task, given.outcome)
     yield Put(replace(task, status=Status.ENDED, order=None, exited=exited))
     yield Emit(exited, task.context)
+    if task.order is not None:
+        yield from chief_gone(state, task.order)
     if task.order is not None and _succeeds(state, task.order, exited):
         yield Discard(task.order)
     for opening in opened(state, given.outcome.exited_ms):
@@ -474,26 +403,3 @@ def _hand_over(state: NodeState, order: HandOverCheckpoint) -> Iterator[Decision
     known = state.handovers.get(order.job_id)
     if known is None or known.token <= order.token:
         yield HandOver(order)
-
-
-def _checkpoint(state: NodeState, order: CheckpointTask) -> Iterator[Decision]:
-    task = state.tasks.get(order.task_id)
-    if task is None or task.status is not Status.RUNNING or order.token < task.token:
-        yield Note(f"{order.task_id}: {order.TYPE} {order.token} finds no running task; ignored")
-        return
-    yield AskToSave(task.task_id, task.token, order.token)
-
-
-def _unsaved(state: NodeState, given: Unsaved) -> Iterator[Decision]:
-    task = state.tasks.get(given.task_id)
-    if task is None or task.token != given.token:
-        return
-    sdk = task.order is not None and task.order.checkpoint is not None
-    refused = SaveRefused(
-        node_id=state.node_id,
-        task_id=task.task_id,
-        token=task.token,
-        at_ms=given.at_ms,
-        reason=NOT_REGISTERED if sdk else NOT_HANDLED,
-    )
-    yield Emit(refused, task.context, f"save_refused/{given.order_token}")

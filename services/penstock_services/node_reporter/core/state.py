@@ -24,7 +24,7 @@ class Status(StrEnum):
     WAITING = "waiting"  # accepted, but a predecessor on one of its GPUs is still alive
     STARTING = "starting"
     RUNNING = "running"
-    STOPPING = "stopping"  # SIGTERM sent; SIGKILL follows at `kill_at_ms`
+    STOPPING = "stopping"  # SIGTERM sent, unless `awaits_chief`; SIGKILL follows at `kill_at_ms`
     ENDED = "ended"  # exited, refused, or never to start (a tombstone)
 
 
@@ -69,6 +69,8 @@ class Task(msgspec.Struct, frozen=True, omit_defaults=True):
     stop_grace_ms: int | None = None
     """Set once a stop was requested."""
     kill_at_ms: int | None = None
+    awaits_chief: bool = False
+    """It is being stopped, and gets SIGTERM when rank 0 of its gang has ended."""
     exited: TaskExited | None = None
     refusal: OrderRefused | None = None
     refused_token: int = -1

@@ -18,7 +18,8 @@ def carry_out(host: Host, action: Carried) -> Done | Unsaved | None:
     key = (action.task_id, action.token)
     match action:
         case AskToSave():
-            return None if host.ask_to_save(key) else Unsaved(*key, action.order_token, wall_ms())
+            asked = host.ask_to_save(key, by_sdk=action.by_sdk)
+            return None if asked else Unsaved(*key, action.order_token, wall_ms())
         case LookForSaver():
             return None if host.saves(key) else Unsaved(*key, action.token, wall_ms())
         case SetAffinity():

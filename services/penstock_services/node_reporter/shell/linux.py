@@ -65,7 +65,7 @@ from penstock_services.node_reporter.shell.ports import (
 from penstock_services.node_reporter.shell.programs import conda_folders, own_environment
 from penstock_services.node_reporter.shell.records import read_record
 from penstock_services.node_reporter.shell.resctrl_monitor import TrafficMonitor
-from penstock_services.node_reporter.shell.savers import SAVERS
+from penstock_services.node_reporter.shell.savers import SAVERS, savers
 from penstock_services.node_reporter.shell.secrets import Secrets
 from penstock_services.node_reporter.shell.spawner import Spawner, find_confinement, lock_state
 from penstock_services.node_reporter.shell.state_folder import make_folder, outermost, state_folder
@@ -411,13 +411,13 @@ class LinuxHost:
             )
         )
 
-    def ask_to_save(self, key: Key) -> bool:
+    def ask_to_save(self, key: Key, *, by_sdk: bool) -> bool:
         started = self._alive(key)
-        return started is not None and save_requests.ask_to_save(started, self._folder(key))
+        return started is not None and save_requests.ask_to_save(started, self._folder(key), by_sdk=by_sdk)
 
     def saves(self, key: Key) -> bool:
         started = self._alive(key)
-        return started is None or save_requests.saves(started, self._folder(key))
+        return started is None or bool(savers(str(self._folder(key) / SAVERS)).saving)
 
     def progress(self, key: Key) -> ProgressStream | None:
         return self._fifos.take(key, self._folder(key) / PHASES)

@@ -415,9 +415,10 @@ class Node:
         if (order.task_id, order.token) not in self._asked:
             self._spawn(order)
 
-    def stop_again(self, key: Key, left_ms: int) -> None:
-        """After recovery: SIGTERM may not have been sent; SIGKILL comes when the grace is over."""
-        self.launcher.signal(key, signal.SIGTERM)
+    def stop_again(self, key: Key, left_ms: int, *, told: bool) -> None:
+        """After recovery: if it is `told` to end, SIGTERM may not have been sent; SIGKILL comes when the grace is over."""
+        if told:
+            self.launcher.signal(key, signal.SIGTERM)
         self._kill_at(key, wall_ms() + left_ms)
 
     def join(self) -> None:

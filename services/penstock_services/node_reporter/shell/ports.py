@@ -293,13 +293,13 @@ class Host(Protocol):
         """Kills this reporter's processes that are neither one of `known` (pids) nor below one; returns how many. Raises `Immortal`."""
         ...
 
-    def ask_to_save(self, key: Key) -> bool:
-        """Asks the processes of a task that save checkpoints to save now. False: none does; the first one
-        that registers later is asked then."""
+    def ask_to_save(self, key: Key, *, by_sdk: bool) -> bool:
+        """Asks the processes of a task that save checkpoints to save now; `by_sdk`: those that have registered, no others.
+        False: none does; the first one that registers later is asked then."""
         ...
 
     def saves(self, key: Key) -> bool:
-        """Whether a process of the task saves when it is stopped, as far as the machine can tell."""
+        """Whether a process of the task has registered to save."""
         ...
 
     def progress(self, key: Key) -> ProgressStream | None:

@@ -92,4 +92,4 @@ def _resume(node: Node, task: Task) -> None:
             node.start_again(task.order)
     elif task.status is Status.STOPPING and task.stop_grace_ms is not None:
         left_ms = max(0, (task.kill_at_ms or 0) - wall_ms())
-        node.stop_again(key, min(left_ms, task.stop_grace_ms))
+        node.stop_again(key, min(left_ms, task.stop_grace_ms), told=not task.awaits_chief)

@@ -1,5 +1,5 @@
-"""Requests to save a checkpoint, to the processes of a task that save: those registered with the SDK, else
-those that handle the signal."""
+"""Requests to save a checkpoint, to the processes of a task that save: those registered with the SDK, or of a
+job that saves by itself those that handle the signal."""
 
 import os
 import signal
@@ -13,12 +13,12 @@ from penstock_services.node_reporter.shell.savers import SAVERS, ask, savers
 from penstock_services.node_reporter.shell.stopping import is_copy
 
 
-def ask_to_save(started: Started, folder: Path) -> bool:
+def ask_to_save(started: Started, folder: Path, *, by_sdk: bool) -> bool:
     """As `ports.Host.ask_to_save`; unhandled, SIGUSR1 would kill. `folder`: of the task."""
     path = str(folder / SAVERS)
     registered = ask(path).saving
     asked = False
-    for pid in registered or set(_handling(started, signal.SIGUSR1)):
+    for pid in registered or (() if by_sdk else set(_handling(started, signal.SIGUSR1))):
         with suppress(OSError):
             descriptor = os.pidfd_open(pid)
             try:
@@ -28,11 +28,6 @@ def ask_to_save(started: Started, folder: Path) -> bool:
             finally:
                 os.close(descriptor)
     return asked
-
-
-def saves(started: Started, folder: Path) -> bool:
-    """As `ports.Host.saves`."""
-    return bool(savers(str(folder / SAVERS)).saving) or any(_handling(started, signal.SIGTERM))
 
 
 def _handling(started: Started, number: int) -> Iterator[int]:

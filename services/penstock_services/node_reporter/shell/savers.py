@@ -13,7 +13,8 @@ from typing import NamedTuple
 
 FLOCK = struct.Struct("@hhqqi4x")
 """struct flock of <fcntl.h> on 64-bit Linux: type, whence, start, length, pid."""
-MAX_HOLDERS = 256  # ranks of one task; a file with more locks is a task's own fault
+END = (1 << 63) - 1  # of any file
+MAX_LOOKS = 513  # 256 ranks of one task; a file with more locks is a task's own fault
 ASKED = b"\n"
 SAVERS = "savers"  # the file's name in the task's folder
 
@@ -62,15 +63,19 @@ def _looked(path: str, look: Callable[[int], Savers]) -> Savers:
 
 
 def _holders(descriptor: int) -> Savers:
-    saving: set[int] = set()
-    following: set[int] = set()
-    start = 0
-    for _ in range(MAX_HOLDERS):
-        asked = FLOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, start, 0, 0)
-        kind, _, begin, _, pid = FLOCK.unpack(fcntl.fcntl(descriptor, fcntl.F_GETLK, asked))
-        if kind == fcntl.F_UNLCK:
+    """The kernel names any lock within a range, not the first one: what is before and after it is searched, too."""
+    found: dict[int, set[int]] = {fcntl.F_WRLCK: set(), fcntl.F_RDLCK: set()}
+    ranges = [(0, END)]
+    for _ in range(MAX_LOOKS):
+        if not ranges:
             break
+        start, end = ranges.pop()
+        asked = FLOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, start, end - start, 0)
+        kind, _, begin, length, pid = FLOCK.unpack(fcntl.fcntl(descriptor, fcntl.F_GETLK, asked))
+        if kind == fcntl.F_UNLCK:
+            continue
         if pid > 0:  # 0: a process outside of the caller's namespace
-            (saving if kind == fcntl.F_WRLCK else following).add(pid)
-        start = begin + 1
-    return Savers(frozenset(saving), frozenset(following))
+            found[kind].add(pid)
+        after = begin + length if length else END  # 0: up to any end
+        ranges += [each for each in ((start, begin), (after, end)) if each[0] < each[1]]
+    return Savers(frozenset(found[fcntl.F_WRLCK]), frozenset(found[fcntl.F_RDLCK]))

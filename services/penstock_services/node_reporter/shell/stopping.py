@@ -26,14 +26,11 @@ SETTLE_S = 0.3
 empties its pipe. A Python interpreter takes 10 to 50 ms to end."""
 
 
-def next_told(processes: Sequence[Process], registered: Savers, *, saved: bool) -> list[int]:
-    """Pids of the processes that get SIGTERM now, among those that have not got it. `saved`: a registered
-    process has got it."""
+def next_told(processes: Sequence[Process], registered: Savers) -> list[int]:
+    """Pids of the processes that get SIGTERM now, among those that have not got it."""
     saving = [process.pid for process in processes if process.pid in registered.saving]
     if saving:
         return saving
-    if registered.following and not saved:  # rank 0, in another task, may need them to its next boundary
-        return []
     parents = {process.pid: process for process in processes}
     return [
         process.pid
@@ -78,7 +75,6 @@ class Stop:
         self._processes, self._registered, self._clock = processes, registered, clock
         self._waits: dict[int, int] = {}
         """pidfd → pid of those whose end the next ones wait for."""
-        self._saved = False
         self._due_s: float | None = self._clock()
         """When the next ones get SIGTERM; None: once those have ended."""
 
@@ -98,24 +94,18 @@ class Stop:
         """Sends SIGTERM to the next ones, if it is time."""
         if self._due_s is None or self._clock() < self._due_s:
             return
-        registered = self._registered()
-        told = next_told(self._processes(), registered, saved=self._saved)
+        told = next_told(self._processes(), self._registered())
         for pid in told:
-            if self._await(pid, signal.SIGTERM):
-                self._saved = self._saved or pid in registered.saving
-        for pid in () if told else registered.following:
-            self._await(pid)
+            self._tell(pid)
         self._due_s = None if self._waits or not told else self._clock() + SETTLE_S
 
-    def _await(self, pid: int, number: signal.Signals | None = None) -> bool:
-        """Waits for the end of a process, which gets the signal. False: it has ended, or is another user's."""
+    def _tell(self, pid: int) -> None:
+        """Sends SIGTERM, and waits for the end of the process; nothing if it has ended, or is another user's."""
         try:
             descriptor = os.pidfd_open(pid)
         except OSError:
-            return False
+            return
         self._waits[descriptor] = pid
         self._poll.register(descriptor, select.POLLIN)
-        if number is not None:
-            with suppress(OSError):
-                signal.pidfd_send_signal(descriptor, number)
-        return True
+        with suppress(OSError):
+            signal.pidfd_send_signal(descriptor, signal.SIGTERM)

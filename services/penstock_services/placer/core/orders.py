@@ -11,13 +11,21 @@ from penstock.ledger.resuming import resumed, source
 from penstock.ledger.state import CellState
 from penstock.model.adjustments import AdjustmentDecided, BandwidthDecided, CheckpointDecided, CoresDecided
 from penstock.model.event import Event
-from penstock.model.external_events import NodeJoined, NodeLeft, ProbeSent, TaskStarted
+from penstock.model.external_events import (
+    NodeJoined,
+    NodeLeft,
+    OrderRefused,
+    ProbeSent,
+    TaskExited,
+    TaskStarted,
+)
 from penstock.model.ledger_events import (
     NodeJoinRefused,
     NodeProbed,
     PlacementDecided,
     ProbeExpired,
     StopDecided,
+    TaskLost,
 )
 from penstock.model.orders import (
     AnswerJoin,
@@ -34,6 +42,7 @@ from penstock.model.orders import (
     StopTask,
     pack_peers,
 )
+from penstock.model.saves import SaveRefused
 from penstock.model.token import token_of
 from penstock.model.transitions import TaskStatus
 from penstock.model.types import WHOLE_GPU, JoinRefusal
@@ -41,6 +50,7 @@ from penstock.model.types import WHOLE_GPU, JoinRefusal
 ORPHAN_GRACE_MS = 10_000  # a job's default; the task's job may be forgotten
 MAX_PEERS_EACH = 64  # members of a gang whose orders each have the peers unpacked; 5 KiB
 Verdict = Literal["accepted", JoinRefusal]
+OfTask = TaskExited | TaskLost | OrderRefused | SaveRefused
 Notice = ProbeSent | NodeLeft
 """Records that the placer writes to the nodes' topic for a probe."""
 
@@ -112,7 +122,26 @@ def stop_orders(state: CellState, job_id: str, token: int) -> list[Order]:
     job = state.jobs.get(job_id)
     if job is None or job.stop_token != token:
         return []
-    return [_stop(job, task) for task in job.tasks.values() if task.status is TaskStatus.STOPPING]
+    ended = _chief_ended(job)
+    return [_stop(job, task, ended) for task in job.tasks.values() if task.status is TaskStatus.STOPPING]
+
+
+def _chief_ended(job: JobState) -> bool:
+    """Whether the other ranks of a gang that is being stopped need not wait for rank 0 to save."""
+    if job.spec.checkpoint != "sdk" or len(job.tasks) == 1:
+        return False
+    chief = next(task for task in job.tasks.values() if task.place.rank == 0)
+    return chief.status is TaskStatus.EXITED or not job.saves
+
+
+def _reported(state: CellState, fact: OfTask, token: int) -> Sequence[Order]:
+    """The stop again, if this report means that rank 0 has ended, or saves nothing. `token`: of its record; of a later stop
+    the orders follow when that is read back."""
+    job = state.jobs.get(fact.task_id.rsplit(".", 2)[0])
+    task = None if job is None else job.tasks.get(fact.task_id)
+    if job is None or task is None or task.place.rank > 0 or job.stop_token >= token or not _chief_ended(job):
+        return ()
+    return stop_orders(state, job.job_id, job.stop_token)
 
 
 def adjusting_orders(state: CellState, task: TaskState, up_to: int) -> Iterator[Order]:
@@ -185,7 +214,7 @@ def outstanding(state: CellState, node_ids: Iterable[str], up_to: int) -> Iterat
             if task.status is TaskStatus.ASSIGNED and job.token <= up_to:
                 assigned.setdefault(job_id, []).append(task)
             elif task.status is TaskStatus.STOPPING and job.stop_token <= up_to:
-                yield _stop(job, task)
+                yield _stop(job, task, _chief_ended(job))
         for job_id, tasks in assigned.items():
             job = state.jobs[job_id]
             gang = gangs[job_id] = gangs.get(job_id) or _gang(state, job)
@@ -404,13 +433,14 @@ def _hand_over(state: CellState, job: JobState) -> Iterator[HandOverCheckpoint]:
     )
 
 
-def _stop(job: JobState, task: TaskState) -> StopTask:
+def _stop(job: JobState, task: TaskState, chief_ended: bool) -> StopTask:
     return StopTask(
         token=job.stop_token,
         node_id=task.place.node_id,
         task_id=task.place.task_id,
         grace_ms=job.spec.grace_ms,
         reason=job.stop_reason or "stopped",
+        chief_ended=chief_ended and task.place.rank > 0,
     )
 
 
@@ -419,6 +449,10 @@ ORDERS: Mapping[type[Event], Callable[[CellState, Any, int], Iterable[Order]]] =
         PlacementDecided: lambda state, fact, token: start_orders(state, fact.job_id, token),
         StopDecided: lambda state, fact, token: stop_orders(state, fact.job_id, token),
         TaskStarted: _task_started,
+        TaskExited: _reported,
+        TaskLost: _reported,
+        OrderRefused: _reported,
+        SaveRefused: _reported,
         CoresDecided: _adjusted,
         BandwidthDecided: _adjusted,
         CheckpointDecided: _asked_to_save,
