@@ -19,6 +19,9 @@ Sections = Mapping[str, type[BaseModel]]
 """Section of a job file → its model; the file itself is ''."""
 
 
+MAX_DEPTH = 5  # levels of a job file
+
+
 class Problem(NamedTuple):
     """One problem. `field`: a path such as `resources.gpus`, or `job` for the whole file."""
 
@@ -30,17 +33,20 @@ class Problem(NamedTuple):
         return f"{self.field}: {self.text}"
 
 
-def not_utf8(found: object, path: str = "") -> Iterator[Problem]:
-    """Texts that cannot be written as UTF-8: arguments in another encoding, and escapes such as `\\ud800`."""
+def not_utf8(found: object, path: str = "", within: int = MAX_DEPTH) -> Iterator[Problem]:
+    """Texts that cannot be written as UTF-8: arguments in another encoding, and escapes such as `\\ud800`.
+    `within`: so many levels of lists and mappings are looked at, more than a job file has."""
+    if within == 0:
+        return
     if isinstance(found, str) and not is_utf8(found):
         yield Problem(path or "job", "is no UTF-8 text; write it in UTF-8, or give its bytes in a file")
     elif isinstance(found, Mapping):
         for name, value in found.items():
-            yield from not_utf8(name, path)
-            yield from not_utf8(value, f"{path}.{name}" if path else str(name))
+            yield from not_utf8(name, path, within - 1)
+            yield from not_utf8(value, f"{path}.{name}" if path else str(name), within - 1)
     elif isinstance(found, Sequence) and not isinstance(found, str):
         for number, value in enumerate(found):
-            yield from not_utf8(value, f"{path}.{number}")
+            yield from not_utf8(value, f"{path}.{number}", within - 1)
 
 
 def _unknown(path: Path, sections: Sections) -> str:

@@ -303,12 +303,11 @@ def parse_job(data: Mapping[str, object]) -> JobSpec:
     """
     if not isinstance(data, Mapping):
         raise BadJob((Problem("job", "is no mapping; write fields such as `command: [python, train.py]`"),))
+    data = {name: found for name, found in data.items() if not str(name).startswith("x-")}
     if unreadable := tuple(islice(not_utf8(data), MAX_PROBLEMS)):
         raise BadJob(unreadable)
     problems: list[Problem] = []
-    fields, twice = with_references(
-        {name: found for name, found in data.items() if not str(name).startswith("x-")}
-    )
+    fields, twice = with_references(data)
     fields, wrong_script = with_script(fields)
     if fields.get("environment") == PATH:
         del fields["environment"]
