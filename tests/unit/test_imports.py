@@ -41,7 +41,8 @@ OF_ONE_NOTE = frozenset(
     ("rayClusterSpec", "compute_config", "checkpoint_storage", "retry", "job_recovery", "file_mounts", "volumes", "volumeMounts",
      "tolerations", "outputs", "ttlStrategy", "valueFrom", "lr", "workerGroupSpecs", "retryStrategy", "headGroupSpec", "arguments",
      "runtimeRef", "podTemplateOverrides", "initializer", "artifacts", "templateRef", "workflowTemplateRef", "clusterSelector",
-     "podFailurePolicy", "plugins", "network", "successPolicy", "entrypoint_resources")
+     "podFailurePolicy", "plugins", "network", "successPolicy", "entrypoint_resources",
+     "policies", "dependsOn", "conda")
 )  # fmt: skip
 """Sections that one note, or one number, stands for."""
 
