@@ -40,8 +40,8 @@ class JobLoader(yaml.SafeLoader):
         """Anchors of the nodes that are being read."""
 
     def compose_node(self, parent: Any, index: Any) -> Any:
-        alias = self.peek_event()  # type: ignore[no-untyped-call]  # PyYAML's
-        if isinstance(alias, yaml.AliasEvent) and alias.anchor in self._open:
+        alias: Any = self.peek_event()  # type: ignore[no-untyped-call]  # PyYAML's
+        if self.check_event(yaml.AliasEvent) and alias.anchor in self._open:
             text = f"the alias *{alias.anchor[:MAX_SHOWN]} stands within its own anchor; write its value"
             raise yaml.MarkedYAMLError(problem=text, problem_mark=alias.start_mark)
         return super().compose_node(parent, index)
