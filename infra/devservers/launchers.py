@@ -1,9 +1,9 @@
 """Real launchers and frameworks of training on a CPU: PyTorch with `torchrun`, Lightning, Accelerate,
-Transformers.
+Transformers, DeepSpeed.
 
 PyTorch is Debian's package, whose build has no CUDA: 150 MB with all that it needs, where the wheel of PyPI
 pulls 3.2 GB of CUDA's libraries. It is unpacked, not installed. The frameworks that fit it come from
-`infra/launchers/requirements.lock`.
+`infra/launchers/requirements.lock`. None of DeepSpeed's operators is compiled.
 """
 
 import shutil
@@ -26,14 +26,20 @@ PYTHON = Path("/usr/bin/python3")
 """Debian's own, for which its PyTorch is built."""
 PATCHES = (
     (
-        "_shard/sharded_tensor/metadata.py",
+        f"{PACKAGES}/torch/distributed/_shard/sharded_tensor/metadata.py",
         "field(default=TensorProperties())",
         "field(default_factory=TensorProperties)",
     ),
-    ("elastic/multiprocessing/api.py", "for s in Std:", "for s in Std.__members__.values():"),
+    (
+        f"{PACKAGES}/torch/distributed/elastic/multiprocessing/api.py",
+        "for s in Std:",
+        "for s in Std.__members__.values():",
+    ),
+    ("site/deepspeed/comm/torch.py", "self.shm_comm_op = build_shm_op()", "self.shm_comm_op = None"),
 )
-"""(file of `torch.distributed`, its text, what PyTorch 2.0 made of it): PyTorch 1.13 is older than Debian
-12's Python 3.11, which refuses the first and finds no zero in the second."""
+"""(file, its text, what is written instead). PyTorch 1.13 is older than Debian 12's Python 3.11, which
+refuses the first and finds no zero in the second: PyTorch 2.0 has what is written. DeepSpeed on a CPU would
+compile an operator of its own for gangs on one node, where gloo does the same."""
 REMEDY = "Debian 12 has it"
 BUILD_TIMEOUT_S = 900.0
 
@@ -55,7 +61,8 @@ def obtain_launchers() -> Path:
 
 
 def environment() -> dict[str, str]:
-    """PATH with `python`, `torchrun` and `accelerate`, and what these need beside it. Raises `LaunchError`."""
+    """PATH with `python`, `torchrun`, `accelerate` and `deepspeed`, and what these need beside it. Raises
+    `LaunchError`."""
     folder = obtain_launchers()
     path = f"{folder / 'bin'}:/usr/bin:/bin"
     if (folder / "pyvenv.cfg").exists():
@@ -83,19 +90,21 @@ def _build(folder: Path) -> None:
         run_to_end(name, argv, log_path=log, timeout_s=BUILD_TIMEOUT_S)
     for archive in sorted(archives.glob("*.deb")):
         run_to_end("dpkg-deb", ["dpkg-deb", "-x", str(archive), str(folder)], log_path=log)
-    for name, before, after in PATCHES:
-        file = folder / PACKAGES / "torch" / "distributed" / name
-        file.write_text(file.read_text().replace(before, after))
     for left in (lists, archives, folder / "usr" / "share"):
         shutil.rmtree(left, ignore_errors=True)
     uv = [str(Path(sys.executable).with_name("uv")), "pip", "install", "--python", str(PYTHON)]
-    target = ["--target", str(folder / "site"), "--require-hashes", "--no-deps", "-r", str(LOCK)]
-    run_to_end("uv pip install", [*uv, *target], log_path=log, timeout_s=BUILD_TIMEOUT_S)
+    locked = ["--require-hashes", "--no-deps", "-r", str(LOCK), "--build-constraints", str(LOCK)]
+    argv = ["env", "DS_BUILD_OPS=0", *uv, "--target", str(folder / "site"), *locked]
+    run_to_end("uv pip install", argv, log_path=log, timeout_s=BUILD_TIMEOUT_S)
+    for name, before, after in PATCHES:
+        file = folder / name
+        file.write_text(file.read_text().replace(before, after))
     programs = folder / "bin"
     programs.mkdir(exist_ok=True)
     for name, program in (
         ("python", PYTHON),
         ("torchrun", "../usr/bin/torchrun"),
         ("accelerate", "../site/bin/accelerate"),
+        ("deepspeed", "../site/bin/deepspeed"),
     ):
         (programs / name).symlink_to(program)

@@ -22,6 +22,7 @@ from typer.main import get_command
 
 from penstock.errors import ConfigurationError, PenstockError
 from penstock.exits import Exit, Stop
+from penstock.texts import is_utf8
 
 T = TypeVar("T")
 R = TypeVar("R")
@@ -176,6 +177,11 @@ def run(
         return _report(prog, f"{message}; see `{where} --help`" if message else "", error.exit_code)
     except typer.Abort:
         return Exit.INTERRUPTED
+    except UnicodeEncodeError:
+        wrong = next((word for word in arguments if not is_utf8(word)), None)
+        if wrong is None:
+            raise
+        return _report(prog, f"{wrong!a} is no UTF-8 text; write it in UTF-8", Exit.BAD_SPEC)
     except OSError as error:
         lost = error.errno in LOST and error.filename is None
         if error.errno not in FULL and not lost:

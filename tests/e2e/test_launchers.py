@@ -53,6 +53,7 @@ def environment() -> dict[str, str]:
     found = launchers.environment()
     paths = [path for path in (str(ROOT / "libs"), found.get("PYTHONPATH")) if path]
     quiet = {"GLOO_SOCKET_IFNAME": "lo", "HF_HUB_OFFLINE": "1", "PYTHONWARNINGS": "ignore"}
+    quiet |= {"DS_ACCELERATOR": "cpu", "LOCAL_SIZE": "2"}  # DeepSpeed asks numactl otherwise
     return {**found, **quiet, "PYTHONPATH": ":".join(paths)}
 
 
@@ -108,8 +109,11 @@ def command(launcher: str, shape: Shape, out: Path, port: str) -> list[str]:
         case "accelerate" if alone:
             flags = ("--multi_gpu", "--num_processes", str(shape.gpus), "--main_process_port", port)
             return ["accelerate", "launch", *flags, work, "accelerate", *given]
-        case "transformers" if alone:
-            return ["torchrun", work, "transformers", *given]
+        case "deepspeed" if alone and shape.jobs == 1:
+            flags = ("--num_gpus", str(shape.gpus), "--master_port", port, "--no_local_rank")
+            return ["deepspeed", *flags, work, "ddp", *given]
+        case "transformers" | "deepspeed" if alone:
+            return ["torchrun", work, launcher, *given]
     return [work, launcher, *given]
 
 
@@ -133,7 +137,9 @@ def members(launcher: str, shape: Shape, out: Path) -> Iterator[tuple[dict[str, 
     [ONE_WORKER, ONE_NODE, TWO_NODES, TWO_JOBS],
     ids=["one-worker", "one-node", "two-nodes", "two-jobs"],
 )
-@pytest.mark.parametrize("launcher", ["ddp", "torchrun", "lightning", "accelerate", "transformers"])
+@pytest.mark.parametrize(
+    "launcher", ["ddp", "torchrun", "lightning", "accelerate", "transformers", "deepspeed"]
+)
 def test_a_launcher_finds_its_ranks(launcher: str, shape: Shape, zygote: Zygote, tmp_path: Path) -> None:
     """A user moves a script from a workstation, or from a cluster with torchrun, and changes no line of it."""
     meet(launcher, shape, zygote, tmp_path)

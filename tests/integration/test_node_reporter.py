@@ -227,6 +227,33 @@ async def test_the_task_sees_its_place_and_no_secret(
     assert not {"PENSTOCK_DSN", "PENSTOCK_LOG", "RANK"} & seen["env"].keys()
 
 
+async def test_a_task_inherits_no_state_that_breaks_programs(node: Options, cell: Cell) -> None:
+    """With SIGPIPE ignored `yes | head` never ends, a terminal or an open stdin makes a script wait, odd
+    variables lose lines. All bytes of its output are kept; a job without GPUs sees none, and Python does
+    not hold its output back."""
+    given = {
+        "LINES2": "-----BEGIN-----\nb\n",
+        "QUOTES": "a\"b'c`d",
+        "TAIL": "x\\\\",
+        "NONE": "",
+        "DOLLAR": "$HOME %s {{y}} é",
+    }
+    script = (
+        "sed -n 's/^Sig\\(Blk\\|Ign\\):.0*$/&/p' /proc/self/status | wc -l; umask; readlink /proc/self/fd/0; echo $(ls /proc/self/fd); "
+        "(: </dev/tty) 2>/dev/null || echo no terminal; yes | head -n 1; "
+        'echo "[$CUDA_VISIBLE_DEVICES] $PYTHONUNBUFFERED"; printf \'%s|\' "$LINES2" "$QUOTES" "$TAIL" "$NONE" "$DOLLAR"; '
+        "printf '\\200\\377 raw\\000\\033[2J caf\\351'"
+    )
+    await cell.order(start_order(4, "sh", "-c", script, gpus=(), env=given))
+    await cell.until(external_events.TaskExited)
+    found = log_path(node.log_dir, "job-4", "job-4.1.0").read_bytes()
+    state, values = found.split(b"[] 1\n")
+    assert state.decode() == "2\n0022\n/dev/null\n0 1 2 3\nno terminal\ny\n"
+    assert (
+        values == "".join(f"{text}|" for text in given.values()).encode() + b"\x80\xff raw\x00\x1b[2J caf\xe9"
+    )
+
+
 async def test_cores_of_a_running_task_are_changed(node: Options, cell: Cell) -> None:
     await cell.order(start_order(1, "sleep", "600", cores=(0, 1)))
     started = await cell.until(external_events.TaskStarted)

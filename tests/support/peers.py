@@ -73,6 +73,18 @@ resources: {gpu: 24GB}
 backends: [aws]
 stop_duration: 90s
 """,
+    """
+type: task
+env: {WANDB_API_KEY: "${{ secrets.wandb }}", MODE: 010}
+commands:
+  - |
+    torchrun \\
+      --nproc-per-node=$DSTACK_GPUS_PER_NODE train.py
+files: [data.csv]
+resources: {gpu: "nvidia:1..8:24GB..", shm_size: 24GB, cpu: "x86:8.."}
+max_duration: off
+retry: true
+""",
 )
 KUBEFLOW = (
     """
@@ -171,6 +183,14 @@ compute_config: {head_node: {instance_type: m5}}
 working_dir: s3://bucket/code
 requirements: requirements.txt
 max_retries: 1
+""",
+    """
+[{"entrypoint": "python a.py", "submission_id": "a 1", "runtime_env": {}},
+ {"entrypoint": "FOO=1 python b.py > out.log", "runtime_env": {"pip": "req.txt", "uv": ["x"]}, "entrypoint_num_gpus": 0.5}]
+""",
+    """
+{"entrypoint": "python c.py", "entrypoint_num_cpus": 4, "entrypoint_memory": "2147483648", "entrypoint_resources": {"fpga": 1},
+ "runtime_env": {"working_dir": "https://example.org/code.zip", "conda": {"dependencies": ["pytorch"]}, "excludes": ["*.pt"]}, "metadata": null}
 """,
 )
 ARGO = (
@@ -299,5 +319,20 @@ echo done\r
 #SBATCH --nodes=2 --gpus=4
 #SBATCH --wibble=1
 python train.py
+""",
+    """#!/bin/bash
+#SBATCH -J gpt-%j -N 4 --ntasks-per-node=1 --gpus-per-node=h100:8 --cpus-per-task=96 --mem=0
+#SBATCH --dependency=singleton --constraint="a100|h100"
+set -euo pipefail
+module load cuda/12.2
+conda activate torch
+nodes=( $( scontrol show hostnames $SLURM_JOB_NODELIST ) )
+head_node=${nodes[0]}
+head=$(srun --nodes=1 --ntasks=1 -w "$head_node" hostname --ip-address)
+export MASTER_PORT=$((10000 + SLURM_JOB_ID % 20000))
+cat > /tmp/cfg-$SLURM_JOB_ID <<EOF
+nodes: $SLURM_NNODES
+EOF
+srun torchrun --nnodes $SLURM_NNODES --rdzv_id $RANDOM --rdzv_endpoint $head:$MASTER_PORT train.py
 """,
 )

@@ -52,6 +52,28 @@ def test_the_readme_holds_the_same_table_as_the_code() -> None:
 
 
 @pytest.mark.parametrize(
+    ("arguments", "place"),
+    [
+        (
+            ("submit", "--dry-run", "--", "cat", "caf\udce9.txt"),
+            "command.1: is no UTF-8 text",
+        ),
+        (("submit", "--dry-run", "--label", "a=\udce9", "--", "x"), "labels.a: is no UTF-8 text"),
+        (("get", "jobs", "--owner", "\udce9"), "'\\udce9' is no UTF-8 text"),
+        (("queue", "--owner", "\udce9"), "'\\udce9' is no UTF-8 text"),
+        (("node", "drain", "\udce9"), "'\\udce9' is no UTF-8 text"),
+        (("submit", "--idempotency-key", "\udce9", "--", "x"), "'\\udce9' is no UTF-8 text"),
+    ],
+)
+def test_an_argument_of_another_encoding_is_a_line_not_a_traceback(
+    arguments: tuple[str, ...], place: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A file name from an old disk in a terminal of UTF-8: the shell passes its bytes as they are."""
+    assert penstock("--server", "http://127.0.0.1:1", *arguments) == 2
+    assert place in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
     ("state", "own", "propagate", "expected"),
     [
         ("failed", 3, False, 10),

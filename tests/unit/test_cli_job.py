@@ -46,6 +46,40 @@ def test_a_field_that_stands_twice_in_a_job_file_is_refused_with_both_lines(tmp_
     assert "x: is not known" in run("submit", "-f", str(job), "--dry-run").stderr, "to merge is no repetition"
 
 
+def test_a_number_is_the_one_that_people_see(tmp_path: Path) -> None:
+    """`umask 0022` was 18, `--time 1:30` was 90, and eight GPUs came of `gpus: 010`: YAML 1.1 has octal
+    numbers, and those to base 60. As texts they pass in a command; where a number is asked for they are
+    named."""
+    job = tmp_path / "job.yaml"
+    job.write_text("command: [x, --mode, 0755, --at, 12:30:00, --n, 1_000, --id, 0xff, --lr, 1e-3]\n")
+    assert build(read_job_file(str(job)), str(job)).command[2::2] == (
+        "0755",
+        "12:30:00",
+        "1_000",
+        "0xff",
+        "1e-3",
+    )
+    for text, field in (
+        ("resources: {gpus: 010}", "resources.gpus: '010'"),
+        ("run_timeout: 1:30", "run_timeout: '1:30'"),
+    ):
+        job.write_text(f"command: [x]\n{text}\n")
+        with pytest.raises(Stop, match=field):
+            build(read_job_file(str(job)), str(job))
+    job.write_text("command: [x]\nresources: {gpus: 1, gpu_share: .5}\npriority: -1\ngrace: 1.5\n")
+    spec = build(read_job_file(str(job)), str(job))
+    assert (spec.resources.gpus, spec.priority, spec.grace_ms) == (1, -1, 1_500), "usual numbers stay"
+
+
+@pytest.mark.parametrize("text", ["command: &a [x, *a]\n", "x-a: &a {b: {c: *a}}\ncommand: [x]\n"])
+def test_an_alias_within_its_own_anchor_is_named(tmp_path: Path, text: str) -> None:
+    """A slip in a file with anchors: a value without an end stopped each reader of it with a traceback."""
+    job = tmp_path / "job.yaml"
+    job.write_text(text)
+    with pytest.raises(Stop, match=r"the alias \*a stands within its own anchor"):
+        read_job_file(str(job))
+
+
 def test_a_command_beside_a_job_file_that_has_one_is_refused() -> None:
     """`submit -f job.yaml -- python other.py` used to run other.py under the file's name and resources."""
     both = run("submit", "-f", "-", "--dry-run", "--", "python", "b.py", stdin="command: [python, a.py]\n")

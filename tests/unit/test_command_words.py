@@ -9,11 +9,9 @@ import pytest
 
 from penstock.model.types import JobSpec
 from penstock.sdk.command_words import script_command, slips
-from penstock.sdk.job_warnings import SET_BY_PENSTOCK, warnings_of
+from penstock.sdk.job_warnings import warnings_of
 from penstock.sdk.jobfile import BadJob, parse_job
-from penstock_services.node_reporter.core.environment import task_environment
-from tests.support.driver import node_spec
-from tests.support.node_cell import start_order
+from tests.support.driver import CellDriver, estimate, job_spec, node_spec
 
 
 def problems(fields: Mapping[str, Any]) -> dict[str, str]:
@@ -90,6 +88,10 @@ def test_an_anchor_for_other_jobs_may_stand_in_the_file() -> None:
         (["ulimit", "-n", "1"], "bash -c"),
         (["&&", "x"], "bash -c"),
         (["python3\r"], "sed"),
+        (["[[", "-f", "x", "]]"], "bash -c"),
+        (["conda", "activate", "torch"], "--conda torch"),
+        (["module", "load", "cuda"], "bash -lc"),
+        (["2>&1", "x"], "bash -c"),
     ],
 )
 def test_a_program_that_exists_nowhere_is_refused(command: list[str], remedy: str) -> None:
@@ -111,6 +113,16 @@ def test_a_program_that_exists_nowhere_is_refused(command: list[str], remedy: st
         ("ls ~/data", "~/data"),
         ("python3 train.py > log.txt", ">"),
         ("echo $(hostname)", "$(…)"),
+        ("python3 train.py --seed $seed", "$seed"),
+        ("echo `hostname`", "`hostname`"),
+        ("python3 train.py >log.txt", ">log.txt"),
+        ("python3 train.py 2>err.txt", "2>err.txt"),
+        ("python3 train.py |& tee log", "|&"),
+        ("ls ~ana/data", "~ana/data"),
+        ("~/run.sh", "~/run.sh"),
+        ("$HOME/run.sh", "$HOME"),
+        ("run*.sh", "run*.sh"),
+        ("./a.sh;./b.sh", ";"),
     ],
 )
 def test_what_a_shell_would_have_changed_is_a_warning(command: str, literal: str) -> None:
@@ -132,6 +144,8 @@ def test_what_a_shell_would_have_changed_is_a_warning(command: str, literal: str
         ["python", "-c", "import os; print(os.environ['HOME'], '$HOME', 2 * 3)"],
         ["/opt/My Tools/train"],
         ["python", "train.py", "lr=0.1,0.2", "a b"],
+        ["grep", "-E", "^a|b$", "x"],
+        ["pytest", "-k", "a and not b", "--pattern", "x>1"],
     ],
 )
 def test_usual_commands_have_no_warning(command: list[str]) -> None:
@@ -139,12 +153,47 @@ def test_usual_commands_have_no_warning(command: list[str]) -> None:
     assert [slip for slip in slips(command) if slip.certain or "/My" not in command[0]] == []
 
 
-def test_a_variable_that_each_task_has_from_its_node_is_a_warning() -> None:
-    """`-e CUDA_VISIBLE_DEVICES=0,1` from a notebook: the job would see the GPUs that it was given, and its
-    user wonder."""
-    mine = dict.fromkeys([*SET_BY_PENSTOCK, "OMP_NUM_THREADS"], "mine")
-    order = start_order(1, "true", gpus=(), env=mine)
-    found = task_environment(order, node_spec("n1"), {}, {}, virtual=True)
-    assert {name for name, value in found.items() if value == "mine"} == {"OMP_NUM_THREADS"}
-    doubts = list(warnings_of(JobSpec(command=("true",), env={"PENSTOCK_TOKEN": "5", "TZ": "UTC"})))
-    assert [doubt.field for doubt in doubts] == ["env.PENSTOCK_TOKEN"]
+def first_task(workers: int, env: dict[str, str]) -> dict[str, str]:
+    """Environment of the first task of a job whose own variables are these."""
+    driver = CellDriver()
+    driver.join(node_spec("n0"))
+    driver.submit("job", job_spec(workers=workers, env=env), estimate(1))
+    return driver.environments("job")[0]
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_a_variable_that_each_task_has_from_its_node_is_a_warning(workers: int) -> None:
+    """`--env MASTER_PORT=29500` from a notebook, `RANK=5` from another cluster: the job has its own, and its
+    user would wonder. All that a task has is tried as the job's own."""
+    mine = dict.fromkeys([*first_task(workers, {}), "TZ"], "mine")
+    found = first_task(workers, mine)
+    replaced = {name for name, value in found.items() if value != "mine"}
+    assert {"MASTER_PORT", "CUDA_VISIBLE_DEVICES"} < replaced
+    spec = JobSpec(command=("true",), env=mine, workers=workers)
+    assert {f"env.{name}" for name in replaced - {"LOCAL_RANK", "LOCAL_WORLD_SIZE"}} == {
+        doubt.field for doubt in warnings_of(spec) if "has no effect" in doubt.message
+    }
+
+
+def test_a_name_that_no_shell_reads_is_a_warning() -> None:
+    """A job script never sees `my-flag`; an exported function of bash has such a name on purpose."""
+    env = {"my-flag": "1", "1ST": "1", "A B": "1", "_ok2": "1", "BASH_FUNC_ml%%": "() { :; }"}
+    doubts = list(warnings_of(JobSpec(command=("true",), env=env)))
+    assert [doubt.field for doubt in doubts] == ["env.my-flag", "env.1ST", "env.A B"]
+
+
+@pytest.mark.parametrize(
+    ("fields", "field"),
+    [
+        ({"command": ["x", "caf\udce9"]}, "command.1"),
+        ({"command": ["x"], "env": {"A": "\ud800"}}, "env.A"),
+        ({"command": ["x"], "env": {"\udcff": "1"}}, "env"),
+        ({"command": ["x"], "labels": {"team": "\udce9"}}, "labels.team"),
+        ({"command": ["x"], "workdir": "/home/ren\udce9"}, "workdir"),
+        ({"script": "echo \udce9"}, "script"),
+        ({"command": ["x"], "nodes": {"only": ["\udce9"]}}, "nodes.only.0"),
+    ],
+)
+def test_a_text_of_another_encoding_names_its_field(fields: dict[str, Any], field: str) -> None:
+    """A shell with LANG=de_DE.ISO-8859-1, a folder from an old disk, an escape in a generated file."""
+    assert "is no UTF-8 text; write it in UTF-8" in problems(fields)[field]

@@ -41,6 +41,18 @@ def test_a_model_is_known_by_its_parts(asked: str, reported: str) -> None:
     assert allows(("K80", asked), reported)
 
 
+def test_a_line_of_nvidia_smi_and_a_number_of_gpus_are_understood() -> None:
+    """`nvidia-smi -L` copied whole; a price list's `8xA100`."""
+    spec = parse_job({"command": ["x"], "gpu_models": ["GPU 0: Tesla V100-SXM2-16GB (UUID: GPU-5c8b)"]})
+    assert spec.gpu_models == ("Tesla-V100-SXM2-16GB",)
+    for written, remedy in (
+        ("8xA100", "write A100, and `resources: {gpus: 8}`"),
+        ("V100:2", "write V100, and"),
+    ):
+        with pytest.raises(BadJob, match=remedy):
+            parse_job({"command": ["x"], "gpu_models": [written]})
+
+
 @pytest.mark.parametrize(
     ("asked", "reported"),
     [

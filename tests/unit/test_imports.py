@@ -9,11 +9,13 @@ from typing import Any
 import pytest
 import yaml
 
+from penstock.imports import argo, kubernetes
 from penstock.imports.foreign import NotConvertible, convert, job_file, kind_of
 from penstock.imports.keys import Imported
 from penstock.imports.shell import adapted
 from penstock.sdk.jobfile import parse_job
 from tests.support import peers
+from tests.support.peers_manifests import MANIFESTS
 
 FILES = {
     "SkyPilot": peers.SKY,
@@ -24,9 +26,10 @@ FILES = {
     "Determined": peers.DETERMINED,
     "sbatch": peers.SBATCH,
 }
+SAMPLES = {kind: MANIFESTS[kind] for kind in MANIFESTS.keys() - kubernetes.ROLES.keys()} | FILES
 EACH = [
     pytest.param(kind, text, id=f"{kind}-{n}")
-    for kind, texts in FILES.items()
+    for kind, texts in SAMPLES.items()
     for n, text in enumerate(texts)
 ]
 FREE = frozenset(
@@ -36,7 +39,10 @@ FREE = frozenset(
 """Sections whose keys are names that people choose."""
 OF_ONE_NOTE = frozenset(
     ("rayClusterSpec", "compute_config", "checkpoint_storage", "retry", "job_recovery", "file_mounts", "volumes", "volumeMounts",
-     "tolerations", "outputs", "ttlStrategy", "valueFrom", "lr", "workerGroupSpecs", "retryStrategy", "headGroupSpec", "arguments")
+     "tolerations", "outputs", "ttlStrategy", "valueFrom", "lr", "workerGroupSpecs", "retryStrategy", "headGroupSpec", "arguments",
+     "runtimeRef", "podTemplateOverrides", "initializer", "artifacts", "templateRef", "workflowTemplateRef", "clusterSelector",
+     "podFailurePolicy", "plugins", "network", "successPolicy", "entrypoint_resources",
+     "policies", "dependsOn", "conda")
 )  # fmt: skip
 """Sections that one note, or one number, stands for."""
 
@@ -70,6 +76,8 @@ def test_what_comes_out_is_a_job_file_or_nothing_can_run(kind: str, text: str) -
 def sections(found: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
     """Paths of all mappings whose keys have a meaning of their own."""
     if isinstance(found, dict):
+        if found.keys() & {*argo.OTHER_KINDS} or found.get("kind") in ("List", "RayCluster"):
+            return  # named as a whole, or holds others
         if not path or path[-1] not in FREE:
             yield path
         for key, value in found.items():
@@ -87,7 +95,7 @@ def sections(found: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]
 @pytest.mark.parametrize(("kind", "text"), [one for one in EACH if "sbatch" not in str(one.id)])
 def test_a_key_that_nobody_has_heard_of_is_named_wherever_it_stands(kind: str, text: str) -> None:
     """The next version of each format has keys that this one does not: silence would be a wrong job."""
-    documents = list(yaml.safe_load_all(text.lstrip("\ufeff")))
+    documents = list(yaml.safe_load_all(text.lstrip("\ufeff").replace("\t", " ")))
     for number, document in enumerate(documents):
         for path in sections(document):
             changed = copy.deepcopy(documents)
@@ -98,6 +106,84 @@ def test_a_key_that_nobody_has_heard_of_is_named_wherever_it_stands(kind: str, t
             found = imported(yaml.safe_dump_all(changed))
             last = [note.path for note in found.notes if note.path.endswith("unheard_of")]
             assert last or (path[-2:-1] == ("containers",) and path[-1] > 0), f"{kind}: {path}"
+
+
+def test_there_are_three_files_of_each_kind() -> None:
+    """What `penstock import` promises to read has been read as people write it."""
+    kinds = {*kubernetes.ROLES, *kubernetes.CONVERTERS, *argo.KINDS, "RayJob", *FILES}
+    assert {kind: len(texts) for kind, texts in (MANIFESTS | FILES).items() if len(texts) < 3} == {}
+    assert kinds - {"Kubernetes"} <= MANIFESTS.keys() | FILES.keys()
+
+
+@pytest.mark.parametrize("kind", sorted(kubernetes.ROLES))
+def test_kubeflows_kinds_are_alike(kind: str) -> None:
+    """TFJob or JAXJob: master and workers are a gang, and all that a pod has besides is named."""
+    gang, workers, small = (imported(text) for text in MANIFESTS[kind])
+    assert (gang.jobs[0]["workers"], workers.jobs[0]["workers"], small.jobs[0]["workers"]) == (3, 4, 1)
+    assert gang.jobs[0]["resources"] == {"gpus": 8, "cores": 12, "host_memory": "95368MiB"}
+    assert gang.jobs[0]["gpu_models"] == ["NVIDIA-H100-80GB-HBM3"]
+    assert (gang.jobs[0]["env"], gang.jobs[0]["secrets"]) == ({"SEED": "7"}, {"TOKEN": "hub.token"})
+    told = {path.rpartition("spec.")[2] for path in notes_of(gang)}
+    assert {"initContainers", "tolerations", "volumes", "containers[0].envFrom", "priorityClassName"} <= told
+    assert workers.jobs[0]["resources"] == {"gpus": 1, "cores": 3}
+    for found in (gang, workers, small):
+        parse_job({key: value for key, value in found.jobs[0].items() if key != "sync"})
+
+
+def test_what_other_schedulers_of_kubernetes_start_together_is_a_gang() -> None:
+    """Volcano's tasks, and the jobs of a JobSet; a CronJob is its job, once."""
+    gang, servers, alone = (imported(text) for text in MANIFESTS["Job"][2:])
+    assert (gang.jobs[0]["workers"], gang.jobs[0]["retry"]) == (3, {"max_attempts": 3})
+    assert (servers.jobs[0]["workers"], servers.jobs[0]["parameter_servers"]) == (3, 2)
+    assert alone.jobs[0]["command"] == ["python", "t.py"]
+    pretrain, driver, _ = (imported(text) for text in MANIFESTS["JobSet"])
+    assert (pretrain.jobs[0]["workers"], pretrain.jobs[0]["retry"]) == (8, {"max_attempts": 4})
+    assert [note.path for note in driver.notes if note.needed] == ["spec.driver"], "its program is another"
+    nightly = imported(MANIFESTS["CronJob"][0])
+    assert (nightly.jobs[0]["command"], nightly.jobs[0]["retry"]) == (
+        ["python", "nightly.py"],
+        {"max_attempts": 2},
+    )
+    (llama,) = imported(MANIFESTS["TrainJob"][0]).jobs
+    assert (llama["workers"], llama["resources"], llama["env"]) == (2, {"gpus": 4}, {"LR": "0.1"})
+
+
+def test_a_template_in_its_place_and_a_library_of_templates_are_jobs() -> None:
+    """Argo's `inline`, and a WorkflowTemplate that others call: nothing of them was a job."""
+    (one,) = imported(MANIFESTS["Workflow"][1]).jobs
+    assert (one["name"], one["command"]) == ("inline", ["python", "one.py"])
+    library = imported(MANIFESTS["WorkflowTemplate"][0])
+    assert [job["command"][1] for job in library.jobs] == ["train.py", "{{inputs.parameters.of}}"]
+    assert not imported(MANIFESTS["WorkflowTemplate"][2]).jobs
+
+
+def test_all_workers_of_a_slurm_script_agree_where_rank_zero_is() -> None:
+    """The script of PyTorch's own guide asks `hostname` of the first node, and draws the name of the meeting
+    by $RANDOM. Here each worker runs it: they meet all the same. Its port is computed from the job's number."""
+    (job,) = imported(peers.SBATCH[4]).jobs
+    script = job["script"].replace("module load", ": module load").replace("conda activate", ": conda")
+    met = []
+    for rank in "03":
+        env = {"RANK": rank, "WORLD_SIZE": "4", "MASTER_ADDR": "10.0.0.7", "MASTER_PORT": "26663", "PENSTOCK_JOB_ID": "kx9",
+               "PATH": "/usr/bin:/bin"}  # fmt: skip
+        line = script.replace("srun torchrun", "srun echo")
+        met.append(
+            subprocess.run(["bash", "-euc", line], env=env, capture_output=True, text=True, check=True).stdout
+        )
+    assert met[0] == met[1]
+    assert "--rdzv_endpoint 10.0.0.7:" in met[0]
+    assert "--nnodes 4" in met[0]
+
+
+def test_dstacks_secrets_are_secrets_and_off_is_no_limit() -> None:
+    """`${{ secrets.NAME }}`; YAML reads `off` as false."""
+    found = imported(peers.DSTACK[3])
+    (job,) = found.jobs
+    assert (job["secrets"], job["env"]) == ({"WANDB_API_KEY": "wandb"}, {"MODE": "010"})
+    assert "run_timeout" not in job
+    assert (job["resources"]["gpus"], job["resources"]["cores"]) == (1, 8)
+    assert "files" in notes_of(found)
+    assert not [note for note in found.notes if note.needed]
 
 
 def test_skypilots_nodes_are_workers_and_setup_and_run_one_script() -> None:

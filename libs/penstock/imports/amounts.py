@@ -13,7 +13,8 @@ BYTES = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12, "p": 10**15}
 AMOUNT = re.compile(r"([0-9]+(?:\.[0-9]+)?)\s*([kmgtp]?)(i?)(b?)", re.IGNORECASE)
 RANGE = re.compile(r"(?P<least>[^.+]*(?:\.[0-9][^.+]*)?)(?:\+|\.\.(?P<most>.*))?")
 CLOCK = re.compile(r"(?:([0-9]+)-)?([0-9]+)(?::([0-9]+))?(?::([0-9]+))?")
-UNLIMITED = frozenset(("unlimited", "infinite", "off", "none", "-1"))
+UNLIMITED = frozenset(("unlimited", "infinite", "off", "false", "none", "-1"))
+"""`off` is false to YAML."""
 SECONDS = {"s": 1, "m": 60, "h": 3_600, "d": 86_400, "w": 604_800}
 GPU_LABELS = (
     "nvidia.com/gpu.product",

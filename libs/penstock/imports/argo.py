@@ -5,7 +5,7 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from penstock.imports.keys import Imported, Keys, Notes
+from penstock.imports.keys import Imported, Keys, Note, Notes
 from penstock.imports.kubernetes import KIND_ALONE, container_fields, named
 
 KINDS = ("Workflow", "WorkflowTemplate", "ClusterWorkflowTemplate", "CronWorkflow")
@@ -55,14 +55,20 @@ class Workflow:
     def __init__(self, spec: Keys, notes: Notes) -> None:
         self.notes = notes
         self.jobs: list[dict[str, Any]] = []
+        self.called: set[str] = set()
         self.templates = {one.text("name") or "": one for one in spec.parts("templates")}
         arguments = spec.part("arguments")
         self.given = {f"workflow.parameters.{name}": value for name, value in _parameters(arguments).items()}
         arguments.rest({"artifacts": "write to a folder that the nodes share"})
 
+    def programs(self) -> list[str | None]:
+        """Templates that run a program by themselves."""
+        return [name for name, one in self.templates.items() if "container" in one or "script" in one]
+
     def run(self, name: str, called: str, values: Mapping[str, str], depth: int = 0) -> None:
         """Jobs of a template. `called`: the path of its call; `values`: expression → text."""
         template = self.templates.get(name)
+        self.called.add(name)
         if template is None or depth > MAX_DEPTH or len(self.jobs) >= MAX_STEPS:
             problem = (
                 "no such template in this file"
@@ -110,6 +116,9 @@ class Workflow:
         arguments = _filled_texts(_parameters(step.part("arguments")), values)
         inner = {f"inputs.parameters.{key}": text for key, text in arguments.items()}
         step.ignore("arguments")
+        if "inline" in step:
+            template = f"{step.path}.{name}"
+            self.templates[template] = step.part("inline")
         step.rest(STEP, needed=frozenset(STEP))
         if template is not None:
             before = len(self.jobs)
@@ -160,15 +169,22 @@ def convert(found: Mapping[str, Any], kind: str) -> Imported:
         spec.rest(WORKFLOW)
         spec = inner
     workflow = Workflow(spec, notes)
-    entry = spec.text("entrypoint")
+    entries = [spec.text("entrypoint")] if "entrypoint" in spec else workflow.programs()
     limits = spec.seconds("activeDeadlineSeconds", "run_timeout") | spec.part("retryStrategy").retries(
         "limit"
     )
-    if entry is not None:
-        workflow.given["workflow.name"] = str(meta.get("name", ""))
-        workflow.run(entry, "spec.entrypoint", {})
-    else:
-        spec.note("entrypoint", "is missing; no template runs", needed=True)
+    workflow.given["workflow.name"] = str(meta.get("name", ""))
+    for entry in entries:
+        workflow.run(entry or "", "spec.entrypoint", {})
+    if "entrypoint" not in spec:
+        spec.note(
+            "entrypoint",
+            f"is missing; {len(entries)} templates that run a program are jobs",
+            needed=not entries,
+        )
+    for name, template in workflow.templates.items():
+        if name not in workflow.called:
+            spec.notes.append(Note(template.path, f"{name} is called by nothing in this file; left out"))
     for job in workflow.jobs:
         for name, value in limits.items():
             job.setdefault(name, value)

@@ -36,6 +36,7 @@ TASK: Mapping[str, str] = MappingProxyType(
 MEMORY_SIZE = re.compile(
     r"[0-9.]+\s*[GMT]i?B?(?:\.\.(?:[0-9.]+\s*[GMT]i?B?)?)?|\.\.[0-9.]+\s*[GMT]i?B?", re.IGNORECASE
 )
+SECRET = re.compile(r"\$\{\{\s*secrets\.([\w.-]+)\s*\}\}")
 COUNT = re.compile(r"[0-9]*\.?\.?[0-9]*")
 VENDORS = ("nvidia", "amd", "intel", "google", "tpu", "tenstorrent")
 
@@ -75,8 +76,16 @@ def _variables(task: Keys) -> dict[str, Any]:
     """`env`: `NAME=VALUE`, `NAME` alone (of the submitter's environment), or a mapping."""
     if isinstance(task.found.get("env"), Mapping):
         part = task.part("env")
-        return {"env": {name: part.text(name) or "" for name in part.found}}
-    return task.assignments("env")
+        found: dict[str, Any] = {"env": {name: part.text(name) or "" for name in part.found}}
+    else:
+        found = task.assignments("env")
+    secrets = {
+        name: named[1] for name, text in found.get("env", {}).items() if (named := SECRET.fullmatch(text))
+    }
+    for name, secret in secrets.items():
+        del found["env"][name]
+        task.note(f"env.{name}", f"nodes need a secret named {secret}")
+    return found | ({"secrets": secrets} if secrets else {})
 
 
 def _limits(task: Keys) -> dict[str, Any]:

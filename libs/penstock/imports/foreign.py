@@ -5,7 +5,7 @@
 | Slurm | lines `#SBATCH` |
 | SkyPilot | `run` or `setup`, beside `num_nodes`, `envs`, `accelerators` and the like |
 | dstack | `type: task`, or another of dstack's types |
-| Kubernetes | `apiVersion` and `kind`: Pod, Job, Kubeflow's PyTorchJob, TFJob, XGBoostJob, PaddleJob, JAXJob, MPIJob |
+| Kubernetes | `apiVersion` and `kind`: Pod, Job (also of Volcano), CronJob, JobSet, Kubeflow's PyTorchJob, TFJob, XGBoostJob, PaddleJob, JAXJob, MPIJob, TrainJob |
 | Ray | `entrypoint` beside `runtime_env` and the like (API, Anyscale); the manifest RayJob |
 | Argo | the manifests Workflow, WorkflowTemplate, CronWorkflow |
 | Determined | `searcher` beside `entrypoint` or `hyperparameters` |
@@ -119,7 +119,7 @@ def _converted(found: Mapping[str, Any]) -> Imported | None:
     if manifest in kubernetes.ROLES or manifest in kubernetes.CONVERTERS:
         return kubernetes.convert(found, manifest)
     if manifest:
-        text = f"{manifest} is not converted; Pods, Jobs, Kubeflow's jobs, RayJobs and Argo's workflows are"
+        text = f"{manifest} is not converted; Pods, Jobs, JobSets, Kubeflow's jobs, RayJobs and Argo's workflows are"
         return Imported(f"a {manifest} of Kubernetes", [], [Note("kind", text, manifest not in HARMLESS)])
     kind = _kind(found, asked=True)
     if kind is not None:

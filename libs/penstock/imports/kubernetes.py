@@ -1,5 +1,5 @@
-"""Kubernetes' manifests as job files: Pod, Job, and the training jobs of Kubeflow (PyTorchJob, TFJob,
-XGBoostJob, PaddleJob, JAXJob)."""
+"""Kubernetes' manifests as job files: Pod, Job, CronJob, JobSet, Volcano's Job, and the training jobs of
+Kubeflow (PyTorchJob, TFJob, XGBoostJob, PaddleJob, JAXJob, TrainJob)."""
 
 import re
 from collections.abc import Mapping
@@ -23,6 +23,7 @@ ROLES: Mapping[str, str] = MappingProxyType(
 SERVERS = "PS"
 GPUS = re.compile(r"(nvidia|amd)\.com/gpu|gpu\.intel\.com/\w+")
 UNLIMITED_RETRIES = 3  # attempts in place of restarts without a limit; a job file has at most 100
+GANG = "a gang starts whole or not at all in any case"
 NODES = "Penstock chooses the nodes, among those that `nodes` allows"
 POD: Mapping[str, str] = MappingProxyType(
     {
@@ -48,9 +49,21 @@ CONTAINER: Mapping[str, str] = MappingProxyType(
 RUN_POLICY: Mapping[str, str] = MappingProxyType(
     {
         "suspend": "hold the job after its submission: penstock hold JOB",
-        "schedulingPolicy": "a gang starts whole or not at all in any case",
+        "schedulingPolicy": GANG,
     }
 )
+VOLCANO: Mapping[str, str] = MappingProxyType(
+    {
+        "minAvailable": GANG,
+        "queue": "the cell has one queue, with shares of owners",
+        "schedulerName": NODES,
+        "plugins": "workers reach each other by MASTER_ADDR and MASTER_PORT",
+        "policies": "`retry` is for failures; a job whose node is lost queues again in any case",
+        "priorityClassName": "`priority` orders your own jobs",
+        "volumes": "folders of the nodes are seen under their own paths (`workdir`)",
+    }
+)
+VOLCANO_GROUP = "batch.volcano.sh/"
 KIND_ALONE = ("apiVersion", "kind", "status")
 
 
@@ -171,9 +184,14 @@ def pod(manifest: Keys) -> dict[str, Any]:
 def batch_job(manifest: Keys) -> dict[str, Any]:
     """A Job of `batch/v1`."""
     manifest.ignore(*KIND_ALONE)
-    found = named(manifest.part("metadata"))
-    spec = manifest.part("spec")
-    found |= _template(spec)
+    found = named(manifest.part("metadata")) | _job_spec(manifest.part("spec"))
+    manifest.rest({})
+    return found
+
+
+def _job_spec(spec: Keys) -> dict[str, Any]:
+    """Fields by the specification of a Job, which others have as a template."""
+    found = _template(spec)
     found |= _limits(spec, found)
     together, all_of_them = spec.whole("parallelism") or 1, spec.whole("completions")
     if together > 1:
@@ -183,7 +201,115 @@ def batch_job(manifest: Keys) -> dict[str, Any]:
         )
     if all_of_them is not None and all_of_them != together:
         spec.note("completions", "has no equivalent; submit a job for each", needed=True)
-    spec.rest({**RUN_POLICY, "completionMode": "RANK is each worker's index"})
+    spec.rest(
+        {
+            **RUN_POLICY,
+            "completionMode": "RANK is each worker's index, in place of JOB_COMPLETION_INDEX",
+            "backoffLimitPerIndex": "`retry` is for the whole job",
+            "maxFailedIndexes": "`retry` is for the whole job",
+            "podFailurePolicy": "`retry` is for failures; a job whose node is lost queues again in any case",
+            "successPolicy": "a job succeeds when all of its workers have",
+        }
+    )
+    return found
+
+
+def cron_job(manifest: Keys) -> dict[str, Any]:
+    """The Job of a CronJob, once."""
+    manifest.ignore(*KIND_ALONE)
+    found = named(manifest.part("metadata"))
+    spec = manifest.part("spec")
+    template = spec.part("jobTemplate")
+    template.ignore("metadata")
+    found |= _job_spec(template.part("spec"))
+    template.rest({})
+    spec.ignore("successfulJobsHistoryLimit", "failedJobsHistoryLimit", "startingDeadlineSeconds")
+    spec.rest(
+        dict.fromkeys(("schedule", "timeZone", "concurrencyPolicy", "suspend"), "submit from a cron job")
+    )
+    manifest.rest({})
+    return found
+
+
+def volcano_job(manifest: Keys) -> dict[str, Any]:
+    """A gang of Volcano: its tasks are roles."""
+    manifest.ignore(*KIND_ALONE)
+    found = named(manifest.part("metadata"))
+    spec = manifest.part("spec")
+    counts: dict[str, int] = {}
+    shapes: dict[str, dict[str, Any]] = {}
+    for task in spec.parts("tasks"):
+        role, replicas = _role(task, counts), task.whole("replicas")
+        counts[role] = 1 if replicas is None else replicas
+        shapes[role] = _template(task)
+        task.rest({"policies": VOLCANO["policies"], "minAvailable": GANG})
+    found |= _gang(spec, counts, shapes) | spec.retries("maxRetry")
+    spec.ignore("ttlSecondsAfterFinished")
+    spec.rest(VOLCANO)
+    manifest.rest({})
+    return found
+
+
+def _role(part: Keys, taken: Mapping[str, int]) -> str:
+    """The name of a role among others; servers of parameters are called so in any letters."""
+    name = part.text("name") or f"task-{len(taken)}"
+    return SERVERS if name.upper() == SERVERS else name
+
+
+def job_set(manifest: Keys) -> dict[str, Any]:
+    """A JobSet: all pods of its jobs are one gang."""
+    manifest.ignore(*KIND_ALONE)
+    found = named(manifest.part("metadata"))
+    spec = manifest.part("spec")
+    counts: dict[str, int] = {}
+    shapes: dict[str, dict[str, Any]] = {}
+    for job in spec.parts("replicatedJobs"):
+        role, replicas = _role(job, counts), job.whole("replicas")
+        template = job.part("template")
+        template.ignore("metadata")
+        shapes[role] = _job_spec(template.part("spec"))
+        template.rest({})
+        counts[role] = (1 if replicas is None else replicas) * shapes[role].pop("workers", 1)
+        job.rest({"dependsOn": GANG})
+    found |= _gang(spec, counts, shapes)
+    failures = spec.part("failurePolicy")
+    found |= failures.retries("maxRestarts")
+    failures.rest({"rules": VOLCANO["policies"]})
+    spec.rest(
+        {
+            **RUN_POLICY,
+            "successPolicy": "a job succeeds when all of its workers have",
+            "startupPolicy": GANG,
+            "network": "workers reach each other by MASTER_ADDR and MASTER_PORT",
+            "coordinator": "rank 0 is at MASTER_ADDR",
+        }
+    )
+    manifest.rest({})
+    return found
+
+
+def train_job(manifest: Keys) -> dict[str, Any]:
+    """A TrainJob of Kubeflow's second trainer."""
+    manifest.ignore(*KIND_ALONE)
+    found = named(manifest.part("metadata"))
+    spec = manifest.part("spec")
+    trainer = spec.part("trainer")
+    box = {name: trainer.take(name) for name in ("image", "command", "args", "env")}
+    box["resources"] = trainer.take("resourcesPerNode")
+    given = {name: value for name, value in box.items() if value is not None}
+    found |= container_fields(Keys(given, trainer.path, trainer.notes))
+    if (nodes := trainer.whole("numNodes")) is not None and nodes > 1:
+        found["workers"] = nodes
+    trainer.rest({"numProcPerNode": "a worker is one process; start more by torchrun in the command"})
+    spec.ignore("managedBy")
+    spec.rest(
+        {
+            **RUN_POLICY,
+            "runtimeRef": "name its image by `environment: {container: IMAGE}`, and write its command",
+            "initializer": "fetch models and data in the script",
+            "podTemplateOverrides": NODES,
+        }
+    )
     manifest.rest({})
     return found
 
@@ -274,7 +400,9 @@ def _gang(roles: Keys, counts: dict[str, int], shapes: Mapping[str, dict[str, An
     return found
 
 
-CONVERTERS = MappingProxyType({"Pod": pod, "Job": batch_job})
+CONVERTERS = MappingProxyType(
+    {"Pod": pod, "Job": batch_job, "CronJob": cron_job, "JobSet": job_set, "TrainJob": train_job}
+)
 
 
 def manifest_kind(found: Mapping[str, Any]) -> str:
@@ -285,5 +413,10 @@ def manifest_kind(found: Mapping[str, Any]) -> str:
 def convert(found: Mapping[str, Any], kind: str) -> Imported:
     notes: Notes = []
     manifest = Keys(found, "", notes)
-    fields = kubeflow(manifest, kind) if kind in ROLES else CONVERTERS[kind](manifest)
+    if kind in ROLES:
+        fields = kubeflow(manifest, kind)
+    elif kind == "Job" and str(found["apiVersion"]).startswith(VOLCANO_GROUP):
+        fields = volcano_job(manifest)
+    else:
+        fields = CONVERTERS[kind](manifest)
     return Imported(f"a {kind} of Kubernetes", [fields], notes)

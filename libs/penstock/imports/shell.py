@@ -7,14 +7,15 @@ from types import MappingProxyType
 from penstock.imports.keys import Note, Notes
 
 GPUS = "$(echo $CUDA_VISIBLE_DEVICES | tr , '\\n' | grep -c .)"  # number of GPUs of the task
+JOB_NUMBER = "$(printf %s \"$PENSTOCK_JOB_ID\" | cksum | cut -d' ' -f1)"
+"""A number of ten digits at most: scripts compute ports from it."""
 VARIABLES: Mapping[str, str] = MappingProxyType(
     {
         "SLURM_PROCID": "${RANK:-0}",
         "SLURM_NTASKS": "${WORLD_SIZE:-1}",
         "SLURM_NPROCS": "${WORLD_SIZE:-1}",
         "SLURM_LOCALID": "${LOCAL_RANK:-0}",
-        "SLURM_JOB_ID": "$PENSTOCK_JOB_ID",
-        "SLURM_JOBID": "$PENSTOCK_JOB_ID",
+        **dict.fromkeys(("SLURM_JOB_ID", "SLURM_JOBID", "SLURM_ARRAY_JOB_ID"), JOB_NUMBER),
         "SLURM_JOB_NAME": "$PENSTOCK_JOB_ID",
         "SLURM_RESTART_COUNT": "$((PENSTOCK_ATTEMPT - 1))",
         "SLURM_CPUS_PER_TASK": "$OMP_NUM_THREADS",
@@ -42,6 +43,8 @@ VARIABLES: Mapping[str, str] = MappingProxyType(
     }
 )
 """Variable of another scheduler → the same in a worker of Penstock. A node there is a worker here."""
+TASK_OF_AN_ARRAY = frozenset(f"SLURM_ARRAY_TASK_{name}" for name in ("ID", "COUNT", "MIN", "MAX", "STEP"))
+"""Variables that the note about the array itself is about."""
 PARTLY: Mapping[str, str] = MappingProxyType(
     {
         "SKYPILOT_NODE_IPS": "has the address of rank 0 alone, MASTER_ADDR",
@@ -49,14 +52,19 @@ PARTLY: Mapping[str, str] = MappingProxyType(
         "SLURM_JOB_NODELIST": "has the address of rank 0 alone, MASTER_ADDR",
         "SLURM_NODELIST": "has the address of rank 0 alone, MASTER_ADDR",
         "SLURM_JOB_NAME": "is the job's id",
+        **dict.fromkeys(
+            ("SLURM_JOB_ID", "SLURM_JOBID"), "is a number made of the job's id, the same in all workers"
+        ),
     }
 )
 FUNCTIONS: Mapping[str, tuple[str, str]] = MappingProxyType(
     {
         "srun": (
-            "srun() { while :; do case ${1-} in --*=*|-[a-zA-Z]?*|-u|-l|--exclusive|--exact|--label|--overlap|--pty|--unbuffered"
-            '|--kill-on-bad-exit) shift;; -*) shift 2;; *) break;; esac; done; "$@"; }',
-            "each worker runs the whole script, so that it starts its command once, in the same worker",
+            "srun() { local at=; while :; do case ${1-} in -w*|--nodelist*) at=1;; esac; case ${1-} in --*=*|-[a-zA-Z]?*|-u|-l"
+            "|--exclusive|--exact|--label|--overlap|--pty|--unbuffered|--kill-on-bad-exit) shift;; -*) shift 2;; *) break;; esac; done; "
+            'if [ "$at" ] && [ "${1-}" = hostname ]; then echo "${MASTER_ADDR:-127.0.0.1}"; else "$@"; fi; }',
+            "each worker runs the whole script, so that it starts its command once, in the same worker; "
+            "`hostname` on a node of the list is the address of rank 0, and `$$` or `date` differ between workers",
         ),
         "scontrol": (
             'scontrol() { echo "${MASTER_ADDR:-127.0.0.1}"; }',
@@ -74,6 +82,10 @@ ABSENT: Mapping[str, tuple[str, bool]] = MappingProxyType(
             "works where nodes have environment modules; else name programs by --conda, --venv or --container",
             False,
         ),
+        "conda": (
+            "activates where the nodes' shells know conda; else name the environment by --conda",
+            False,
+        ),
         "ray": ("starts a Ray of its own, of this job's resources", False),
     }
 )
@@ -83,15 +95,17 @@ ABSENT: Mapping[str, tuple[str, bool]] = MappingProxyType(
 def adapted(script: str, path: str, notes: Notes) -> str:
     """The script, with lines before it that give it the variables and programs of its scheduler. Notes
     what differs."""
-    text = script.removeprefix("\ufeff").replace("\r\n", "\n")
+    text = script.removeprefix("\ufeff").replace("\r\n", "\n").rstrip("\n") + "\n"
     code, lines = _code(text), []
     for name in sorted(set(re.findall(r"\$\{?((?:SLURM|SKYPILOT|DSTACK)_\w+)", code))):
         if (value := VARIABLES.get(name)) is not None:
             lines.append(f'export {name}="{value}"')
             if name in PARTLY:
                 notes.append(Note(f"{path}: ${name}", PARTLY[name]))
-        elif not name.startswith("SLURM_ARRAY_"):
+        elif name not in TASK_OF_AN_ARRAY:
             notes.append(Note(f"{path}: ${name}", "is not set here", True))
+    if re.search(r"\$\{?RANDOM\b", code) and uses_srun(code):
+        lines.append("RANDOM=${MASTER_PORT:-1}  # the same numbers in all workers")
     for name, (function, differs) in FUNCTIONS.items():
         if _calls(code, name):
             lines.append(function)

@@ -72,7 +72,7 @@ def convert(found: Mapping[str, Any]) -> Imported:
         fields["script"] = adapted(script + "\n", "run", notes)
     if "setup" in task:
         task.note("setup", "runs at the start of each attempt, in each worker")
-    task.rest(TASK)
+    task.rest(TASK, needed=frozenset(("service",)))
     return Imported("a SkyPilot file", [fields], notes)
 
 

@@ -31,6 +31,8 @@ SLICE = "mig"
 """A part of a GPU: another thing than the whole one."""
 COUNTED = re.compile(r"(.+):([0-9]{1,3})\Z")
 """A name with a number of GPUs, as SkyPilot and Slurm write both."""
+COUNT_BEFORE = re.compile(r"([0-9]{1,2})[xX]-?([A-Za-z].*)")
+"""The same as price lists write it, `8xA100`."""
 MAX_CACHED = 4_096  # pairs of lists and models; a cell has a few models, users a few spellings
 VOWELS = "AEFHILMNORSX8aefhilmnorsx"
 """Letters and digits whose own names begin with a vowel."""
@@ -76,9 +78,13 @@ def _covers(whole: tuple[str, ...], parts: tuple[str, ...]) -> bool:
 def counted_wrongly(name: str, gpus: int | None) -> str:
     """What is wrong with `V100:2` in a job with this number of GPUs; empty: nothing."""
     counted = COUNTED.match(name)
-    if counted is None or int(counted[2]) == (1 if gpus is None else gpus):
+    if (before := COUNT_BEFORE.match(name)) is not None:
+        number, model = int(before[1]), before[2]
+    elif counted is None or int(counted[2]) == (1 if gpus is None else gpus):
         return ""
-    return f"{name} has a number of GPUs; write {counted[1]}, and `resources: {{gpus: {int(counted[2])}}}` (--gpus)"
+    else:
+        number, model = int(counted[2]), counted[1]
+    return f"{name} has a number of GPUs; write {model}, and `resources: {{gpus: {number}}}` (--gpus)"
 
 
 def listed(names: Sequence[str]) -> str:

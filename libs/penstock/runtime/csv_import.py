@@ -11,6 +11,14 @@ from penstock.runtime.times import NUMBER, clock_of, moment_of
 
 MAX_SHOWN = 20  # problems listed in a message; the others are counted
 MAX_BYTES = 1 << 30
+PACKED = {
+    b"\x1f\x8b": "gzip",
+    b"PK\x03\x04": "zip",
+    b"BZh": "bzip2",
+    b"\xfd7zXZ": "xz",
+    b"\x28\xb5\x2f\xfd": "zstd",
+}
+"""First bytes of archives, as which traces are published → the kind."""
 MAX_LINE = 1 << 18  # labels of a job may take most of it
 MAX_NUMBER = 1e12  # 30,000 years in seconds
 WHOLE = re.compile(r"([0-9]{1,18})(?:\.0{1,9})?")  # 128.0, too: pandas writes so in a column with gaps
@@ -155,6 +163,8 @@ def text_of(path: Path) -> str:
         raise BadFile(str(path), [Problem(0, "", error.strerror or str(error))]) from error
     if raw.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
         raise BadFile(str(path), [Problem(0, "", "UTF-16; save it as UTF-8")])
+    if (packed := next((kind for begin, kind in PACKED.items() if raw.startswith(begin)), None)) is not None:
+        raise BadFile(str(path), [Problem(0, "", f"packed ({packed}); unpack it, and give the table in it")])
     text = raw.decode("utf-8-sig", "surrogateescape")
     return text.replace("\r\n", "\n").replace("\r", "\n")
 

@@ -15,14 +15,16 @@ SHELL = ("bash", "-ec")
 systems."""
 TAKES_TEXT = re.compile(r"(?:ba|da|k|z|a)?sh|python[0-9.]*")
 """Interpreters that take a program's text after `-c`."""
-BUILTINS = frozenset(["alias", "cd", "declare", "eval", "exec", "export", "for", "function", "if", "local", "popd", "pushd", "readonly", "set", "shopt", "source", "trap", "ulimit", "umask", "unset", "until", "while", "case", ".", "{"])  # fmt: skip
+BUILTINS = frozenset(["!", "(", ".", "[[", "alias", "case", "cd", "declare", "eval", "exec", "exit", "export", "for", "function", "if", "let", "local", "module", "popd", "pushd", "readonly", "return", "select", "set", "shopt", "source", "trap", "ulimit", "umask", "unset", "until", "while", "{"])  # fmt: skip
 """Words that only a shell knows. `command` and `type` are left out: some systems have programs of these
 names."""
-OPERATORS = frozenset({"&&", "||", "|", ";", "&", ">", ">>", "<", "2>&1", "2>", "&>"})
+OPERATOR = re.compile(r"&&|\|\|?|\|&|;|&|(?:[0-9]|&)?(?:>>?|<)(?:&[0-9]|[\w./~$-]*)")
+"""A word that is an operator, such as `&&`, `2>&1` or `>log.txt`."""
+JOINED = re.compile(r"&&|\|\||;|\|")
 ASSIGNMENT = re.compile(r"([A-Za-z_][A-Za-z0-9_]*)=")
-VARIABLE = re.compile(r"\$(?:[A-Z_][A-Z0-9_]*|\{[A-Z_][A-Z0-9_]*\}|\()")
-"""Upper case alone: `${now:%Y}` and `${model.lr}` are hydra's own."""
-PATTERN = re.compile(r"[\w./-]*\*[\w./*-]*|~(?:/.*)?")
+VARIABLE = re.compile(r"\$(?:[A-Za-z_][A-Za-z0-9_]*|\{[A-Z_][A-Z0-9_]*\}|\()|`[^`]+`")
+"""In braces upper case alone: `${now:%Y}` and `${model.lr}` are hydra's own."""
+PATTERN = re.compile(r"[\w./-]*\*[\w./*-]*|~\w*(?:/.*)?")
 READS_TEXT = frozenset({"awk", "gawk", "mawk", "perl", "sed", "ruby", "jq", "find", "expr", "test", "["})
 """Programs whose arguments have `$`, `*` or operators of their own."""
 SHELL_FORM = "bash -c '…' (in a job file: `command: |`)"
@@ -119,9 +121,9 @@ def _not_a_program(program: str, arguments: Sequence[str]) -> Slip | None:
         return Slip(
             text, f"give the variable by -e {name}=… (`env` in a job file) and begin with the program", True
         )
-    if program in OPERATORS:
+    if OPERATOR.fullmatch(program):
         return Slip(f"begins with {program}, which only a shell reads", f"write the whole {IN_A_SHELL}", True)
-    if program in BUILTINS:
+    if program in BUILTINS or (program == "conda" and "activate" in arguments[:1]):
         return Slip(f"{program} is a word of the shell, no program", _instead(program, arguments), True)
     if re.search(r"\s", program.strip()):
         first = program.split()[0]
@@ -139,6 +141,11 @@ def _instead(builtin: str, arguments: Sequence[str]) -> str:
     if builtin in ("source", ".") and target.endswith("/bin/activate"):
         venv = target.removesuffix("/bin/activate")
         return f"name the environment by --venv {venv} (`environment: {{venv: {venv}}}` in a job file)"
+    if builtin == "conda":
+        name = arguments[1] if len(arguments) > 1 else "NAME"
+        return f"name the environment by --conda {name} (`environment: {{conda: {name}}}` in a job file)"
+    if builtin == "module":
+        return "begin a script with it: bash -lc '…' (in a job file: `command: |` and a first line #!/bin/bash -l)"
     if builtin == "export" and (named := ASSIGNMENT.match(target)) is not None:
         return f"give the variable by -e {named[1]}=… (`env` in a job file)"
     return f"write the whole {IN_A_SHELL}"
@@ -148,16 +155,25 @@ def _literal(command: Sequence[str]) -> str | None:
     """The first argument that a shell would have changed; None: there is none."""
     if command[0].rpartition("/")[2] in READS_TEXT:
         return None
+    if (found := _unread(command[0]) or JOINED.search(command[0])) is not None:
+        return found if isinstance(found, str) else found[0]
     before = ""
     for word in command[1:]:
         value = word.partition("=")[2] if word.startswith("--") else word
         if re.fullmatch(r"-[a-z]*c|-e", before):
             return None  # a program's text, and what follows are its own arguments
-        if word in OPERATORS and (not before.startswith("-") or word == "&&"):
+        if OPERATOR.fullmatch(word) and (not before.startswith("-") or word == "&&"):
             return word
-        if (found := VARIABLE.search(value)) is not None:
-            return f"{found[0]}…)" if found[0].endswith("(") else found[0]
-        if PATTERN.fullmatch(value):
-            return value if len(value) <= 32 else "a pattern of file names"
+        if (literal := _unread(value)) is not None:
+            return literal
         before = word
+    return None
+
+
+def _unread(word: str) -> str | None:
+    """A variable, a command or a pattern of file names, which a shell would have replaced."""
+    if (found := VARIABLE.search(word)) is not None:
+        return f"{found[0]}…)" if found[0].endswith("(") else found[0]
+    if PATTERN.fullmatch(word):
+        return word if len(word) <= 32 else "a pattern of file names"
     return None

@@ -1,6 +1,6 @@
 """Problems of job files as text: the field, what is wrong there, and the remedy, from pydantic's errors."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from pydantic import BaseModel
@@ -12,10 +12,14 @@ from penstock.sdk.equivalents import key
 from penstock.sdk.job_sections import NUMBER, RANGE, units_of
 from penstock.sdk.units import show
 from penstock.suggestion import near
+from penstock.texts import is_utf8
 
 Path = tuple[int | str, ...]
 Sections = Mapping[str, type[BaseModel]]
 """Section of a job file → its model; the file itself is ''."""
+
+
+MAX_DEPTH = 5  # levels of a job file
 
 
 class Problem(NamedTuple):
@@ -27,6 +31,22 @@ class Problem(NamedTuple):
 
     def __str__(self) -> str:
         return f"{self.field}: {self.text}"
+
+
+def not_utf8(found: object, path: str = "", within: int = MAX_DEPTH) -> Iterator[Problem]:
+    """Texts that cannot be written as UTF-8: arguments in another encoding, and escapes such as `\\ud800`.
+    `within`: so many levels of lists and mappings are looked at, more than a job file has."""
+    if within == 0:
+        return
+    if isinstance(found, str) and not is_utf8(found):
+        yield Problem(path or "job", "is no UTF-8 text; write it in UTF-8, or give its bytes in a file")
+    elif isinstance(found, Mapping):
+        for name, value in found.items():
+            yield from not_utf8(name, path, within - 1)
+            yield from not_utf8(value, f"{path}.{name}" if path else str(name), within - 1)
+    elif isinstance(found, Sequence) and not isinstance(found, str):
+        for number, value in enumerate(found):
+            yield from not_utf8(value, f"{path}.{number}", within - 1)
 
 
 def _unknown(path: Path, sections: Sections) -> str:

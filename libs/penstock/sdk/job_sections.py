@@ -1,5 +1,6 @@
 """Pydantic models of the job file's sections (resources, retry, environment, workers), and its fields with human units."""
 
+import re
 from collections.abc import Mapping
 from typing import Annotated, Self, get_args
 
@@ -38,8 +39,15 @@ def _written(pattern: str, example: str, plain: str) -> WithJsonSchema:
 Name = Annotated[str, constraint(get_args(Identifier)[1])]
 
 
+LISTED_GPU = re.compile(r"\s*GPU [0-9]+: (.+?) \(UUID: [^()]*\)\s*")
+"""A line of `nvidia-smi -L`."""
+
+
 def _without_blanks(name: object) -> object:
-    return "-".join(name.split()) if isinstance(name, str) else name
+    if not isinstance(name, str):
+        return name
+    listed = LISTED_GPU.fullmatch(name)
+    return "-".join((listed[1] if listed else name).split())
 
 
 GpuName = Annotated[str, BeforeValidator(_without_blanks), constraint(get_args(Identifier)[1])]

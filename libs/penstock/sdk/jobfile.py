@@ -7,6 +7,7 @@ The models of its sections are in `job_sections`.
 
 import re
 from collections.abc import Mapping
+from itertools import islice
 from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BaseModel, Discriminator, Field, Tag, ValidationError
@@ -28,7 +29,7 @@ from penstock.model.types import (
 from penstock.model.validation import checked
 from penstock.model.worker_range import wrong_shape
 from penstock.sdk.command_words import slips, with_script
-from penstock.sdk.job_problems import Problem, problem_of
+from penstock.sdk.job_problems import Problem, not_utf8, problem_of
 from penstock.sdk.job_sections import (
     NUMBER,
     RANGE,
@@ -306,10 +307,11 @@ def parse_job(data: Mapping[str, object]) -> JobSpec:
     """
     if not isinstance(data, Mapping):
         raise BadJob((Problem("job", "is no mapping; write fields such as `command: [python, train.py]`"),))
+    data = {name: found for name, found in data.items() if not str(name).startswith("x-")}
+    if unreadable := tuple(islice(not_utf8(data), MAX_PROBLEMS)):
+        raise BadJob(unreadable)
     problems: list[Problem] = []
-    fields, twice = with_references(
-        {name: found for name, found in data.items() if not str(name).startswith("x-")}
-    )
+    fields, twice = with_references(data)
     fields, wrong_script = with_script(fields)
     if fields.get("environment") == PATH:
         del fields["environment"]

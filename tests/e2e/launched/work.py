@@ -12,6 +12,7 @@ import sys
 import time
 import traceback
 import uuid
+from contextlib import redirect_stdout
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -107,7 +108,22 @@ def transformers(out: str, devices: int, nodes: int) -> None:
     tell(out, "transformers", asked.local_process_index)
 
 
-FRAMEWORKS = {each.__name__: each for each in (ddp, spawned, lightning, accelerate, transformers)}
+def deepspeed(out: str, devices: int, nodes: int) -> None:
+    from deepspeed import init_distributed, initialize
+
+    init_distributed("gloo", timeout=MEET)
+    model = torch.nn.Linear(1, 1)
+    rule = torch.optim.SGD(model.parameters(), lr=0.1)
+    engine, *_ = initialize(
+        model=model, optimizer=rule, config={"train_micro_batch_size_per_gpu": 1, "steps_per_print": 9}
+    )
+    engine.backward(engine(torch.ones(1, 1)).sum())
+    engine.step()
+    assert (engine.global_rank, engine.world_size) == (dist.get_rank(), dist.get_world_size())
+    tell(out, "deepspeed", engine.local_rank)
+
+
+FRAMEWORKS = {each.__name__: each for each in (ddp, spawned, lightning, accelerate, transformers, deepspeed)}
 
 
 def member(env: dict[str, str], argv: list[str], output: str) -> int:
@@ -145,6 +161,10 @@ def run(argv: list[str]) -> None:
 
         sys.argv = argv
         main()
+    elif program == "deepspeed":
+        from deepspeed.launcher.runner import main
+
+        main(arguments)
     else:
         framework, out, devices, nodes = arguments
         FRAMEWORKS[framework](out, int(devices), int(nodes))
@@ -155,6 +175,9 @@ def serve() -> None:
     import lightning.pytorch.demos.boring_classes  # noqa: F401
     import torch.distributed.run  # noqa: F401
     import transformers.trainer  # noqa: F401
+
+    with redirect_stdout(sys.stderr):  # to which it writes while it is imported
+        import deepspeed.launcher.runner  # noqa: F401
 
     for line in sys.stdin:
         pids = [member(*one) for one in json.loads(line)]
