@@ -71,6 +71,14 @@ def test_a_number_is_the_one_that_people_see(tmp_path: Path) -> None:
     assert (spec.resources.gpus, spec.priority, spec.grace_ms) == (1, -1, 1_500), "usual numbers stay"
 
 
+@pytest.mark.parametrize("text", ["---\n{}---\n", "{}---\n# the end\n", "{}...\n", "---\n---\n{}"])
+def test_an_empty_document_beside_the_job_is_none(tmp_path: Path, text: str) -> None:
+    """A template that ends each of its parts with `---` had its jobs refused as two documents."""
+    path = tmp_path / "job.yaml"
+    path.write_text(text.format("command: [python3, train.py]\n"))
+    assert read_job_file(str(path))["command"] == ["python3", "train.py"]
+
+
 @pytest.mark.parametrize("text", ["command: &a [x, *a]\n", "x-a: &a {b: {c: *a}}\ncommand: [x]\n"])
 def test_an_alias_within_its_own_anchor_is_named(tmp_path: Path, text: str) -> None:
     """A slip in a file with anchors: a value without an end stopped each reader of it with a traceback."""

@@ -9,6 +9,7 @@ import yaml
 from penstock.redaction import unquoted
 
 MAX_SHOWN = 80  # characters of a key
+SECOND = "a second document begins here; a job file holds one job: submit each from a file of its own"
 MERGE = "tag:yaml.org,2002:merge"  # `<<: *other` may occur several times; keys beside it take precedence
 
 
@@ -38,6 +39,20 @@ class JobLoader(yaml.SafeLoader):
         super().__init__(stream)
         self._open: list[str | None] = []
         """Anchors of the nodes that are being read."""
+
+    def get_single_node(self) -> Any:
+        """The one document that holds something; empty ones beside it (a `---` at the end) are no jobs."""
+        self.get_event()  # type: ignore[no-untyped-call]  # the stream's begin
+        found = None
+        while not self.check_event(yaml.StreamEndEvent):
+            begin: Any = self.peek_event()  # type: ignore[no-untyped-call]
+            document = self.compose_document()
+            if isinstance(document, yaml.ScalarNode) and not document.value and document.style is None:
+                continue
+            if found is not None:
+                raise yaml.MarkedYAMLError(problem=SECOND, problem_mark=begin.start_mark)
+            found = document
+        return found
 
     def compose_node(self, parent: Any, index: Any) -> Any:
         alias: Any = self.peek_event()  # type: ignore[no-untyped-call]  # PyYAML's
@@ -70,8 +85,6 @@ class JobLoader(yaml.SafeLoader):
 def problem_of(error: yaml.MarkedYAMLError) -> str:
     """The problem and, where one is known, the remedy, without quotations from the text."""
     text = unquoted(error.problem or "it cannot be read")
-    if "another document" in text:
-        return "a second document begins here; a job file holds one job: submit each from a file of its own"
     if "'\\t'" in text:
         return f"{text}; indent with blanks, not with tabs"
     if "could not find expected ':'" in text or "mapping values are not allowed" in text:
