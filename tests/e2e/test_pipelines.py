@@ -3,8 +3,10 @@ gets a new job."""
 
 import asyncio
 import random
+import re
 import signal
 import subprocess
+import sys
 from contextlib import suppress
 from typing import Any
 
@@ -79,6 +81,51 @@ def test_a_step_that_is_tried_again_runs_again(up: Installation) -> None:
     by_hand = up.run("retry", jobs[1]["job_id"])
     assert up.run("wait", by_hand.stdout.strip()).returncode == 10, "its marker is gone, too"
     marker.unlink()
+
+
+DRIVER = """
+env | grep -c penstock-job
+penstock cancel {other}
+child=$(penstock submit --detach --gpus 0 --name child --owner mallory -- sleep infinity) && echo child $child
+penstock cancel $child
+penstock submit --gpus 0 --name trial -- sh -c "env | grep PENSTOCK_SERVER"
+cat $PENSTOCK_TOKEN_FILE
+"""
+
+
+def test_a_job_submits_jobs_and_only_while_it_runs(up: Installation) -> None:
+    """The driver of a sweep, on a node whose tasks see nothing of the node's. Its token is in no event and
+    no variable; printed into a log, it is worth nothing by then."""
+    other = up.run("submit", "-d", "--gpus", "0", "--name", "other", "--", *ENDLESS).stdout.strip()
+    script = DRIVER.format(other=other)
+    # PROGRAMS: where these tests have their programs in /tmp, a task sees what its job names of it
+    line = (
+        "submit",
+        "--gpus",
+        "0",
+        "--may-submit",
+        "--name",
+        "driver",
+        "--env",
+        f"PROGRAMS={sys.executable}",
+    )
+    done = up.run(*line, "--", "sh", "-c", script)
+    assert done.returncode == 0, done.stdout + done.stderr
+    [token] = re.findall(r"penstock-job\.\S+", done.stdout)
+    assert "\n0\n" in done.stdout, "so many variables hold a token"
+    assert f"job {other} was not submitted by job " in done.stdout
+    jobs = {name: listed(up, "get", "jobs", "--name", name)["jobs"] for name in ("driver", "child", "trial")}
+    [driver], [child], [trial] = jobs.values()
+    for job, outcome in ((child, "cancelled"), (trial, "failed")):
+        assert (job["owner"], job["spec"]["parents"]) == ("ana", [driver["job_id"]])
+        assert ended(up, job["job_id"])["outcome"] == outcome
+    printed = up.home / "tmp" / "printed"
+    printed.write_text(token)
+    expired = up.run("get", "jobs", PENSTOCK_TOKEN_FILE=str(printed))
+    printed.unlink()
+    assert (expired.returncode, "ends with its task" in expired.stderr) == (21, True), expired.stderr
+    assert token.partition(".")[2] not in up.run("events", "--limit", "1000", "-o", "json").stdout
+    assert up.run("cancel", other).returncode == 0
 
 
 async def killed_at(up: Installation, chunk: int, name: str) -> None:

@@ -199,6 +199,7 @@ def _job(
         "Not saved": escape((found.get("unsaved") or {}).get("reason", "")),
         "Priority": _priority(spec),
         "Retry of": spec.get("retry_of") or "",
+        "Submitted by": " → ".join(spec.get("parents") or ()),
         "Tied to": explain.tied(spec, found.get("unfollowed_ms")),
         "Move": escape(move(found["move"])) if found.get("move") else "",
         "Shares GPUs": escape(

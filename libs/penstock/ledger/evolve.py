@@ -41,7 +41,7 @@ from penstock.model.plans import BatchWindowClosed, BatchWindowOpened, PlanAdopt
 from penstock.model.saves import SaveRefused
 from penstock.model.topics import Topic
 
-FOLD_VERSION = 44
+FOLD_VERSION = 45
 """Incremented whenever a ledger folds to another state than before, so that no reader continues from a snapshot of the former
 meaning. Terms record it. `tests/replay/test_golden.py` fails if the increment is missing."""
 

@@ -162,6 +162,7 @@ class StartTask(TaskOrder, frozen=True, kw_only=True):
         "companions",
         "prelaunch",
         "spare_cores",
+        "may_submit",
     )
 
     job_id: Identifier
@@ -211,6 +212,8 @@ class StartTask(TaskOrder, frozen=True, kw_only=True):
     """It launches while other tasks hold its GPUs, and gets the GPUs at its gate when these are proven dead."""
     spare_cores: bool = False
     """Its job asked for no number of cores: beside `place.cores` it may use cores of the node that no task was given, until one is."""
+    may_submit: bool = False
+    """The node gives it the gateway's URL and a token that it signs (`penstock.runtime.job_tokens`)."""
 
     @property
     def gpu_memory_limit_mib(self) -> int:

@@ -33,6 +33,7 @@ MAX_PAIRS = 32  # pairs of kinds in an estimate
 MAX_ENV_ENTRIES = 128
 MAX_TEXT = 1_024
 MAX_DIGEST = 64  # of a state: its format and 32 digits
+MAX_PARENTS = 16  # room in the events; the gateway allows fewer
 WHOLE_GPU = 1_000  # shares of a GPU are counted in thousandths
 MAX_JOB_ID_CHARS = (
     113  # ids of its tasks and timers are derived from it: 128 less `:launch_timeout`, the longest suffix
@@ -248,6 +249,8 @@ class JobSpec(Value, frozen=True, kw_only=True):
         "retry_of",
         "tied_to",
         "tied_grace_ms",
+        "may_submit",
+        "parents",
     )
     RULES = {
         "command": _command_can_run,
@@ -323,6 +326,11 @@ class JobSpec(Value, frozen=True, kw_only=True):
     tied_to: Literal["follower"] | None = None
     """`follower`: the job is cancelled when no follower has been connected for `tied_grace_ms`."""
     tied_grace_ms: Annotated[int, Meta(ge=0, le=86_400_000)] = 300_000
+    may_submit: bool = False
+    """Its tasks may submit jobs: each has the gateway's URL and a token (`penstock.runtime.job_tokens`)."""
+    parents: Annotated[tuple[Identifier, ...], Meta(max_length=MAX_PARENTS)] = ()
+    """The jobs by which it was submitted: the first that a user submitted, then the one whose task submitted
+    the next; the last submitted this one. Set by the gateway."""
 
     @property
     def argv(self) -> tuple[str, ...]:

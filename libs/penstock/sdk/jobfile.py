@@ -235,6 +235,10 @@ class JobFile(Section):
         description="How long a tied job goes on without a follower.",
         examples=["5m"],
     )
+    may_submit: bool = Field(
+        False,
+        description="Whether its program may submit jobs, as `penstock submit` or by the client: it gets the gateway's URL and a token of its own.",
+    )
     labels: dict[str, str] = Field(
         default_factory=dict,
         max_length=64,

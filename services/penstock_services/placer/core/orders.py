@@ -343,6 +343,7 @@ def _start(
         global_batch_size=job.spec.global_batch_size,
         prelaunch=job.prelaunch,
         spare_cores=job.spec.resources.cores is None,
+        may_submit=job.spec.may_submit,
     )
 
 
