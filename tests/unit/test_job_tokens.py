@@ -12,7 +12,7 @@ from msgspec.structs import replace
 
 from penstock.bearer import bearer_token
 from penstock.ledger.job_state import JobState
-from penstock.model.external_events import JobCancelRequested, NodeJoined
+from penstock.model.external_events import JobCancelRequested, NodeJoined, TaskExited
 from penstock.model.orders import StartTask
 from penstock.model.types import JobSpec
 from penstock.runtime.job_tokens import PREFIX, Claim, made, parsed
@@ -148,6 +148,21 @@ def test_a_token_ends_with_its_task(how: str) -> None:
         assert task_caller(cell.placer.state, *claim).lineage, "in its grace it may cancel what it submitted"
     cell.placer.finish("driver")
     assert cell.refusal(token).kind == "job_token_expired"
+
+
+def test_a_gang_s_tasks_have_tokens_of_their_own() -> None:
+    """The worker that loads the data has done its part; its token lies in a file that somebody copied."""
+    placer = Driven(replace(DRIVER, workers=2)).placer
+    job = placer.state.jobs["driver"]
+    done, runs = (Claim(task.place.node_id, "driver", name, job.token) for name, task in job.tasks.items())
+    placer.feed(
+        TaskExited(
+            node_id=done.node_id, task_id=done.task_id, token=done.token, cause="exited", exit_code=0, started_ms=1, exited_ms=2,
+        )
+    )  # fmt: skip
+    assert task_caller(placer.state, *runs).lineage == ("driver",)
+    with pytest.raises(Problem, match="ends with its task"):
+        task_caller(placer.state, *done)
 
 
 def test_a_job_that_did_not_ask_for_it_submits_nothing() -> None:
