@@ -2,6 +2,7 @@
 gets a new job."""
 
 import asyncio
+import json
 import random
 import re
 import signal
@@ -124,8 +125,36 @@ def test_a_job_submits_jobs_and_only_while_it_runs(up: Installation) -> None:
     expired = up.run("get", "jobs", PENSTOCK_TOKEN_FILE=str(printed))
     printed.unlink()
     assert (expired.returncode, "ends with its task" in expired.stderr) == (21, True), expired.stderr
-    assert token.partition(".")[2] not in up.run("events", "--limit", "1000", "-o", "json").stdout
+    events = up.run("events", driver["job_id"], "-o", "json").stdout
+    assert (driver["job_id"] in events, token.partition(".")[2] in events) == (True, False)
     assert up.run("cancel", other).returncode == 0
+
+
+def test_a_dry_run_says_what_no_node_could_run_and_a_node_tells_its_story(up: Installation) -> None:
+    """A typing error in a GPU's model, found by the pipeline's check; an operator looks what became of a node."""
+    check = ("submit", "--dry-run", "--gpus", "1", "--only-node", "node-0", "--gpu-model")
+    for model, warned in (("A100", True), ("v100", False)):
+        done = up.run(*check, model, "--", "true")
+        assert (done.returncode, "warning: gpu_models can never be met here" in done.stderr) == (0, warned)
+    here = ("--only-node", "rack=rack-1", "--exclude-node", "node-7", "--prefer-node", "node-1")
+    placed = up.run("submit", "-q", "--gpus", "1", *here, "-o", "json", "--", "true")
+    assert json.loads(placed.stdout)["nodes"] == ["node-1"], placed.stderr
+    operates = {"PENSTOCK_SERVER": up.url}
+    for act in ("cordon", "uncordon"):
+        assert up.run("node", act, "node-1", "--reason", "new fans", **operates).returncode == 0
+    told_ = up.run("events", "--node", "node-1")
+    words = [line.split()[2] for line in told_.stdout.splitlines()]
+    assert words == ["joined", "cordoned", "uncordoned"], told_.stdout + told_.stderr
+    assert told_.stdout.count("new fans") >= 1
+    kinds = [
+        event["type"]
+        for event in json.loads(up.run("events", "--node", "node-1", "-o", "json").stdout)["events"]
+    ]
+    assert [kind.rpartition(".")[2] for kind in kinds if "arrays" not in kind] == words
+    unknown = up.run("events", "--node", "node-9")
+    assert (unknown.returncode, "no node 'node-9' has ever joined" in unknown.stderr) == (1, True)
+    for wrong in ((), ("job", "--node", "node-1")):
+        assert "name a job, or a node with --node" in up.run("events", *wrong).stderr
 
 
 async def killed_at(up: Installation, chunk: int, name: str) -> None:

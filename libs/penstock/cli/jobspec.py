@@ -133,6 +133,15 @@ def environment(
     return PATH if path else found or None
 
 
+def workers(fields: Mapping[str, Any], fewest: int | None, most: int | None) -> int | dict[str, Any] | None:
+    """`workers` in the job file's form: with --min-workers a range, whose other end may be in the file."""
+    if fewest is None:
+        return most
+    written = fields.get("workers")
+    ends = {"max": written.get("max")} if isinstance(written, Mapping) else {"max": written}
+    return {**({} if ends["max"] is None else ends), "min": fewest, **({} if most is None else {"max": most})}
+
+
 def build(fields: Mapping[str, Any], where: str) -> JobSpec:
     """The job these fields describe; owner and workdir default to this user and folder. Raises `Stop`."""
     here = {} if "sync" in fields or is_a_tasks_own(os.getcwd()) else {"workdir": os.getcwd()}

@@ -1,7 +1,7 @@
 """`penstock submit`: builds the job, submits it once (idempotency key), follows it, and ends with its exit code."""
 
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
@@ -36,6 +36,20 @@ CommandWords = Annotated[
 ]
 GpusFlag = Annotated[
     int | None, typer.Option(help="GPUs per worker; estimated if left out, like all resources.")
+]
+OnlyNodeFlag = Annotated[
+    list[str] | None,
+    typer.Option(metavar="NODE|LABEL=VALUE", help="Run on these nodes alone; may be repeated."),
+]
+ExcludeNodeFlag = Annotated[
+    list[str] | None,
+    typer.Option(metavar="NODE|LABEL=VALUE", help="Run on none of these nodes; may be repeated."),
+]
+PreferNodeFlag = Annotated[
+    list[str] | None,
+    typer.Option(
+        metavar="NODE|LABEL=VALUE", help="Start on these nodes where it fits there; may be repeated."
+    ),
 ]
 EnvFlag = Annotated[
     list[str] | None, typer.Option("--env", "-e", metavar="NAME=VALUE", help="May be repeated.")
@@ -202,6 +216,9 @@ def submit(
     iterations: IterationsFlag = None,
     target_loss: TargetLossFlag = None,
     gpu_model: Annotated[list[str] | None, typer.Option(help="Allowed GPU model; may be repeated.")] = None,
+    only_node: OnlyNodeFlag = None,
+    exclude_node: ExcludeNodeFlag = None,
+    prefer_node: PreferNodeFlag = None,
     env: EnvFlag = None,
     secret: SecretFlag = None,
     label: Annotated[list[str] | None, typer.Option(metavar="NAME=VALUE", help="May be repeated.")] = None,
@@ -237,7 +254,7 @@ def submit(
     """Submit a job, follow it to its end and print its output. Ctrl-C stops following; the job continues."""
     fields, command = _read(file, command, env or [], packed=sync is not None)
     flags: dict[str, Any] = {
-        "name": name, "owner": owner, "workers": _workers(fields, min_workers, workers), "parameter_servers": parameter_servers,
+        "name": name, "owner": owner, "workers": jobspec.workers(fields, min_workers, workers), "parameter_servers": parameter_servers,
         "model": model, "batch_size": batch_size, "global_batch_size": global_batch_size, "category": category, "traits": trait, "iterations": iterations,
         "target_loss": target_loss, "gpu_models": gpu_model, "workdir": workdir, "sync": sync,
         "queue_timeout": queue_timeout, "run_timeout": run_timeout, "qos": qos, "deadline": deadline, "grace": grace, "checkpoint": checkpoint,
@@ -249,6 +266,11 @@ def submit(
     needs = {"gpus": gpus, "cores": cores, "host_memory": host_memory, "gpu_memory": gpu_memory, "bandwidth": bandwidth}  # fmt: skip
     fields, code = jobspec.synced(fields)
     sections = _sections(needs, max_attempts, env or [], secret or [], label or [])
+    sections["nodes"] = {
+        "only": only_node or None,
+        "exclude": exclude_node or None,
+        "prefer": prefer_node or None,
+    }
     spec = spec_of(fields, sections, command, file or "command line")
     if only_check:
         return dry_run.show(partial(gateway, ctx), spec, output)
@@ -281,15 +303,6 @@ def _tied(tied: bool | None, *, detach: bool) -> dict[str, Any]:
     if tied is None and (detach or not ci.is_ci()):
         return {}
     return {"tied_to": None if tied is False else "follower"}
-
-
-def _workers(fields: Mapping[str, Any], fewest: int | None, most: int | None) -> int | dict[str, Any] | None:
-    """`workers` in the job file's form: with --min-workers a range, whose other end may be in the file."""
-    if fewest is None:
-        return most
-    written = fields.get("workers")
-    ends = {"max": written.get("max")} if isinstance(written, Mapping) else {"max": written}
-    return {**({} if ends["max"] is None else ends), "min": fewest, **({} if most is None else {"max": most})}
 
 
 def _sections(
