@@ -108,7 +108,7 @@ async def test_a_stream_is_the_sign_of_life_of_a_pipeline(cell: Cell) -> None:
     _, lost = await reports(2)
     assert (lost.job_id, lost.connected, lost.gateway) == ("train", False, connected.gateway)
     cell.placer.feed(lost)
-    assert await unfollowed_ms() == cell.placer.now_ms
+    assert await unfollowed_ms() == cell.placer.now_ms - lost.silent_ms
     missing = await cell.http.get("/v1/stream", params={"follows": "none"})
     assert missing.status_code == 404
     event = {"specversion": "1.0", "id": "x", "source": "/x", "type": "penstock.job.follower_changed.v1"}
