@@ -131,7 +131,8 @@ def test_a_job_submits_jobs_and_only_while_it_runs(up: Installation) -> None:
 
 
 def test_a_dry_run_says_what_no_node_could_run_and_a_node_tells_its_story(up: Installation) -> None:
-    """A typing error in a GPU's model, found by the pipeline's check; an operator looks what became of a node."""
+    """A typing error in a GPU's model, found by the pipeline's check; an operator looks what became of a
+    node."""
     check = ("submit", "--dry-run", "--gpus", "1", "--only-node", "node-0", "--gpu-model")
     for model, warned in (("A100", True), ("v100", False)):
         done = up.run(*check, model, "--", "true")

@@ -88,7 +88,8 @@ def test_a_dry_run_needs_no_gateway_and_prints_what_would_be_submitted() -> None
 
 
 def test_a_job_has_no_workdir_where_the_submitting_job_runs_in_a_folder_of_its_own(tmp_path: Path) -> None:
-    """A driver without `workdir`: no other task has its folder, and on another node not even the path exists."""
+    """A driver without `workdir`: no other task has its folder, and on another node not even the path
+    exists."""
     job = tmp_path / "work" / "job.yaml"
     job.parent.mkdir()
     job.write_text("command: ['true']\n")

@@ -182,7 +182,8 @@ def given(folder: Path, order: StartTask, **options: Any) -> tuple[dict[str, str
 
 
 def test_a_node_gives_a_token_to_the_tasks_that_submit_alone(tmp_path: Path) -> None:
-    """In a file that no other user can read; the password of the node's own way to the gateway stays its own."""
+    """In a file that no other user can read; the password of the node's own way to the gateway stays its
+    own."""
     (tmp_path / "authority").write_text("the authority")
     known = {"gateway": GATEWAY, "gateway_ca": tmp_path / "authority"}
     assert given(tmp_path, replace(ORDER, may_submit=False), **known) == ({}, [])

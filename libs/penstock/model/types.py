@@ -481,7 +481,8 @@ class Estimate(Value, frozen=True, kw_only=True):
     """For display: the runs, model or rule that it is based on."""
     model_version: Identifier | None = None
     guessed: Annotated[tuple[Role, ...], Meta(max_length=2)] = ()
-    """In estimates of earlier versions: roles with a guessed host memory. No estimate is a cap (decision 136)."""
+    """In estimates of earlier versions: roles with a guessed host memory. No estimate is a cap (decision
+    136)."""
     first_of_kind: Annotated[tuple[Literal["network", "gpu_model"], ...], Meta(max_length=2)] = ()
     """Parts without training data: the job's network, or the GPU model that its promise of GPU memory is for."""
     options: Annotated[tuple[ShapeOption, ...], Meta(max_length=MAX_OPTIONS)] = ()

@@ -1,9 +1,10 @@
-"""Bearer tokens of running tasks for the gateway: the task's node signs one, the gateway checks it against the
-ledger, nobody stores it (decision 143).
+"""Bearer tokens of running tasks for the gateway: the task's node signs one, the gateway checks it against
+the ledger, nobody stores it (decision 143).
 
-A token names a task and the order that started it, and the node that runs it. Its signature is the node's own, of
-which the ledger has the public key since the node's joining. So it needs no secret that gateways share, no order
-and no event carries it, and it is worth something only while the ledger has that task on that node.
+A token names a task and the order that started it, and the node that runs it. Its signature is the node's
+own, of which the ledger has the public key since the node's joining. So it needs no secret that gateways
+share, no order and no event carries it, and it is worth something only while the ledger has that task on
+that node.
 """
 
 import base64
@@ -15,7 +16,8 @@ from penstock.model.types import Identifier
 from penstock.runtime.node_keys import NodeKeys, signed_by
 
 PREFIX = "penstock-job."
-"""Begins each token, so that the gateway tells it from a token of its file, and a scanner of logs finds it."""
+"""Begins each token, so that the gateway tells it from a token of its file, and a scanner of logs finds
+it."""
 CONTEXT = b"penstock job token\0"
 """Before the signed bytes: no other signature of a node is one of a token."""
 

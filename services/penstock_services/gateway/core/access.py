@@ -52,7 +52,8 @@ class Caller(NamedTuple):
     name: str = ""
     """Name of the token, among those of its tenant."""
     lineage: tuple[str, ...] = ()
-    """Of a task: its job, after the jobs by which that was submitted (`JobSpec.parents`). Empty: not a task."""
+    """Of a task: its job, after the jobs by which that was submitted (`JobSpec.parents`). Empty: not a
+    task."""
 
     @property
     def by(self) -> str:
@@ -84,7 +85,8 @@ class Caller(NamedTuple):
             )
 
     def demand_own_tree(self, job_id: str, parents: Sequence[str], what: str) -> None:
-        """Raises `Problem` 403 for a task, unless the job is its own or was submitted by it, also through others."""
+        """Raises `Problem` 403 for a task, unless the job is its own or was submitted by it, also through
+        others."""
         if not self.lineage or self.lineage[-1] in (job_id, *parents):
             return
         raise Problem(

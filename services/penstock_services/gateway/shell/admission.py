@@ -23,8 +23,8 @@ Answer = dict[str, Any]
 
 
 async def dry_run(gateway: Gateway, spec: JobSpec, doubts: Sequence[Doubt], *, estimated: bool) -> Answer:
-    """The answer to a dry run. Without an estimator beside the gateway the answer states that, and is no error.
-    `estimated`: whether the estimator is queried."""
+    """The answer to a dry run. Without an estimator beside the gateway the answer states that, and is no
+    error. `estimated`: whether the estimator is queried."""
     estimate: Estimate | None = None
     found: Outlook | None = None
     problem = ""

@@ -81,10 +81,11 @@ OPEN_PATHS = frozenset({"/healthz", "/readyz"})
 class Guard:
     """Authentication before every route: identifies the caller, and refuses web pages of other sites.
 
-    A running task of a job that may submit jobs: by the token that its node has signed. Others, with tokens: the
-    caller that the token file names. On loopback without them: the user who runs the gateway, by
-    the peer's socket. A page in that user's browser could reach the gateway too, and its submissions would run: so the Host must be
-    this machine by name (against DNS rebinding) and an Origin, if sent, must be the gateway's.
+    A running task of a job that may submit jobs: by the token that its node has signed. Others, with
+    tokens: the caller that the token file names. On loopback without them: the user who runs the gateway,
+    by the peer's socket. A page in that user's browser could reach the gateway too, and its submissions
+    would run: so the Host must be this machine by name (against DNS rebinding) and an Origin, if sent, must
+    be the gateway's.
     """
 
     def __init__(self, app: Any, tokens: TokenFile | None, gateway: Gateway) -> None:

@@ -1,5 +1,5 @@
-"""The gateway for tasks of jobs that may submit jobs: its URL, and a token that this node signs, in a file of the
-task alone (decision 143)."""
+"""The gateway for tasks of jobs that may submit jobs: its URL, and a token that this node signs, in a file
+of the task alone (decision 143)."""
 
 import shutil
 import sys
@@ -15,7 +15,8 @@ from penstock_services.node_reporter.shell.ports import NotStartable
 from penstock_services.node_reporter.shell.state_folder import state_folder
 
 TOKEN, CA, PROGRAMS = "token", "ca.pem", "bin"
-"""In the task's folder: its token, the gateway's authority, and a folder with `penstock`, the last on its PATH."""
+"""In the task's folder: its token, the gateway's authority, and a folder with `penstock`, the last on its
+PATH."""
 SERVER_VARIABLE, TOKEN_VARIABLE, CA_VARIABLE = "PENSTOCK_SERVER", "PENSTOCK_TOKEN_FILE", "PENSTOCK_CA"
 PROGRAM = "penstock"
 

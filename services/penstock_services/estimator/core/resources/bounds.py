@@ -1,4 +1,5 @@
-"""Bounds on estimated resources, before the user's request: raised after a task ran out of memory, cut to the largest node."""
+"""Bounds on estimated resources, before the user's request: raised after a task ran out of memory, cut to
+the largest node."""
 
 from collections.abc import Iterator
 from typing import Any, NamedTuple
