@@ -2,9 +2,12 @@
 gets a new job."""
 
 import asyncio
+import json
 import random
+import re
 import signal
 import subprocess
+import sys
 from contextlib import suppress
 from typing import Any
 
@@ -79,6 +82,80 @@ def test_a_step_that_is_tried_again_runs_again(up: Installation) -> None:
     by_hand = up.run("retry", jobs[1]["job_id"])
     assert up.run("wait", by_hand.stdout.strip()).returncode == 10, "its marker is gone, too"
     marker.unlink()
+
+
+DRIVER = """
+env | grep -c penstock-job
+penstock cancel {other}
+child=$(penstock submit --detach --gpus 0 --name child --owner mallory -- sleep infinity) && echo child $child
+penstock cancel $child
+penstock submit --gpus 0 --name trial -- sh -c "env | grep PENSTOCK_SERVER"
+cat $PENSTOCK_TOKEN_FILE
+"""
+
+
+def test_a_job_submits_jobs_and_only_while_it_runs(up: Installation) -> None:
+    """The driver of a sweep, on a node whose tasks see nothing of the node's. Its token is in no event and
+    no variable; printed into a log, it is worth nothing by then."""
+    other = up.run("submit", "-d", "--gpus", "0", "--name", "other", "--", *ENDLESS).stdout.strip()
+    script = DRIVER.format(other=other)
+    # PROGRAMS: where these tests have their programs in /tmp, a task sees what its job names of it
+    line = (
+        "submit",
+        "--gpus",
+        "0",
+        "--may-submit",
+        "--name",
+        "driver",
+        "--env",
+        f"PROGRAMS={sys.executable}",
+    )
+    done = up.run(*line, "--", "sh", "-c", script)
+    assert done.returncode == 0, done.stdout + done.stderr
+    [token] = re.findall(r"penstock-job\.\S+", done.stdout)
+    assert "\n0\n" in done.stdout, "so many variables hold a token"
+    assert f"job {other} was not submitted by job " in done.stdout
+    jobs = {name: listed(up, "get", "jobs", "--name", name)["jobs"] for name in ("driver", "child", "trial")}
+    [driver], [child], [trial] = jobs.values()
+    for job, outcome in ((child, "cancelled"), (trial, "failed")):
+        assert (job["owner"], job["spec"]["parents"]) == ("ana", [driver["job_id"]])
+        assert ended(up, job["job_id"])["outcome"] == outcome
+    printed = up.home / "tmp" / "printed"
+    printed.write_text(token)
+    expired = up.run("get", "jobs", PENSTOCK_TOKEN_FILE=str(printed))
+    printed.unlink()
+    assert (expired.returncode, "ends with its task" in expired.stderr) == (21, True), expired.stderr
+    events = up.run("events", driver["job_id"], "-o", "json").stdout
+    assert (driver["job_id"] in events, token.partition(".")[2] in events) == (True, False)
+    assert up.run("cancel", other).returncode == 0
+
+
+def test_a_dry_run_says_what_no_node_could_run_and_a_node_tells_its_story(up: Installation) -> None:
+    """A typing error in a GPU's model, found by the pipeline's check; an operator looks what became of a
+    node."""
+    check = ("submit", "--dry-run", "--gpus", "1", "--only-node", "node-0", "--gpu-model")
+    for model, warned in (("A100", True), ("v100", False)):
+        done = up.run(*check, model, "--", "true")
+        assert (done.returncode, "warning: gpu_models can never be met here" in done.stderr) == (0, warned)
+    here = ("--only-node", "rack=rack-1", "--exclude-node", "node-7", "--prefer-node", "node-1")
+    placed = up.run("submit", "-q", "--gpus", "1", *here, "-o", "json", "--", "true")
+    assert json.loads(placed.stdout)["nodes"] == ["node-1"], placed.stderr
+    operates = {"PENSTOCK_SERVER": up.url}
+    for act in ("cordon", "uncordon"):
+        assert up.run("node", act, "node-1", "--reason", "new fans", **operates).returncode == 0
+    told_ = up.run("events", "--node", "node-1")
+    words = [line.split()[2] for line in told_.stdout.splitlines()]
+    assert words == ["joined", "cordoned", "uncordoned"], told_.stdout + told_.stderr
+    assert told_.stdout.count("new fans") >= 1
+    kinds = [
+        event["type"]
+        for event in json.loads(up.run("events", "--node", "node-1", "-o", "json").stdout)["events"]
+    ]
+    assert [kind.rpartition(".")[2] for kind in kinds if "arrays" not in kind] == words
+    unknown = up.run("events", "--node", "node-9")
+    assert (unknown.returncode, "no node 'node-9' has ever joined" in unknown.stderr) == (1, True)
+    for wrong in ((), ("job", "--node", "node-1")):
+        assert "name a job, or a node with --node" in up.run("events", *wrong).stderr
 
 
 async def killed_at(up: Installation, chunk: int, name: str) -> None:

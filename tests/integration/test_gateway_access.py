@@ -18,9 +18,12 @@ import pytest_asyncio
 from penstock.cli.app import run as cli
 from penstock.errors import ConfigurationError
 from penstock.ledger.replica import Replica
+from penstock.model.external_events import NodeJoined
 from penstock.model.topics import Topic
+from penstock.model.types import JobSpec
 from penstock.runtime.http_limits import Limits
-from penstock.runtime.node_keys import OPERATOR_KEY, TRUST_LOG
+from penstock.runtime.job_tokens import Claim, made
+from penstock.runtime.node_keys import OPERATOR_KEY, TRUST_LOG, NodeKeys
 from penstock.runtime.postgres import PostgresServer
 from penstock.runtime.snapshots import save_snapshot
 from penstock_services.gateway.shell import service as gateway_service
@@ -119,6 +122,23 @@ async def test_a_web_page_of_another_site_cannot_submit(cell: Cell) -> None:
     assert problem(await cell.http.get("/v1/jobs", headers=rebound), 403)["type"].endswith("foreign_host")
     own = {"origin": cell.url}
     assert (await cell.http.post("/v1/jobs", json=SPEC, headers=own)).status_code == 202
+
+
+async def test_a_jobs_token_bounds_it_also_where_there_are_no_tokens(cell: Cell) -> None:
+    """`penstock up`: every process of the user may do everything. A driver that has its token is one job: it
+    does not fence a node, and its trial is linked to it."""
+    keys = NodeKeys(b"n" * 32)
+    cell.placer.feed(NodeJoined(node=node_spec("n1"), public_key=keys.public_key))
+    cell.placer.submit("driver", spec=JobSpec(command=("true",), owner="ana", may_submit=True))
+    cell.placer.start("driver")
+    job = cell.placer.state.jobs["driver"]
+    await cell.tell()
+    as_job = {"authorization": f"Bearer {made(keys, Claim('n1', 'driver', *job.tasks, job.token))}"}
+    submitted = await cell.http.post("/v1/jobs", json=SPEC, headers=as_job)
+    assert submitted.status_code == 202
+    shown = (await cell.http.get(f"/v1/jobs/{submitted.json()['job_id']}")).json()
+    assert shown["spec"]["parents"] == ["driver"]
+    problem(await cell.http.post("/v1/nodes/n1/fence", json={"reason": "x"}, headers=as_job), 403)
 
 
 @pytest.mark.parametrize(

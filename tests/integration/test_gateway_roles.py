@@ -15,10 +15,12 @@ import httpx
 import pytest
 import pytest_asyncio
 
-from penstock.model.external_events import JobSubmitted, TaskExited
+from penstock.model.external_events import JobSubmitted, NodeJoined, TaskExited
 from penstock.model.token import seq_of
 from penstock.model.topics import Topic
 from penstock.model.types import JobSpec, RetryPolicy
+from penstock.runtime.job_tokens import Claim, made
+from penstock.runtime.node_keys import NodeKeys
 from penstock.runtime.task_logs import log_path
 from penstock_services.gateway.core.access import Role, parse_tokens
 from penstock_services.gateway.core.submission import keyed_job_id, tenants_key
@@ -117,6 +119,58 @@ async def test_who_acts_follows_from_the_token(cell: Cell) -> None:
     }
 
 
+async def test_a_job_submits_and_acts_on_what_it_has_submitted_through_every_door(cell: Cell) -> None:
+    """The driver of a sweep, with the token that its node has signed, and a bug: it takes another job of its
+    owner for one of its trials."""
+    keys = NodeKeys(b"n" * 32)
+    cell.placer.feed(NodeJoined(node=node_spec("n1", 4), public_key=keys.public_key))
+    mine = {"command": ("sleep", "9"), "owner": "vision"}
+    cell.placer.submit("driver", spec=JobSpec(**mine, may_submit=True), gpus=4)
+    cell.placer.start("driver")
+    [(task_id, task)] = cell.placer.state.jobs["driver"].tasks.items()
+    claim = Claim(task.place.node_id, "driver", task_id, cell.placer.state.jobs["driver"].token)
+    cell.placer.submit("sibling", spec=JobSpec(**mine))
+    cell.placer.run(["ended"])
+    await cell.tell()
+    http, as_job = cell.http, {"authorization": f"Bearer {made(keys, claim)}", "idempotency-key": "trial"}
+
+    answers = [
+        await http.post("/v1/jobs", json={**SPEC, "owner": "speech"}, headers=as_job) for _ in range(2)
+    ]
+    assert [answer.status_code for answer in answers] == [202, 200]
+    job_id = answers[0].json()["job_id"]
+    child = (await http.get(f"/v1/jobs/{job_id}", headers=as_job)).json()
+    assert (child["owner"], child["spec"]["parents"]) == ("vision", ["driver"])
+    given = problem(
+        await http.post("/v1/jobs", json={**SPEC, "parents": ["driver"]}, headers=as_("vision")), 400
+    )
+    assert [error["field"] for error in given["errors"]] == ["parents"]
+
+    doors = {
+        path for (_, path), roles in required_roles().items() if Role.SUBMIT in roles and "{job_id}" in path
+    }
+    assert len(doors) >= 7
+    bodies = {"exec": {"command": ["true"]}}
+    for path in doors:
+        act = {"url": path.replace("{job_id}", "sibling"), "json": bodies.get(path.rpartition("/")[2], {})}
+        method = "DELETE" if path.endswith("}") else "POST"
+        assert problem(await http.request(method, **act, headers=as_job), 403)["type"].endswith(
+            "other_job"
+        ), path
+    refused = await http.post("/v1/events", content="{}", headers={**as_job, **CLOUD_EVENT})
+    problem(refused, 400)  # before anything else it is to be an event
+    event = {"specversion": "1.0", "id": "e", "source": "/x", "type": "penstock.job.cancel_requested.v1"}
+    whole = json.dumps({**event, "data": {"job_id": "sibling"}})
+    refused = await http.post("/v1/events", content=whole, headers={**as_job, **CLOUD_EVENT})
+    assert problem(refused, 403)["type"].endswith("jobs_token")
+    assert (await http.post(f"/v1/jobs/{job_id}/cancel", headers=as_job)).status_code == 202
+    problem(await http.get("/v1/jobs/sibling", headers={"authorization": as_job["authorization"][:-1]}), 401)
+    written = [one.data for one in await cell.written(Topic.JOBS)]
+    assert [(type(data).__name__, getattr(data, "by", None)) for data in written] == [
+        ("JobSubmitted", None), ("JobCancelRequested", "vision/job:driver"),
+    ]  # fmt: skip
+
+
 async def test_a_cancellation_names_the_token_and_its_tenant(cell: Cell) -> None:
     """While the placer is down, speech submits jobs under ids of vision's, of which only the log knows, and cancels them."""
     http = cell.http
@@ -171,6 +225,7 @@ SHOWN_TO_ALL = {
     "/v1/decisions/{seq}": [""],
     "/v1/stream": ["?after=0&until={head}", "?after=0&until={head}&job={job_id}"],
     "/v1/nodes": [""],
+    "/v1/nodes/{node_id:path}/events": [""],
     "/v1/nodes/{node_id:path}": [""],
     "/v1/gpus": [""],
     "/v1/groups": [""],

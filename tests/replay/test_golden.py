@@ -143,6 +143,7 @@ def expected_state() -> Any:
         job["spec"] |= {"preemptible": True, "min_workers": None, "global_batch_size": None}
         job["spec"] |= {"priority": 0, "prelaunch": False, "qos": None, "deadline_ms": None}
         job["spec"] |= {"companions": "tenant", "nodes": None}
+        job["spec"] |= {"may_submit": False, "parents": []}
         job["spec"] |= {"long_command": None, "retry_of": None, "tied_to": None, "tied_grace_ms": 300_000}
         job["spec"]["interactive"] = False
         job |= {"stop_detail": "", "follower": "", "unfollowed_ms": None, "followed_seq": 0}

@@ -129,6 +129,20 @@ def test_a_dry_run_needs_no_gateway_and_prints_what_would_be_submitted() -> None
     assert spec.workdir == str(ROOT)
 
 
+def test_a_job_has_no_workdir_where_the_submitting_job_runs_in_a_folder_of_its_own(tmp_path: Path) -> None:
+    """A driver without `workdir`: no other task has its folder, and on another node not even the path
+    exists."""
+    job = tmp_path / "work" / "job.yaml"
+    job.parent.mkdir()
+    job.write_text("command: ['true']\n")
+    for line, folder in ((("--", "true"), ROOT), (("-f", str(job)), job.parent)):
+        for fifo, workdir in (("/phases", None), (tmp_path / "other/phases", str(folder))):
+            more = {"PENSTOCK_PHASE_FILE": str(fifo), "PENSTOCK_JOB_ID": "driver", "PENSTOCK_SERVER": ""}
+            answer = run("submit", "--dry-run", "-o", "json", *line, **more)
+            assert checked_json(JobSpec, answer.stdout).workdir == workdir
+            assert "give the job `may_submit: true`, or --may-submit" in answer.stderr
+
+
 @pytest.mark.parametrize(
     ("file", "flags", "priority"),
     [("", (), 0), ("priority: -3\n", (), -3), ("priority: -3\n", ("--priority", "7"), 7)],

@@ -211,8 +211,9 @@ PANELS: Mapping[str, Mapping[str, Entry]] = MappingProxyType({
             "penstock logs nightly --task w0 --attempt 1 --tail 20",
         )),
         "events": Entry(
-            "Print a job's events in order. -o json: one event per line with --follow.",
+            "Print the events of a job, or of a node, in order. -o json: one event per line with --follow.",
             "penstock.cli.inspect:events",
+            examples=("penstock events nightly", "penstock events --node node-3"),
         ),
         "queue": Entry(
             "List waiting jobs in queue order, each with its reason.",

@@ -19,10 +19,11 @@ CLOSE_S = 1.0  # a client on this machine is closed within a millisecond
 Output = Annotated[
     Format, typer.Option("--output", "-o", help="wide: more columns; json, yaml: the gateway's own data.")
 ]
-JobArgument = Annotated[
-    str,
-    typer.Argument(metavar="JOB", help="A job's id, a prefix of it, or a name.", autocompletion=complete_job),
-]
+_JOB = typer.Argument(
+    metavar="JOB", help="A job's id, a prefix of it, or a name.", autocompletion=complete_job
+)
+JobArgument = Annotated[str, _JOB]
+MaybeJobArgument = Annotated[str | None, _JOB]
 
 STATES = [str(status) for status in JobStatus]
 StateFilter = Annotated[

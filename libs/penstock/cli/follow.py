@@ -4,10 +4,12 @@ from collections.abc import Iterator, Mapping
 from contextlib import nullcontext
 from enum import Enum, auto
 from typing import Any
+from urllib.parse import quote
 
 from rich.markup import escape
 
 from penstock import exits
+from penstock.cli.common import rows_of
 from penstock.cli.event_text import QUIET, describe
 from penstock.cli.logs import Following
 from penstock.cli.output import duration, remark
@@ -29,6 +31,18 @@ def events_of(client: Client, job_id: str, *, tied: bool = False) -> Iterator[di
         yield event.data
         if event.data["type"] == ENDED:
             return
+
+
+def events_of_node(client: Client, node_id: str) -> Iterator[dict[str, Any]]:
+    """The events of the node itself, those that are stored and then as they happen, for ever."""
+    stored_seq = client.get("/v1/status")["projected_seq"]
+    stored = rows_of(client.get(f"/v1/nodes/{quote(node_id)}/events"), "events")
+    yield from stored
+    last = max((event["seq"], event["n"]) for event in stored)
+    for event in client.stream("/v1/stream", last_id=str(stored_seq)):
+        about = event.data["node_id"] == node_id and event.data["job_id"] is None
+        if about and (event.data["seq"], event.data["n"]) > last:
+            yield event.data
 
 
 class Shows(Enum):

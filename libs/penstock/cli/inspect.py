@@ -2,6 +2,7 @@
 
 from functools import partial
 from typing import Annotated, Any
+from urllib.parse import quote
 
 import typer
 from rich.console import Group, RenderableType
@@ -13,6 +14,7 @@ from penstock.cli import deadlines, eta, explain, follow, live
 from penstock.cli.common import (
     JobArgument,
     LabelFilter,
+    MaybeJobArgument,
     NameFilter,
     NodeArgument,
     Output,
@@ -23,6 +25,7 @@ from penstock.cli.common import (
     gateway,
     rows_of,
 )
+from penstock.cli.completion import complete_node
 from penstock.cli.event_text import adjustment, checkpoint, first_of_kind, move, needs, reason_of
 from penstock.cli.groups import turns_of
 from penstock.cli.moments import moment
@@ -199,6 +202,7 @@ def _job(
         "Not saved": escape((found.get("unsaved") or {}).get("reason", "")),
         "Priority": _priority(spec),
         "Retry of": spec.get("retry_of") or "",
+        "Submitted by": " → ".join(spec.get("parents") or ()),
         "Tied to": explain.tied(spec, found.get("unfollowed_ms")),
         "Move": escape(move(found["move"])) if found.get("move") else "",
         "Shares GPUs": escape(
@@ -336,20 +340,29 @@ def _refuse_before(job: dict[str, Any], past: dict[str, int]) -> None:
 
 def events(
     ctx: typer.Context,
-    job: JobArgument,
-    go_on: Annotated[bool, typer.Option("--follow", "-f", help="Continue until the job ends.")] = False,
+    job: MaybeJobArgument = None,
+    node: Annotated[
+        str | None, typer.Option(help="Of this node, in place of a job.", autocompletion=complete_node)
+    ] = None,
+    go_on: Annotated[
+        bool, typer.Option("--follow", "-f", help="Continue: of a job until it ends, of a node until Ctrl-C.")
+    ] = False,
     output: Output = Format.TABLE,
 ) -> None:
-    """Print a job's events in order. -o json: one event per line with --follow."""
+    """Print the events of a job, or of a node, in order. -o json: one event per line with --follow."""
+    if (job is None) == (node is None):
+        raise Stop(Exit.BAD_SPEC, "name a job, or a node with --node; one of the two")
     client = gateway(ctx)
-    found = find_job(client, job)
+    place = f"/v1/nodes/{quote(node)}" if node else f"/v1/jobs/{find_job(client, str(job))['job_id']}"
     if not go_on and output in (Format.JSON, Format.YAML):
-        dump(client.get(f"/v1/jobs/{found['job_id']}/events"), output)
+        dump(client.get(f"{place}/events"), output)
         return
-    if go_on:
-        happened = follow.events_of(client, found["job_id"])
+    if not go_on:
+        happened = iter(rows_of(client.get(f"{place}/events"), "events"))
+    elif node:
+        happened = follow.events_of_node(client, node)
     else:
-        happened = iter(rows_of(client.get(f"/v1/jobs/{found['job_id']}/events"), "events"))
+        happened = follow.events_of(client, place.rpartition("/")[2])
     for event in happened:
         lead = f"[dim]{event['seq']:>6}[/]  {clock(event['at_ms'])}"
         draw = partial(follow.print_event, event, lead, wide=output is Format.WIDE)

@@ -17,6 +17,7 @@ from penstock.redaction import brief, unquoted
 from penstock.sdk.code_archive import NotPackable, Packed, pack
 from penstock.sdk.job_yaml import JobLoader, problem_of
 from penstock.sdk.jobfile import PACKED, PATH, BadJob, parse_job
+from penstock.sdk.own_folder import is_a_tasks_own
 
 FILE_PREFIXES = ("/", "./", "../", "~/")  # of an image that is a file
 MAX_FILE_BYTES = 1 << 20  # far above any job; keeps a mistyped path to a data set from being read whole
@@ -42,7 +43,8 @@ def read_job_file(path: str, *, packed: bool = False) -> dict[str, Any]:
     if not isinstance(found, dict):
         raise Stop(Exit.BAD_SPEC, f"{path}: holds no job; write fields such as `command: [python, train.py]`")
     folder = folder_of(path)
-    if found.get("workdir") is None and found.get("sync") is None and not packed:
+    sent = packed or found.get("sync") is not None
+    if found.get("workdir") is None and not sent and not is_a_tasks_own(folder):
         found["workdir"] = folder
     return located(found, folder)
 
@@ -132,9 +134,19 @@ def environment(
     return PATH if path else found or None
 
 
+def workers(fields: Mapping[str, Any], fewest: int | None, most: int | None) -> int | dict[str, Any] | None:
+    """`workers` in the job file's form: with --min-workers a range, whose other end may be in the file."""
+    if fewest is None:
+        return most
+    written = fields.get("workers")
+    ends = {"max": written.get("max")} if isinstance(written, Mapping) else {"max": written}
+    return {**({} if ends["max"] is None else ends), "min": fewest, **({} if most is None else {"max": most})}
+
+
 def build(fields: Mapping[str, Any], where: str) -> JobSpec:
     """The job these fields describe; owner and workdir default to this user and folder. Raises `Stop`."""
-    fields = {"owner": _user(), **({} if "sync" in fields else {"workdir": os.getcwd()}), **fields}
+    here = {} if "sync" in fields or is_a_tasks_own(os.getcwd()) else {"workdir": os.getcwd()}
+    fields = {"owner": _user(), **here, **fields}
     try:
         return parse_job(fields)
     except BadJob as error:

@@ -1,7 +1,7 @@
 """`penstock submit`: builds the job, submits it once (idempotency key), follows it, and ends with its exit code."""
 
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
@@ -10,7 +10,7 @@ from typing import Annotated, Any, cast, get_args
 import typer
 from msgspec.structs import replace
 
-from penstock.cli import attach, ci, deadlines, follow, jobspec
+from penstock.cli import attach, ci, deadlines, dry_run, follow, jobspec
 from penstock.cli.common import Output, gateway
 from penstock.cli.output import Format, dump, duration, remark
 from penstock.cli.sbatch import script_fields
@@ -22,7 +22,6 @@ from penstock.model.codec import as_written
 from penstock.model.types import Category, Companions, JobSpec, Trait
 from penstock.redaction import brief
 from penstock.sdk.code_archive import Packed
-from penstock.sdk.job_warnings import warnings_of
 
 MAX_TRIES = 100  # of one step that fails; then the last one counts
 REPEATED = 200  # status of a key that was used before with the same job
@@ -37,6 +36,20 @@ CommandWords = Annotated[
 ]
 GpusFlag = Annotated[
     int | None, typer.Option(help="GPUs per worker; estimated if left out, like all resources.")
+]
+OnlyNodeFlag = Annotated[
+    list[str] | None,
+    typer.Option(metavar="NODE|LABEL=VALUE", help="Run on these nodes alone; may be repeated."),
+]
+ExcludeNodeFlag = Annotated[
+    list[str] | None,
+    typer.Option(metavar="NODE|LABEL=VALUE", help="Run on none of these nodes; may be repeated."),
+]
+PreferNodeFlag = Annotated[
+    list[str] | None,
+    typer.Option(
+        metavar="NODE|LABEL=VALUE", help="Start on these nodes where it fits there; may be repeated."
+    ),
 ]
 EnvFlag = Annotated[
     list[str] | None, typer.Option("--env", "-e", metavar="NAME=VALUE", help="May be repeated.")
@@ -143,7 +156,9 @@ StrictFlag = Annotated[
 ]
 DryRunFlag = Annotated[
     bool,
-    typer.Option(help="Only check the job and print it; the forecast of its deadline goes to stderr."),
+    typer.Option(
+        "--dry-run", help="Only check the job, also whether the cell could ever run it, and print it."
+    ),
 ]
 DetachFlag = Annotated[bool, typer.Option("--detach", "-d", help="Print the job's id and exit at once.")]
 QuietFlag = Annotated[bool, typer.Option("--quiet", "-q", help="Print the job's states, not its output.")]
@@ -163,6 +178,13 @@ TiedFlag = Annotated[
 ]
 TiedGraceFlag = Annotated[
     str | None, typer.Option(metavar="5m", help="How long a tied job goes on without a follower, up to 24h.")
+]
+MaySubmitFlag = Annotated[
+    bool | None,
+    typer.Option(
+        "--may-submit/--no-may-submit",
+        help="Whether the job's program may submit jobs: `penstock` works in it, with a token of its own.",
+    ),
 ]
 KeyFlag = Annotated[
     str | None,
@@ -194,6 +216,9 @@ def submit(
     iterations: IterationsFlag = None,
     target_loss: TargetLossFlag = None,
     gpu_model: Annotated[list[str] | None, typer.Option(help="Allowed GPU model; may be repeated.")] = None,
+    only_node: OnlyNodeFlag = None,
+    exclude_node: ExcludeNodeFlag = None,
+    prefer_node: PreferNodeFlag = None,
     env: EnvFlag = None,
     secret: SecretFlag = None,
     label: Annotated[list[str] | None, typer.Option(metavar="NAME=VALUE", help="May be repeated.")] = None,
@@ -222,18 +247,20 @@ def submit(
     cancel_on_interrupt: CancelFlag = None,
     tied: TiedFlag = None,
     tied_grace: TiedGraceFlag = None,
+    may_submit: MaySubmitFlag = None,
     idempotency_key: KeyFlag = None,
-    dry_run: DryRunFlag = False,
+    only_check: DryRunFlag = False,
     output: Output = Format.TABLE,
 ) -> None:
     """Submit a job, follow it to its end and print its output. Ctrl-C stops following; the job continues."""
     fields, command = _read(file, command, env or [], packed=sync is not None)
     flags: dict[str, Any] = {
-        "name": name, "owner": owner, "workers": _workers(fields, min_workers, workers), "parameter_servers": parameter_servers,
+        "name": name, "owner": owner, "workers": jobspec.workers(fields, min_workers, workers), "parameter_servers": parameter_servers,
         "model": model, "batch_size": batch_size, "global_batch_size": global_batch_size, "category": category, "traits": trait, "iterations": iterations,
         "target_loss": target_loss, "gpu_models": gpu_model, "workdir": workdir, "sync": sync,
         "queue_timeout": queue_timeout, "run_timeout": run_timeout, "qos": qos, "deadline": deadline, "grace": grace, "checkpoint": checkpoint,
         "preemptible": preemptible, "prelaunch": prelaunch, "priority": priority, "companions": companions, "tied_grace": tied_grace, "interactive": interactive,
+        "may_submit": may_submit,
         "environment": jobspec.environment(venv, conda, container, path=path),
     }  # fmt: skip
     fields |= jobspec.located(_given(flags), os.getcwd()) | _tied(tied, detach=detach)
@@ -241,9 +268,14 @@ def submit(
     fields, code = jobspec.synced(fields)
     env = attach.with_term(interactive, env)
     sections = jobspec.sections(needs, max_attempts, env, secret or [], label or [])
+    sections["nodes"] = {
+        "only": only_node or None,
+        "exclude": exclude_node or None,
+        "prefer": prefer_node or None,
+    }
     spec = spec_of(fields, sections, command, file or "command line")
-    if dry_run:
-        return _show(partial(gateway, ctx), spec, output)
+    if only_check:
+        return dry_run.show(partial(gateway, ctx), spec, output)
     how = (idempotency_key, output, detach, propagate, cancel_on_interrupt, quiet, strict_deadline)
     attached = attach.follower(ctx, interactive and not detach, propagate=propagate)
     raise typer.Exit(Submission(partial(gateway, ctx), spec, *how, code, attached).run())
@@ -274,15 +306,6 @@ def _tied(tied: bool | None, *, detach: bool) -> dict[str, Any]:
     if tied is None and (detach or not ci.is_ci()):
         return {}
     return {"tied_to": None if tied is False else "follower"}
-
-
-def _workers(fields: Mapping[str, Any], fewest: int | None, most: int | None) -> int | dict[str, Any] | None:
-    """`workers` in the job file's form: with --min-workers a range, whose other end may be in the file."""
-    if fewest is None:
-        return most
-    written = fields.get("workers")
-    ends = {"max": written.get("max")} if isinstance(written, Mapping) else {"max": written}
-    return {**({} if ends["max"] is None else ends), "min": fewest, **({} if most is None else {"max": most})}
 
 
 @dataclass(slots=True)
@@ -435,30 +458,6 @@ class Submission:
 def _given(flags: dict[str, Any]) -> dict[str, Any]:
     """The flags that were given."""
     return {field: value for field, value in flags.items() if value is not None}
-
-
-def _show(connect: Callable[[], Client], spec: JobSpec, output: Format) -> None:
-    """Prints the job as it would be submitted. The gateway is asked about a deadline only; its failure is not an error."""
-    for name, message, remedy in warnings_of(spec):
-        remark(f"warning: {name} {message}; {remedy}")
-    if spec.timed:
-        _show_deadline(connect, spec)
-    dump(as_written(spec), Format.YAML if output is not Format.JSON else Format.JSON)
-
-
-def _show_deadline(connect: Callable[[], Client], spec: JobSpec) -> None:
-    try:
-        answer = connect().post("/v1/jobs", as_written(spec), patience_s=WORKER_TIMEOUT_S, dry_run=True)
-    except Stop as stop:
-        remark(f"not known whether it will be in time: {stop}")
-        return
-    if answer["problem"]:
-        remark(f"not known whether it will be in time: {answer['problem']}")
-    if answer["deadline"]:
-        remark(deadlines.in_a_line(answer["deadline"]))
-    for warning in answer["warnings"]:
-        if warning["field"] in ("deadline", "qos"):
-            remark(f"warning: {warning['field']} {warning['message']}; {warning['remedy']}")
 
 
 def spec_of(

@@ -30,6 +30,8 @@ that was not submitted. The estimator may
 fold the whole ledger, and a busy machine needs more than `TIMEOUT_S` to start the worker."""
 LIMITS = httpx.Limits(max_connections=None, max_keepalive_connections=20)
 """Each stream has a connection of its own; the gateway bounds their number."""
+IN_A_TASK = "PENSTOCK_JOB_ID"
+"""Variable that each task has."""
 TOKEN_SETTING = "--token-file (PENSTOCK_TOKEN_FILE)"
 _TOKEN = re.compile(r"[!-~]+\Z")
 """The tokens that an HTTP header can carry."""
@@ -98,6 +100,11 @@ class Connection:
         if (misfit := self.misfit(error)) is not None:
             return misfit
         why = "it does not answer" if isinstance(error, httpx.TimeoutException) else _plain(error)
+        if os.environ.get(IN_A_TASK) and not os.environ.get("PENSTOCK_SERVER"):
+            return Unreachable(
+                f"no gateway at {self.server} ({why.rstrip('.')}): a job's program reaches it only where the job may submit jobs: give the "
+                "job `may_submit: true`, or --may-submit"
+            )
         return Unreachable(
             f"no gateway at {self.server} ({why.rstrip('.')}); start one with `penstock up`, or name it with "
             "--server or PENSTOCK_SERVER"
@@ -119,7 +126,7 @@ class Connection:
             error = KeyConflict
         elif error is NotPermitted:
             remedy = f"; name the file that holds your token with {TOKEN_SETTING.replace(' (', ' or ').rstrip(')')}"
-            text = f"{self.server}: {text}{remedy if status == 401 else ''}"
+            text = f"{self.server}: {text}{remedy if kind == 'no_token' else ''}"
         elif error is Unreachable:
             text = f"{self.server}: {text}; it stayed so, try again later"
         return error(text, fields=fields_of(problem), kind=kind, status=status)

@@ -40,6 +40,7 @@ from penstock.redaction import brief
 from penstock.retry import Backoff
 from penstock.sdk.code_archive import Packed
 from penstock.sdk.jobfile import BadJob, parse_job
+from penstock.sdk.own_folder import is_a_tasks_own
 
 T = TypeVar("T")
 A = TypeVar("A", bound=Answer)
@@ -184,7 +185,8 @@ def job_of(job: JobSpec | Mapping[str, Any] | None, fields: Mapping[str, Any]) -
             return msgspec.structs.replace(job, **fields)
         except TypeError as error:
             raise BadRequest(f"this is no job: {error}; give fields of JobSpec") from error
-    named = {"owner": _user(), "workdir": os.getcwd(), **(job or {}), **fields}
+    here = {} if is_a_tasks_own(os.getcwd()) else {"workdir": os.getcwd()}
+    named = {"owner": _user(), **here, **(job or {}), **fields}
     try:
         return parse_job(named)
     except BadJob as error:

@@ -132,14 +132,14 @@ async def running(options: Options, screen: Console) -> AsyncIterator[Running]:
         stack.enter_context(_environment({**settings.environment(), **bind}))
         await stack.enter_async_context(all_services(settings, log, logs / "services.log", failed))
         step("services", ", ".join(NAMES))
+        url = f"{'https' if os.environ.get('PENSTOCK_GATEWAY_TLS_CERT') else 'http'}://127.0.0.1:{port}"
         stack.callback(end_leftover_tasks, options.folder / "nodes")
-        await stack.enter_async_context(_node_reporters(options, nodes, warn, failed))
+        await stack.enter_async_context(_node_reporters(options, url, nodes, warn, failed))
         step("nodes", _describe_nodes(options))
         if os.geteuid() == 0:
             warn(
                 "you are root, and so are the jobs, with few of root's rights; elsewhere node-reporters ask for --task-user"
             )
-        url = f"{'https' if os.environ.get('PENSTOCK_GATEWAY_TLS_CERT') else 'http'}://127.0.0.1:{port}"
         announce(lock, url)
         yield Running(url, failed)
 
@@ -217,11 +217,13 @@ async def _of_node_reporters(
 @asynccontextmanager
 async def _node_reporters(
     options: Options,
+    url: str,
     settings: Mapping[str, Settings],
     warn: Callable[[str], None],
     failed: "asyncio.Future[None]",
 ) -> AsyncIterator[None]:
-    """One process per node of `settings`, restarted when it crashes; all are ended, concurrently, when the block ends."""
+    """One process per node of `settings`, restarted when it crashes; all are ended, concurrently, when the
+    block ends. `url`: of the gateway, for jobs."""
 
     def on_crash(name: str, code: int, backoff_s: float) -> None:
         warn(f"{name} ended with code {code}; starting it again in {backoff_s:.1f} s")
@@ -229,7 +231,7 @@ async def _node_reporters(
     ready = [asyncio.Event() for _ in settings]
     tasks = []
     for number, (node_id, own) in enumerate(settings.items()):
-        command = _node_command(options, own, number, node_id)
+        command = _node_command(options, url, own, number, node_id)
         tasks.append(watched(keep_running(command, ready[number], on_crash), failed, node_id))
     try:
         if not await all_ready(ready, failed, START_TIMEOUT_S):
@@ -241,7 +243,7 @@ async def _node_reporters(
         await cancelled(tasks)
 
 
-def _node_command(options: Options, settings: Settings, number: int, node_id: str) -> Command:
+def _node_command(options: Options, url: str, settings: Settings, number: int, node_id: str) -> Command:
     """Command line of one node's node-reporter."""
     state = options.folder / "nodes" / node_id
     state.mkdir(parents=True, exist_ok=True)
@@ -256,7 +258,7 @@ def _node_command(options: Options, settings: Settings, number: int, node_id: st
         str(state),
     ]
     argv += ["--log-dir", str(options.folder / TASK_LOGS), "--drain", "--drain-grace-ms", str(DRAIN_GRACE_MS)]
-    argv += ["--rack", f"rack-{number % RACKS}"]
+    argv += ["--rack", f"rack-{number % RACKS}", "--task-gateway", url]
     for name in OWN_FOLDERS:
         argv += ["--hide", str(options.folder / name)]
     argv += ["--allow-root"] if os.geteuid() == 0 else []

@@ -163,6 +163,7 @@ class StartTask(TaskOrder, frozen=True, kw_only=True):
         "prelaunch",
         "spare_cores",
         "interactive",
+        "may_submit",
     )
 
     job_id: Identifier
@@ -214,6 +215,8 @@ class StartTask(TaskOrder, frozen=True, kw_only=True):
     """Its job asked for no number of cores: beside `place.cores` it may use cores of the node that no task was given, until one is."""
     interactive: bool = False
     """Its program has a terminal."""
+    may_submit: bool = False
+    """The node gives it the gateway's URL and a token that it signs (`penstock.runtime.job_tokens`)."""
 
     @property
     def gpu_memory_limit_mib(self) -> int:

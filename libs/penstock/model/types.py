@@ -39,6 +39,7 @@ MAX_PAIRS = 32  # pairs of kinds in an estimate
 MAX_ENV_ENTRIES = 128
 MAX_TEXT = 1_024
 MAX_DIGEST = 64  # of a state: its format and 32 digits
+MAX_PARENTS = 16  # room in the events; the gateway allows fewer
 WHOLE_GPU = 1_000  # shares of a GPU are counted in thousandths
 MAX_JOB_ID_CHARS = (
     113  # ids of its tasks and timers are derived from it: 128 less `:launch_timeout`, the longest suffix
@@ -218,6 +219,8 @@ class JobSpec(Value, frozen=True, kw_only=True):
         "tied_to",
         "tied_grace_ms",
         "interactive",
+        "may_submit",
+        "parents",
     )
     RULES = {
         "command": command_can_run,
@@ -295,6 +298,11 @@ class JobSpec(Value, frozen=True, kw_only=True):
     tied_grace_ms: Annotated[int, Meta(ge=0, le=86_400_000)] = 300_000
     interactive: bool = False
     """Each task's program has a terminal, to which users attach."""
+    may_submit: bool = False
+    """Its tasks may submit jobs: each has the gateway's URL and a token (`penstock.runtime.job_tokens`)."""
+    parents: Annotated[tuple[Identifier, ...], Meta(max_length=MAX_PARENTS)] = ()
+    """The jobs by which it was submitted: the first that a user submitted, then the one whose task submitted
+    the next; the last submitted this one. Set by the gateway."""
 
     @property
     def argv(self) -> tuple[str, ...]:
@@ -449,7 +457,8 @@ class Estimate(Value, frozen=True, kw_only=True):
     """For display: the runs, model or rule that it is based on."""
     model_version: Identifier | None = None
     guessed: Annotated[tuple[Role, ...], Meta(max_length=2)] = ()
-    """Roles with a guessed host memory: such a task is not capped below its fair share of the node."""
+    """In estimates of earlier versions: roles with a guessed host memory. No estimate is a cap (decision
+    136)."""
     first_of_kind: Annotated[tuple[Literal["network", "gpu_model"], ...], Meta(max_length=2)] = ()
     """Parts without training data: the job's network, or the GPU model that its promise of GPU memory is for."""
     options: Annotated[tuple[ShapeOption, ...], Meta(max_length=MAX_OPTIONS)] = ()

@@ -28,15 +28,15 @@ FIELDS: Mapping[str, str] = MappingProxyType({
     **dict.fromkeys(("requeue", "no_requeue", "use_spot", "spot"), "preemptible"),
     **dict.fromkeys(("grace_period", "termination_grace_period_seconds", "grace_time", "kill_timeout"), "grace"),
     **dict.fromkeys(("interactive", "pty", "tty", "stdin", "it", "ti"), "interactive"),
+    **dict.fromkeys(("nodelist", "node_list", "node_selector", "node_name", "affinity"), "nodes.only"),
+    **dict.fromkeys(("exclude", "exclude_nodes", "exclude_hosts"), "nodes.exclude"),
     **dict.fromkeys(("max_wait", "pending_timeout", "queue_time"), "queue_timeout"),
 })  # fmt: skip
 """Another system's name, in lower case with `_` → our field by its path in a job file."""
 
 NONE: Mapping[str, str] = MappingProxyType({
-    **dict.fromkeys(("nodelist", "exclude", "node_selector", "node_name", "affinity"),
-                    "write `nodes: {only: […], exclude: […], prefer: […]}` in a job file"),
     **dict.fromkeys(("partition", "queue", "pool", "resource_pool", "cloud", "region", "zone"),
-                    "leave it out: a cell has one queue; `nodes` in a job file chooses nodes, `gpu_models` GPUs"),
+                    "leave it out: a cell has one queue; `nodes` in a job file, or --only-node, chooses nodes, `gpu_models` GPUs"),
     **dict.fromkeys(("output", "error", "stdout", "stderr", "log_file", "open_mode"), "`penstock logs JOB` has a job's output"),
     **dict.fromkeys(("array", "sweep", "matrix"), "submit each task of an array as a job of its own: for seed in 0 1 2; do penstock submit …; done"),
     **dict.fromkeys(("dependency", "depends_on", "needs"), "wait for the earlier job before: penstock wait JOB && penstock submit …"),
@@ -59,8 +59,11 @@ SHORT: Mapping[str, str] = MappingProxyType({
 })  # fmt: skip
 """One letter of sbatch's or docker's → its long name."""
 FLAGS: Mapping[str, str] = MappingProxyType(
-    {"gpu_models": "gpu-model", "labels": "label", "command": "", "traits": "trait"}
-)
+    {
+        "gpu_models": "gpu-model", "labels": "label", "command": "", "traits": "trait",
+        "only": "only-node", "exclude": "exclude-node", "prefer": "prefer-node",
+    }
+)  # fmt: skip
 """Fields whose flag has another name."""
 
 

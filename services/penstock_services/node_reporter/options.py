@@ -123,6 +123,13 @@ class Options:
             help="PEM file of the certificate authority of an https gateway; by default those of this machine.",
         ),
     ] = None
+    task_gateway: Annotated[
+        str | None,
+        typer.Option(
+            envvar="PENSTOCK_NODE_TASK_GATEWAY",
+            help="URL at which jobs that may submit jobs reach the gateway; by default that of --gateway.",
+        ),
+    ] = None
     code_dir: Annotated[
         Path | None,
         typer.Option(

@@ -11,7 +11,7 @@ from penstock.model.topics import Topic
 from penstock.model.types import Estimate, JobSpec, ResourceRequest, TaskPlacement
 from penstock_services.estimator.core.from_snapshot import begin_at
 from penstock_services.estimator.core.limits import KILLS, KILLS_OF_ONE
-from penstock_services.estimator.core.resources.bounds import CAPPED_FROM, Bounds
+from penstock_services.estimator.core.resources.bounds import Bounds
 from penstock_services.estimator.core.resources.cores import CoresTier
 from penstock_services.estimator.core.resources.estimate import Guess, HistoryTier, estimate
 from penstock_services.estimator.core.resources.memory_kills import FIRST_WORKER_MIB, MemoryKills
@@ -239,23 +239,6 @@ def test_a_gang_is_raised_no_further_than_it_fits_the_empty_cell() -> None:
     with_servers = other(workers=3, parameter_servers=1)
     cell.ledger.kills.host.add(job_info(with_servers), 24_576)
     assert cell.predicted(with_servers).worker.host_memory_mib == NODE_MIB // 4, "beside 1 GiB for its server"
-
-
-def test_an_estimate_below_the_stated_confidence_is_no_cap() -> None:
-    """One run proves little, five equal ones much; what the user asks for is his cap."""
-    cell = Memory()
-    assert cell.predicted().guessed == ("worker",)
-    assert cell.predicted(other(parameter_servers=1)).guessed == ("worker", "ps")
-    assert cell.predicted(other(resources=ResourceRequest(host_memory_mib=64))).guessed == ()
-    cell.succeed("job-0", 1_000)
-    assert cell.predicted().confidence < CAPPED_FROM
-    assert cell.predicted().guessed == ("worker",)
-    for number in range(1, 5):
-        cell.succeed(f"job-{number}", 1_000)
-    assert cell.predicted().confidence > CAPPED_FROM
-    assert cell.predicted().guessed == ()
-    cell.kill("larger")
-    assert cell.predicted().guessed == ("worker",), "its history has been refuted"
 
 
 def test_the_promise_never_exceeds_the_largest_node() -> None:

@@ -10,7 +10,7 @@ A plain hash is enough because tokens are random: `penstock token` makes them.
 """
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from enum import StrEnum
 from hashlib import sha256
 from types import MappingProxyType
@@ -51,6 +51,9 @@ class Caller(NamedTuple):
     """The node for which it may report; None: any, where it has the role."""
     name: str = ""
     """Name of the token, among those of its tenant."""
+    lineage: tuple[str, ...] = ()
+    """Of a task: its job, after the jobs by which that was submitted (`JobSpec.parents`). Empty: not a
+    task."""
 
     @property
     def by(self) -> str:
@@ -80,6 +83,18 @@ class Caller(NamedTuple):
             raise Problem(
                 403, "other_node", f"{what}: this token speaks for node {self.node}, not for {node_id}"
             )
+
+    def demand_own_tree(self, job_id: str, parents: Sequence[str], what: str) -> None:
+        """Raises `Problem` 403 for a task, unless the job is its own or was submitted by it, also through
+        others."""
+        if not self.lineage or self.lineage[-1] in (job_id, *parents):
+            return
+        raise Problem(
+            403,
+            "other_job",
+            f"{what} was not submitted by job {self.lineage[-1]}, whose token this is; a job acts on itself and on those that it "
+            "submitted, so use a token of your own",
+        )
 
     def demand_tenant(self, owner: str, what: str) -> None:
         """Raises `Problem` 403 unless the job is its own, or it may operate."""

@@ -78,7 +78,10 @@ def own_key(key: str) -> str:
 
 def owned(spec: JobSpec, tenant: str | None) -> JobSpec:
     """The job with the caller's tenant as owner, for any value of its own field. Raises `Problem` for a
-    name that looks like an id."""
+    name that looks like an id, and for given parents."""
+    if spec.parents:
+        field = BadField("parents", "is set by the gateway", "leave it out")
+        raise invalid("this is no job", [field])
     if is_generated(spec.name):
         field = BadField("name", "has the form of a job's id", "choose another, such as one with a '-'")
         raise invalid("this is no job", [field])
@@ -177,9 +180,9 @@ def submission(job_id: str, spec: JobSpec) -> JobSubmitted:
 
 
 def spec_digest(spec: JobSpec) -> str:
-    """Equal for jobs with the same meaning, in any notation, and however long they are followed."""
-    written = {
-        name: value for name, value in as_written(spec).items() if name not in ("tied_to", "tied_grace_ms")
-    }
+    """Equal for jobs with the same meaning, in any notation, whoever submits them and however long they are
+    followed."""
+    apart = ("tied_to", "tied_grace_ms", "parents")
+    written = {name: value for name, value in as_written(spec).items() if name not in apart}
     canonical = json.dumps(written, sort_keys=True, ensure_ascii=False)
     return sha256(canonical.encode(errors="surrogatepass")).hexdigest()

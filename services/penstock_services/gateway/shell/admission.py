@@ -22,13 +22,15 @@ from penstock_services.gateway.shell.models import answer_about_models
 Answer = dict[str, Any]
 
 
-async def dry_run(gateway: Gateway, spec: JobSpec, doubts: Sequence[Doubt]) -> Answer:
-    """The answer to a dry run. Without an estimator beside the gateway the answer states that, and is no error."""
+async def dry_run(gateway: Gateway, spec: JobSpec, doubts: Sequence[Doubt], *, estimated: bool) -> Answer:
+    """The answer to a dry run. Without an estimator beside the gateway the answer states that, and is no
+    error. `estimated`: whether the estimator is queried."""
     estimate: Estimate | None = None
     found: Outlook | None = None
     problem = ""
     try:
-        estimate, found = await _expected(gateway, spec)
+        if estimated:
+            estimate, found = await _expected(gateway, spec)
     except Problem as error:
         problem = error.detail
     late = None if found is None else deadline.warning(found)

@@ -18,6 +18,7 @@ from starlette.requests import ClientDisconnect
 from starlette.routing import Match
 
 from penstock.errors import ConfigurationError
+from penstock.runtime.job_tokens import PREFIX
 from penstock_services.gateway.core.access import Caller, Role, local_caller
 from penstock_services.gateway.core.problems import BadField, Problem, invalid
 from penstock_services.gateway.shell import (
@@ -42,6 +43,7 @@ from penstock_services.gateway.shell import (
 )
 from penstock_services.gateway.shell.document import PROBLEM_RESPONSE, openapi
 from penstock_services.gateway.shell.gateway import Gateway, answer, gateway_of, problem_answer
+from penstock_services.gateway.shell.job_callers import caller_of_token
 from penstock_services.gateway.shell.options import is_loopback
 from penstock_services.gateway.shell.parameters import bad_parameter, refuse_unknown
 from penstock_services.gateway.shell.peer import Peers
@@ -79,26 +81,29 @@ OPEN_PATHS = frozenset({"/healthz", "/readyz"})
 class Guard:
     """Authentication before every route: identifies the caller, and refuses web pages of other sites.
 
-    With tokens: the caller that the token file names. On loopback without them: the user who runs the gateway, by
-    the peer's socket. A page in that user's browser could reach the gateway too, and its submissions would run: so the Host must be
-    this machine by name (against DNS rebinding) and an Origin, if sent, must be the gateway's.
+    A running task of a job that may submit jobs: by the token that its node has signed. Others, with
+    tokens: the caller that the token file names. On loopback without them: the user who runs the gateway,
+    by the peer's socket. A page in that user's browser could reach the gateway too, and its submissions
+    would run: so the Host must be this machine by name (against DNS rebinding) and an Origin, if sent, must
+    be the gateway's.
     """
 
-    def __init__(self, app: Any, tokens: TokenFile | None) -> None:
+    def __init__(self, app: Any, tokens: TokenFile | None, gateway: Gateway) -> None:
         self._app = app
+        self._gateway = gateway
         self._tokens = tokens
         self._peers = Peers() if tokens is None else None
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http":
             try:
-                scope[CALLER] = self._caller(scope)
+                scope[CALLER] = await self._caller(scope)
             except Problem as problem:
                 await problem_answer(problem)(scope, receive, send)
                 return
         await self._app(scope, receive, send)
 
-    def _caller(self, scope: Scope) -> Caller | None:
+    async def _caller(self, scope: Scope) -> Caller | None:
         """None on paths that are open to all. Raises `Problem`."""
         host = (_only(scope, b"host") or b"").decode("latin-1")
         origin = _only(scope, b"origin")
@@ -111,10 +116,13 @@ class Guard:
             )
         if scope["path"] in OPEN_PATHS:
             return None
+        token = _token(authorization or b"")
+        if token.startswith(PREFIX.encode()):
+            return await caller_of_token(self._gateway.follower, token.decode("latin-1"))
         if self._peers is not None:
             return _local(self._peers, scope)
         assert self._tokens is not None
-        return _bearer(self._tokens, authorization or b"")
+        return _bearer(self._tokens, token)
 
 
 def _only(scope: Scope, name: bytes) -> bytes | None:
@@ -160,11 +168,16 @@ def _user() -> str:
     return f"{name}@{socket.gethostname()}"
 
 
-def _bearer(tokens: TokenFile, authorization: bytes) -> Caller:
-    """Raises `Problem`."""
+def _token(authorization: bytes) -> bytes:
+    """Empty: the header names none."""
     scheme, _, token = authorization.partition(b" ")
+    return token.strip() if scheme.lower() == b"bearer" else b""
+
+
+def _bearer(tokens: TokenFile, token: bytes) -> Caller:
+    """Raises `Problem`."""
     try:
-        caller = tokens.caller(token.strip()) if scheme.lower() == b"bearer" else None
+        caller = tokens.caller(token) if token else None
     except ConfigurationError as error:
         logger.error("no caller is admitted: %s", error)
         raise Problem(503, "no_tokens", f"no caller is admitted until this is mended: {error}") from error
@@ -207,7 +220,7 @@ def build_app(gateway: Gateway) -> Any:
     app.add_exception_handler(500, _on_fault)
     app.openapi = lambda: openapi(app)  # type: ignore[method-assign]
     tokens = gateway.options.tokens
-    return Guard(app, None if tokens is None else TokenFile(tokens))
+    return Guard(app, None if tokens is None else TokenFile(tokens), gateway)
 
 
 def required_roles() -> dict[tuple[str, str], tuple[Role, ...]]:

@@ -39,6 +39,9 @@ MAX_EXPLAINED = 200  # of a queue, each at about a placement's cost; the others 
 WAITING = (JobStatus.SUBMITTED, JobStatus.QUEUED, JobStatus.BACKOFF)
 
 
+Limit = Annotated[int, Query(ge=1, le=MAX_LISTED)]
+
+
 @router.get("/nodes", dependencies=[needs(Role.READ)])
 async def nodes(request: Request) -> Response:
     """All nodes with their free resources."""
@@ -63,6 +66,21 @@ def _logs(gateway: Gateway, node_id: str) -> dict[str, str | None]:
         return {"url": gateway.logs.server_of(node_id)[0], "problem": None}
     except Unreadable as error:
         return {"url": None, "problem": str(error)}
+
+
+@router.get("/nodes/{node_id:path}/events", dependencies=[needs(Role.READ)])
+async def node_events(node_id: str, request: Request, limit: Limit = MAX_LISTED) -> Response:
+    """The latest events of the node itself, in order; those of tasks there are their jobs'."""
+    gateway = gateway_of(request)
+    rows = await gateway.fresh_rows(
+        "SELECT row_to_json(latest)::text FROM (SELECT * FROM events WHERE node_id = $1 AND job_id IS NULL "
+        "ORDER BY seq DESC, n DESC LIMIT $2) AS latest ORDER BY seq, n",
+        node_id,
+        limit,
+    )
+    if not rows:
+        raise Problem(404, "no_node", f"no node {node_id!r} has ever joined; GET /v1/nodes lists them")
+    return answer({"node_id": node_id, "events": rows})
 
 
 @router.get("/nodes/{node_id:path}", dependencies=[needs(Role.READ)])
@@ -141,7 +159,6 @@ async def filters_of(owner: Text = None, name: Text = None, label: Labels = None
 
 
 Filtered = Annotated[Filters, Depends(filters_of)]
-Limit = Annotated[int, Query(ge=1, le=MAX_LISTED)]
 
 
 @router.get("/queue", dependencies=[needs(Role.READ), Depends(require_live)])

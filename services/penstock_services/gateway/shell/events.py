@@ -107,6 +107,8 @@ async def _permitted(gateway: Gateway, caller: Caller, envelope: Envelope) -> En
     Facts about nodes and tasks come from the reporter of the node alone, through the log, where its signature proves the origin.
     """
     event, what = envelope.data, f"POST /v1/events of {envelope.type}"
+    if caller.lineage:
+        raise Problem(403, "jobs_token", f"{what} is refused with a job's token: use POST /v1/jobs")
     if event.TOPIC == Topic.NODES:
         node_id = getattr(event, "node_id", None) or event.subject()
         raise Problem(

@@ -27,6 +27,8 @@ from penstock.model.external_events import (
 )
 from penstock.model.topics import MAX_EVENT_BYTES
 from penstock.model.transitions import TERMINAL, JobStatus
+from penstock.model.types import JobSpec
+from penstock.model.validation import checked
 from penstock.runtime.tracing.tracer import Attributes
 from penstock.sdk.job_warnings import Doubt
 from penstock_services.gateway.core import deadline
@@ -134,12 +136,26 @@ async def _cancel(request: Request, job_id: str, act: Act) -> Response:
 
 
 async def commanded(request: Request, job_id: str) -> Row:
-    """The job, if the caller may act on it. Raises `Problem` 404, 403 for another tenant's and 409 for one that has ended."""
+    """The job, if the caller may act on it. Raises `Problem` 404, 403 for another tenant's, and for one that
+    the calling job did not submit, and 409 for one that has ended."""
     job = await find_job(gateway_of(request), job_id)
-    caller_of(request).demand_tenant(job["owner"], f"job {job_id}")
+    demand_act(caller_of(request), job)
     if job["outcome"] is not None:
         raise Problem(409, "job_ended", f"job {job_id} has already ended: {job['outcome']}")
     return job
+
+
+def demand_act(caller: Caller, job: Row) -> None:
+    """Raises `Problem` 403 unless the caller may act on this job."""
+    what = f"job {job['job_id']}"
+    caller.demand_tenant(job["owner"], what)
+    if caller.lineage:
+        caller.demand_own_tree(job["job_id"], spec_in(job).parents, what)
+
+
+def spec_in(job: Row) -> JobSpec:
+    """The specification in a job's row."""
+    return checked(JobSpec, orjson.loads(orjson.dumps(job["spec"])), unknown="ignore")
 
 
 C = TypeVar("C", bound=Command)

@@ -5,7 +5,6 @@ import secrets
 from collections.abc import Sequence
 from typing import Annotated, Any
 
-import orjson
 from fastapi import APIRouter, Query, Request
 from fastapi.responses import Response
 from msgspec.structs import replace
@@ -15,11 +14,11 @@ from penstock.ledger.job_state import JobState
 from penstock.ledger.views import job_row
 from penstock.model.external_events import JobSubmitted
 from penstock.model.types import JobSpec
-from penstock.model.validation import checked
 from penstock.runtime.tracing.context import well_formed
 from penstock.sdk.job_warnings import Doubt, warnings_of
-from penstock_services.gateway.core.access import Role
+from penstock_services.gateway.core.access import Caller, Role
 from penstock_services.gateway.core.impossible import impossible
+from penstock_services.gateway.core.job_callers import descended, refuse_too_many
 from penstock_services.gateway.core.problems import BadField, Problem, invalid
 from penstock_services.gateway.core.submission import (
     checked_key,
@@ -38,7 +37,7 @@ from penstock_services.gateway.shell.absent_folders import absent_folders
 from penstock_services.gateway.shell.code import refuse_missing
 from penstock_services.gateway.shell.deadlines import at_submission
 from penstock_services.gateway.shell.gateway import Gateway, answer, content_type, gateway_of, read_body
-from penstock_services.gateway.shell.jobs import accepted, append_event, cancel, find_job
+from penstock_services.gateway.shell.jobs import accepted, append_event, cancel, find_job, spec_in
 from penstock_services.gateway.shell.roles import caller_of, needs
 from penstock_services.gateway.shell.store import Key
 
@@ -112,11 +111,16 @@ async def submit(
         Query(description="409 where it would not be in time with odds of 95 %; nothing is submitted then"),
     ] = False,
     dry_run: Annotated[bool, Query(description="Only what would be expected of it: 200")] = False,
+    estimate: Annotated[
+        bool,
+        Query(description="Of a dry run: whether the estimator is queried, which takes seconds"),
+    ] = True,
 ) -> Response:
     """Submit a job. 202 once it is durable; 200 for a known key with the same job.
 
     `deadline`: of a job with a deadline or a service class, its odds, and the shortest deadline that holds, as `GET /v1/deadlines` has it.
-    With `dry_run` the answer has no `job_id`; `estimate`: the job's estimated resources, null with `problem` where the estimator cannot be queried.
+    With `dry_run` the answer has no `job_id`; `estimate`: the job's estimated resources, null with `problem`
+    where the estimator cannot be queried, and null with `estimate=false`.
     """
     gateway = gateway_of(request)
     caller = well_formed(request.headers.get("traceparent"))
@@ -126,13 +130,13 @@ async def submit(
         raise Problem(415, "content_type", f"{kind or 'none'}: send application/json or application/yaml")
     body = await read_body(request)
     spec = spec_from_json(body) if kind == "application/json" else spec_from_yaml(body)
-    tenant = caller_of(request).tenant
-    spec = owned(spec, tenant)
-    refuse_missing(gateway, tenant, spec)
+    who = caller_of(request)
+    spec = descended(owned(spec, who.tenant), who)
+    refuse_missing(gateway, who.tenant, spec)
     doubts = await _doubts(gateway, spec)
     if dry_run:
-        return answer(await admission.dry_run(gateway, spec, doubts))
-    return await _submitted(gateway, spec, key, tenant, caller, doubts, strict_deadline=strict_deadline)
+        return answer(await admission.dry_run(gateway, spec, doubts, estimated=estimate))
+    return await _submitted(gateway, spec, key, who, caller, doubts, strict_deadline=strict_deadline)
 
 
 @router.post(
@@ -147,20 +151,22 @@ async def retry(job_id: str, request: Request) -> Response:
 
     202, and 200 for a known key, as of a submission; 409 for a job that has not ended.
     """
-    gateway, tenant = gateway_of(request), caller_of(request).tenant
+    gateway, who = gateway_of(request), caller_of(request)
+    tenant = who.tenant
     key = checked_key(request.headers.get("idempotency-key"))
     job = await find_job(gateway, job_id)
+    earlier = spec_in(job)
+    who.demand_own_tree(job_id, earlier.parents, f"job {job_id}")
     if tenant not in (None, job["owner"]):
         detail = f"job {job_id} belongs to {job['owner']}, and this token submits for {tenant}; use a token of {job['owner']}"
         raise Problem(403, "other_tenant", detail)
     if job["outcome"] is None:
         detail = f"job {job_id} has not ended ({job['status']}); wait for its end, or cancel it first"
         raise Problem(409, "job_not_ended", detail)
-    fields = orjson.loads(orjson.dumps(job["spec"]))
-    spec = replace(checked(JobSpec, fields, unknown="ignore"), retry_of=job_id, tied_to=None)
+    spec = descended(replace(earlier, retry_of=job_id, tied_to=None), who)
     refuse_missing(gateway, tenant, spec)
     caller, doubts = well_formed(request.headers.get("traceparent")), await _doubts(gateway, spec)
-    return await _submitted(gateway, spec, key, tenant, caller, doubts)
+    return await _submitted(gateway, spec, key, who, caller, doubts)
 
 
 @router.post(
@@ -194,22 +200,27 @@ async def _submitted(
     gateway: Gateway,
     spec: JobSpec,
     key: str | None,
-    tenant: str | None,
+    who: Caller,
     caller: str | None,
     doubts: Sequence[Doubt],
     *,
     strict_deadline: bool = False,
 ) -> Response:
     """The acknowledgement, once the submission is in the log. `caller`: the submitter's trace context."""
-    key = None if key is None else tenants_key(tenant, key)
+    key = None if key is None else tenants_key(who.tenant, key)
     job_id = (
         fresh_job_id(wall_ms(), secrets.token_bytes(7))
         if key is None
         else keyed_job_id(gateway.settings.cell, key)
     )
     event, status = submission(job_id, spec), 202
-    if strict_deadline and (key is None or not await _exists(gateway, job_id)):
-        await admission.refuse_late(gateway, spec)
+    bounded = strict_deadline or who.lineage
+    if bounded and (key is None or not await _exists(gateway, job_id)):
+        if who.lineage:
+            follower = gateway.follower
+            refuse_too_many(who, follower.state.jobs.values(), map(spec_in, follower.pending.values()))
+        if strict_deadline:
+            await admission.refuse_late(gateway, spec)
     if key is None:
         await _append_submission(gateway, event, caller)
     else:

@@ -48,6 +48,7 @@ from penstock_services.node_reporter.shell.confinement import Confinement
 from penstock_services.node_reporter.shell.faults import watch_faults
 from penstock_services.node_reporter.shell.fifo import HeldFifos
 from penstock_services.node_reporter.shell.gang_files import PEERS, PEERS_FILE, GangFiles
+from penstock_services.node_reporter.shell.gateway_access import GatewayAccess
 from penstock_services.node_reporter.shell.group_folders import GroupFolders
 from penstock_services.node_reporter.shell.inventory import find_node, gpu_minors, mps_runs
 from penstock_services.node_reporter.shell.journal import Journal, JournalFailed
@@ -117,6 +118,7 @@ class LinuxHost:
         self._handovers: Mapping[str, HandOverCheckpoint] = {}
         self._code = CodeCache(options, options.state_dir / "code")
         self._secrets = Secrets(options.secrets_dir, os.environ)
+        self._access = GatewayAccess(options, self.keys)
         self.locked = asyncio.Event()
         """Set when no start of an earlier reporter is under way."""
         self.archiver: Archiver | None = None
@@ -223,6 +225,7 @@ class LinuxHost:
         folder = self._folder(key)
         self._groups.leave(folder)
         self._gangs.forget(key, folder)
+        self._access.forget(folder)
         with suppress(OSError):
             (folder / WORK).rmdir()
         if not (folder / WORK).exists():
@@ -277,12 +280,9 @@ class LinuxHost:
         if gated:
             with state_folder():
                 gate.touch(mode=0o600)
-        own = [
-            folder / PHASES,
-            folder / SAVERS,
-            *([] if work is None else [work]),
-            *([gate] if gated else []),
-        ]
+        access, files = self._access.give(order, folder, order.env.get("PATH", self._base["PATH"]))
+        own = [folder / PHASES, folder / SAVERS, *files]
+        own += [*([] if work is None else [work]), *([gate] if gated else [])]
         self._give(folder, own)
         peers = self._gangs.peers((order.task_id, order.token), peers_json(gang_of(order, self.spec)), folder)
         visible = [*(path.name for path in own), *([PEERS] if PEERS_FILE in peers else [])]
@@ -302,7 +302,7 @@ class LinuxHost:
         env = secrets | variables | {FIFO: str(folder / PHASES)} | saves | meets
         if order.interactive:
             env = {"TERM": DEFAULT_TERM} | env
-        env |= {SAVERS_VARIABLE: str(folder / SAVERS)} | ({GATE: str(gate)} if gated else {})
+        env |= {SAVERS_VARIABLE: str(folder / SAVERS)} | ({GATE: str(gate)} if gated else {}) | access
         cwd = str(order.workdir if work is None else work / (order.workdir or ""))
         shown = [str(folder / name) for name in visible if name != CODE]
         shown += [*([saves[SAVES_VARIABLE]] if saves else []), *meets.values()]

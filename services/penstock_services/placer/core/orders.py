@@ -373,6 +373,7 @@ def _start(
         prelaunch=job.prelaunch,
         spare_cores=job.spec.resources.cores is None,
         interactive=job.spec.interactive,
+        may_submit=job.spec.may_submit,
     )
 
 

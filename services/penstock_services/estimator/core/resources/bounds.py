@@ -1,9 +1,10 @@
-"""Bounds on estimated resources, before the user's request: raised after a task ran out of memory, cut to the largest node, marked as guesses."""
+"""Bounds on estimated resources, before the user's request: raised after a task ran out of memory, cut to
+the largest node."""
 
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
-from penstock.model.types import MAX_GPUS_PER_NODE, WHOLE_GPU, JobSpec, Role
+from penstock.model.types import MAX_GPUS_PER_NODE, WHOLE_GPU, JobSpec
 from penstock_services.estimator.core.node_capacity import NodeCapacity
 from penstock_services.estimator.core.resources.estimate import (
     DEFAULT_GPUS,
@@ -14,9 +15,6 @@ from penstock_services.estimator.core.resources.estimate import (
     worker_of,
 )
 from penstock_services.estimator.core.resources.memory_kills import Exhausted, Floor
-
-CAPPED_FROM = 0.5
-"""An estimate of host memory with less confidence is not used as a cap: two runs of the same command that agree fully reach it."""
 
 
 class Raise(NamedTuple):
@@ -58,12 +56,10 @@ class Bounds:
                 host_memory_mib=_cut(found.host_memory_mib, largest.host_memory_mib, margin),
                 gpu_memory_mib=_cut(found.gpu_memory_mib, largest.gpu_memory_mib, margin) if gpus else 0,
             )
-        guessed = found.memory_confidence < CAPPED_FROM
         if asked.host_memory_mib is None:
-            before, floor = found, self._exhausted.host.floor(spec, key, near=near)
+            floor = self._exhausted.host.floor(spec, key, near=near)
             limit = None if largest is None else largest.host_memory_mib
             found = self._raised(spec, found, Raise("host_memory_mib", "host memory", limit), floor)
-            guessed |= found is not before
         if gpus and asked.gpu_memory_mib is None:
             floor = self._exhausted.gpu.floor(spec, key, near=near)
             limit = None if largest is None else largest.gpu_memory_mib
@@ -72,11 +68,9 @@ class Bounds:
             floor = self._exhausted.server.floor(spec, key, near=True)
             servers_on = self._nodes.max(spec, 0)
             limit = None if servers_on is None else servers_on.host_memory_mib
-            found = self._raised(
-                spec, found, Raise("server_memory_mib", "host memory of parameter servers", limit), floor
-            )
-        workers: tuple[Role, ...] = ("worker",) if guessed and asked.host_memory_mib is None else ()
-        return found._replace(guessed=(*workers, "ps") if spec.parameter_servers else workers)
+            what = Raise("server_memory_mib", "host memory of parameter servers", limit)
+            found = self._raised(spec, found, what, floor)
+        return found
 
     def _raised(self, spec: JobSpec, found: Guess, what: Raise, floor: Floor | None) -> Guess:
         """The guess with the field raised to the floor, with the reason; unchanged where the floor is not higher, or no node has more.

@@ -22,7 +22,6 @@ from penstock.model.types import (
     Estimate,
     JobSpec,
     ResourceVector,
-    Role,
 )
 from penstock_services.estimator.core.resources.history import MAX_VALUE, History, Runs, key_of
 
@@ -63,12 +62,8 @@ class Guess(NamedTuple):
     run_ms: int | None = None
     launch_ms: int | None = None
     model_version: str | None = None
-    memory_confidence: float = 0.0
-    """Of the tier that answered `host_memory_mib`; set only in a merged guess."""
     server_memory_mib: int | None = None
     """Of a parameter server; None: the default."""
-    guessed: tuple[Role, ...] = ()
-    """As in `Estimate`."""
     first_of_kind: tuple[NewKind, ...] = ()
     """As in `Estimate`."""
     raised: str = ""
@@ -237,7 +232,6 @@ def estimate(
         tier="user" if all_asked else found.tier,
         source=source,
         model_version=None if all_asked and not found.partly else found.model_version,
-        guessed=found.guessed,
         first_of_kind=first,
         launch_ms=found.launch_ms if spec.prelaunch else None,
     )
@@ -289,8 +283,6 @@ def merge(spec: JobSpec, tiers: Sequence[Tier], key: bytes) -> Guess:
     for name in OPEN:
         source = next((guess for guess in guesses if getattr(guess, name) is not None), DEFAULT)
         merged[name] = getattr(source, name)
-        if name == "host_memory_mib":
-            merged["memory_confidence"] = source.confidence
         if name == "gpu_memory_mib":
             merged["first_of_kind"] = source.first_of_kind if spec.resources.gpu_memory_mib is None else ()
         if source.partly:
