@@ -26,7 +26,7 @@ FILES = {
     "Determined": peers.DETERMINED,
     "sbatch": peers.SBATCH,
 }
-SAMPLES = {kind: MANIFESTS[kind] for kind in MANIFESTS.keys() - kubernetes.ROLES.keys()} | FILES
+SAMPLES = {kind: texts for kind, texts in MANIFESTS.items() if kind not in kubernetes.ROLES} | FILES
 EACH = [
     pytest.param(kind, text, id=f"{kind}-{n}")
     for kind, texts in SAMPLES.items()
