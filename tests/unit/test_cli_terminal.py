@@ -38,8 +38,8 @@ def test_keys_that_no_terminal_sends_are_refused(keys: str) -> None:
     ("arguments", "words"),
     [
         (("exec", "-it", "job", "--", "bash"), ("--tty", "-i alone")),
-        (("attach", "job"), ("attach", "standard input is no terminal")),
-        (("submit", "-it", "--", "bash"), ("--interactive", "standard input is no terminal")),
+        (("attach", "job"), ("attach: standard input is no terminal", "penstock logs -f job")),
+        (("submit", "-it", "--", "bash"), ("--interactive: standard input is no terminal", "--detach")),
         (("submit", "--pty", "--", "bash"), ("--interactive",)),
         (
             ("submit", "-it", "-d", "--container", "i", "--dry-run", "--", "bash"),

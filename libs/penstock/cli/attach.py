@@ -44,7 +44,7 @@ def attach(
     All who are attached see the same and type into the same, as many as 8. The job goes on when this command ends. If the
     job ends, the exit code is that of the job, as of `submit`.
     """
-    terminal.require_terminal("attach")
+    terminal.require_terminal("attach", f"to only read use `penstock logs -f {job}`")
     keys, client = DetachKeys(detach_keys), gateway(ctx)
     job_id = find_job_id(client, job)
     try:
@@ -69,7 +69,7 @@ def follower(
     """What follows an interactive job in place of `follow.to_end`; None: another job. Raises `Stop`."""
     if not interactive:
         return None
-    terminal.require_terminal("--interactive")
+    terminal.require_terminal("--interactive", "leave it out, or give --detach and attach later")
     return partial(_follow, ctx, propagate=propagate)
 
 

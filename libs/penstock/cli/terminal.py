@@ -22,13 +22,10 @@ Keys = Callable[[bytes], tuple[bytes, bool]]
 """What of this input is sent, and whether the session is left then."""
 
 
-def require_terminal(option: str) -> None:
-    """Raises `Stop`."""
+def require_terminal(option: str, remedy: str) -> None:
+    """Raises `Stop`, with the remedy, where standard input is no terminal."""
     if not os.isatty(STDIN):
-        raise Stop(
-            Exit.BAD_SPEC,
-            f"{option}: standard input is no terminal; leave it out, or give -i alone for a pipe",
-        )
+        raise Stop(Exit.BAD_SPEC, f"{option}: standard input is no terminal; {remedy}")
 
 
 def size() -> str:
