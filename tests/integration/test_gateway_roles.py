@@ -22,7 +22,7 @@ from penstock.model.types import JobSpec, RetryPolicy
 from penstock.runtime.job_tokens import Claim, made
 from penstock.runtime.node_keys import NodeKeys
 from penstock.runtime.task_logs import log_path
-from penstock_services.gateway.core.access import Role, parse_tokens
+from penstock_services.gateway.core.access import Role
 from penstock_services.gateway.core.submission import keyed_job_id, tenants_key
 from penstock_services.gateway.shell.app import required_roles
 from tests.support.gateway_cell import SPEC, Cell, patient, problem, running
@@ -467,33 +467,6 @@ async def test_a_token_is_revoked_without_a_restart(dsn: str, tmp_path: Path) ->
         assert "line 1" in problem(await cell.http.get("/v1/nodes", headers=as_("reader")), 503)["detail"]
         write_tokens(path, ["reader"])
         assert (await cell.http.get("/v1/nodes", headers=as_("reader"))).status_code == 200
-
-
-@pytest.mark.parametrize(
-    ("line", "complaint"),
-    [
-        ("sha256:12 roles=read", "64 hexadecimal digits"),
-        ("{hash} roles=root", "'root' is no role"),
-        ("{hash}", "roles="),
-        ("{hash} roles=submit", "tenant="),
-        ("{hash} roles=submit tenant=shared", "all tenants' secrets"),
-        ("{hash} roles=node", "node="),
-        ("{hash} roles=submit tenant=a/../b\x00", "tenant"),
-        ("{hash} roles=submit tenant=ada@vision", "tenant='ada@vision' is not a name"),
-        ("{hash} roles=read colour=red", "colour"),
-        ("{hash} roles=read\n{hash} roles=operate", "line 2"),
-        ("a-token-in-plain-text", "64 hexadecimal digits"),
-    ],
-)
-def test_a_wrong_line_is_named(line: str, complaint: str) -> None:
-    with pytest.raises(ValueError, match=complaint) as raised:
-        parse_tokens(line.replace("{hash}", "sha256:" + "0" * 64))
-    assert "plain-text" not in str(raised.value)
-
-
-def test_every_name_of_a_node_can_stand_in_a_line() -> None:
-    [caller] = parse_tokens(f"sha256:{'0' * 64} roles=node node=rack-1/n7:0").values()
-    assert caller.node == "rack-1/n7:0"
 
 
 # ------------------------------------------------------------------------------------------ without tokens
