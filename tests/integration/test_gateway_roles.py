@@ -150,7 +150,7 @@ async def test_a_job_submits_and_acts_on_what_it_has_submitted_through_every_doo
         path for (_, path), roles in required_roles().items() if Role.SUBMIT in roles and "{job_id}" in path
     }
     assert len(doors) >= 7
-    bodies = {"exec": {"command": ["true"]}}
+    bodies = {"exec": {"command": ["true"]}, "attach": {"terminal": "24x80"}}
     for path in doors:
         act = {"url": path.replace("{job_id}", "sibling"), "json": bodies.get(path.rpartition("/")[2], {})}
         method = "DELETE" if path.endswith("}") else "POST"

@@ -30,6 +30,7 @@ from tests.support.node_cell import NODE, Cell, printed, start_order, stop_order
 from tests.support.waiting import await_until
 
 options, broker, cell = node_fixtures.options, node_fixtures.broker, node_fixtures.cell
+in_background = node_fixtures.in_background
 nothing_left = node_fixtures.nothing_left
 
 
@@ -98,7 +99,7 @@ async def node(
 
 
 LOOK = (
-    "{ ls -A {state}/tasks; sed -n '/CapBnd/p;/NoNewPrivs/p;/Groups/p' /proc/self/status; id; pwd; nproc; ulimit -d -c; "
+    "{ ls -A {state}/tasks; sed -n '/CapBnd/p;/NoNewPrivs/p;/Groups/p;/SigBlk/p;/SigIgn/p' /proc/self/status; id; pwd; nproc; ulimit -d -c; "
     "cat /proc/self/cgroup; readlink /proc/self/ns/pid /proc/self/ns/mnt; env | sort | grep -E 'PENSTOCK|CUDA'; }"
 )
 
@@ -113,6 +114,7 @@ def sleepers(seconds: str) -> list[int]:
     return found
 
 
+@pytest.mark.usefixtures("in_background")
 @pytest.mark.parametrize("isolation", [IsolationChoice.AUTO, IsolationChoice.NONE])
 async def test_a_command_is_in_its_task(
     options: Options, broker: MemoryBroker, cell: Cell, key: Path, isolation: IsolationChoice
@@ -126,6 +128,7 @@ async def test_a_command_is_in_its_task(
         own = (await gateway.run("cat", "own"))["stdout"]
         assert (await gateway.run("sh", "-c", look))["stdout"] == own
         assert "PENSTOCK_TASK_ID=job-1.1.0" in own
+        assert "SigIgn:\t0000000000000000" in own
         ends = await gateway.run("sh", "-c", "echo no >&2; exit 7")
         assert ends == {"stdout": "", "stderr": "no\n", "exit_code": 7}
         assert (await gateway.run("sh", "-c", "kill -9 $$"))["exit_code"] == 137

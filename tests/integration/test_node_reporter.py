@@ -34,6 +34,7 @@ from tests.support.waiting import await_until
 
 options, broker = node_fixtures.options, node_fixtures.broker
 cell, node = node_fixtures.cell, node_fixtures.node
+in_background = node_fixtures.in_background
 nothing_left = node_fixtures.nothing_left
 
 
@@ -226,6 +227,7 @@ async def test_the_task_sees_its_place_and_no_secret(
     assert not {"PENSTOCK_DSN", "PENSTOCK_LOG", "RANK"} & seen["env"].keys()
 
 
+@pytest.mark.usefixtures("in_background")
 async def test_a_task_inherits_no_state_that_breaks_programs(node: Options, cell: Cell) -> None:
     """With SIGPIPE ignored `yes | head` never ends, a terminal or an open stdin makes a script wait, odd
     variables lose lines. All bytes of its output are kept; a job without GPUs sees none, and Python does

@@ -1,5 +1,6 @@
 """Fixtures of tests of the node-reporter; a test module binds those it uses: `node = node_fixtures.node`."""
 
+import signal
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
@@ -15,6 +16,15 @@ from tests.support.story import told
 @pytest.fixture
 def options(tmp_path: Path) -> Options:
     return node_options(tmp_path)
+
+
+@pytest.fixture
+def in_background() -> Iterator[None]:
+    """As a script starts it with `&`: the shell has keys for signals ignored, and children inherit that."""
+    before = {number: signal.signal(number, signal.SIG_IGN) for number in (signal.SIGINT, signal.SIGQUIT)}
+    yield
+    for number, handler in before.items():
+        signal.signal(number, handler)
 
 
 @pytest.fixture

@@ -69,6 +69,18 @@ def test_other_ranks_are_told_where_rank_0_saves_nothing_or_its_node_is_gone() -
     assert [found for fact in facts if (found := stops(cell, fact))] == [{"j.1.w1": True}]
 
 
+def test_a_gang_that_goes_down_with_its_node_needs_no_stops() -> None:
+    """Its one node burns down. The record that gives its tasks up, and decides to stop them, has it wait again."""
+    cell = CellDriver()
+    cell.join(node_spec("n1", 2))
+    cell.submit("j", job_spec(workers=2, checkpoint="sdk", attempts=2), estimate(1))
+    cell.start("j")
+    facts = cell.feed(NodeLeft(node_id="n1", boot_id="b1", proof="shutdown")).facts
+    assert any(isinstance(fact, StopDecided) for fact in facts)
+    assert not cell.job("j").tasks
+    assert not any(stops(cell, fact) for fact in facts)
+
+
 def test_a_gang_whose_rank_0_fails_is_stopped_at_once() -> None:
     """Nothing is saved any more. One stop is ordered, by the record that decides on it."""
     cell = gang()

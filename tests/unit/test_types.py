@@ -12,7 +12,7 @@ import msgspec
 import pytest
 from pydantic import ValidationError
 
-from penstock.model import allowed, commands, types, worker_range
+from penstock.model import allowed, commands, process_rules, types, worker_range
 from penstock.model.codec import decode, encode
 from penstock.model.commands import MAX_ARGUMENT_BYTES, MAX_ARGV_BYTES, command_fields
 from penstock.model.event import wire_type
@@ -259,8 +259,8 @@ def test_names_of_quantities_end_with_their_unit(noun: type[Value]) -> None:
 
 def test_the_nouns_import_nothing_that_acts() -> None:
     """The simulator and every core use these very classes: no clock, file or chance may hide in them."""
-    nouns = {module.__name__ for module in (allowed, worker_range)}
-    for module in (types, allowed, worker_range):
+    nouns = {module.__name__ for module in (allowed, worker_range, process_rules)}
+    for module in (types, allowed, worker_range, process_rules):
         tree = ast.parse(inspect.getsource(module))
         imported = {node.module for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)}
         assert imported <= {"typing", "collections.abc", "msgspec", "penstock.model.commands", *nouns}

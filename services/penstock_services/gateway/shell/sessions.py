@@ -4,7 +4,7 @@ import asyncio
 import secrets
 from collections.abc import Awaitable, Callable, Mapping, MutableMapping
 from contextlib import suppress
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import orjson
 from fastapi.responses import Response
@@ -19,7 +19,9 @@ from penstock_services.gateway.core.log_text import Unreadable
 from penstock_services.gateway.core.problems import Problem
 from penstock_services.gateway.shell.gateway import Gateway
 from penstock_services.gateway.shell.jobs import append_event
-from penstock_services.gateway.shell.node_session import NodeSession
+
+if TYPE_CHECKING:  # its HTTP client is loaded when a node is asked
+    from penstock_services.gateway.shell.node_session import NodeSession
 
 MAX_SESSIONS = 256  # of a gateway
 MAX_SESSIONS_OF_JOB = 16
@@ -70,7 +72,7 @@ class Passing(Response):
 
     media_type = MEDIA_TYPE
 
-    def __init__(self, gateway: Gateway, run: JobCommandRun, session: NodeSession, left: str) -> None:
+    def __init__(self, gateway: Gateway, run: JobCommandRun, session: "NodeSession", left: str) -> None:
         super().__init__()
         del self.headers["content-length"]
         self._gateway, self._session = gateway, session

@@ -12,6 +12,7 @@ import ctypes
 import errno
 import json
 import os
+import signal
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Literal, NamedTuple, NoReturn
@@ -202,6 +203,13 @@ def become(plan: Confinement) -> None:
         os.setgroups(groups)
         os.setresgid(gid, gid, gid)
         os.setresuid(uid, uid, uid)
+
+
+def default_signals() -> None:
+    """No signal is ignored or blocked, whatever this process's parents did (`nohup`, a shell's `&`)."""
+    for number in signal.valid_signals() - {signal.SIGKILL, signal.SIGSTOP}:
+        signal.signal(number, signal.SIG_DFL)
+    signal.pthread_sigmask(signal.SIG_SETMASK, ())
 
 
 def drop_privileges() -> None:

@@ -30,6 +30,7 @@ from penstock_services.node_reporter.shell.confinement import (
     PR_SET_PDEATHSIG,
     Confinement,
     become,
+    default_signals,
     drop_privileges,
     join_mounts,
     join_namespaces,
@@ -119,8 +120,7 @@ def _execute(plan: Confinement, program: Program, mounts: int | None, request: M
         become(plan)
         prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)  # set again: a change of the user clears it
         os.fchdir(program.folder)
-        for number in (signal.SIGPIPE, signal.SIGXFSZ):
-            signal.signal(number, signal.SIG_DFL)
+        default_signals()
         try:
             os.execvpe(argv[0], argv, env)
         except (FileNotFoundError, NotADirectoryError) as error:

@@ -14,6 +14,7 @@ from penstock_services.node_reporter.shell.confinement import (
     PR_SET_PDEATHSIG,
     Confinement,
     become,
+    default_signals,
     drop_privileges,
     hide,
     leave_keyring,
@@ -25,10 +26,6 @@ from penstock_services.node_reporter.shell.whole_files import put
 
 GO = b"\n"  # ends a line from shim to leader: the request, then an empty line, the sign to execute it
 OOM_FIRST = 500  # of 1,000: as if it used half of the machine's memory on top
-RESET_SIGNALS = (
-    signal.SIGTERM, signal.SIGINT, signal.SIGCHLD, signal.SIGUSR1, signal.SIGUSR2, signal.SIGHUP, signal.SIGPIPE, signal.SIGXFSZ,
-)  # fmt: skip
-"""Signals changed by Python, the launcher or the shim; the program shall have the defaults."""
 
 
 class Pipes(NamedTuple):
@@ -54,8 +51,7 @@ def become_program(
             os._exit(127)
         begun()
         os.setsid()
-        for number in RESET_SIGNALS:
-            signal.signal(number, signal.SIG_DFL)
+        default_signals()
         os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
         os.dup2(pipes.output, 1)
         with contextlib.suppress(OSError):  # beyond the user's key quota the launcher's keyring is shared

@@ -128,7 +128,7 @@ def stop_orders(state: CellState, job_id: str, token: int) -> list[Order]:
 
 def _chief_ended(job: JobState) -> bool:
     """Whether the other ranks of a gang that is being stopped need not wait for rank 0 to save."""
-    if job.spec.checkpoint != "sdk" or len(job.tasks) == 1:
+    if job.spec.checkpoint != "sdk" or len(job.tasks) < 2:
         return False
     chief = next(task for task in job.tasks.values() if task.place.rank == 0)
     return chief.status is TaskStatus.EXITED or not job.saves
