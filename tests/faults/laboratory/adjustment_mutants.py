@@ -114,7 +114,7 @@ def _() -> None:
     filtered(orders.outstanding, lambda order: not isinstance(order, SetCores | SetBandwidth))
 
 
-@mutant("adjustments are repeated after starts", faults="adjust", log="kafka", first=26)
+@mutant("adjustments are repeated after starts", faults="adjust", log="kafka", first=10)
 def _() -> None:
     real = orders.outstanding
 

@@ -45,7 +45,7 @@ def _() -> None:
 
 @mutant("nobody asks whether the memory of a GPU is enough for all members", faults=FAULTS, **CELL, first=2)
 def _() -> None:
-    replace(validate_groups._lacking, lambda node, need, held: "")
+    replace(validate_groups._lacking, lambda node, need, held, shared: "")
 
 
 @mutant("a job joins another one that runs elsewhere", faults=FAULTS, **CELL)
@@ -56,8 +56,8 @@ def _() -> None:
 
 @mutant("who runs on the same GPUs may be left out of a group", faults=FAULTS, **CELL, first=8)
 def _() -> None:
-    def decided(state: CellState, found: Any, unit: Any, reason: str) -> GroupDecided:
-        own = real(state, found, unit, reason)
+    def decided(state: CellState, found: Any, unit: Any, reason: str, turns: Any = None) -> GroupDecided:
+        own = real(state, found, unit, reason, turns)
         return replaced(own, group_id=f"group-{state.token}-anew", job_ids=own.job_ids[-2:])
 
     real = decisions.decided
@@ -148,8 +148,8 @@ def _() -> None:
 def _() -> None:
     real = room.Room.form
 
-    def form(self: Any, members: Any, *, waits: bool) -> Any:
+    def form(self: Any, members: Any, *, waits: bool, fit_then: bool = False) -> Any:
         with posing(self, "_now", self._then):
-            return real(self, members, waits=waits)
+            return real(self, members, waits=waits, fit_then=fit_then)
 
     replace(real, form)

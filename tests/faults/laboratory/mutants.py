@@ -65,8 +65,8 @@ def _() -> None:
 def _() -> None:
     real = Replica.take
 
-    def take(self: Replica, value: bytes, offset: int) -> Any:
-        found = real(self, value, offset)
+    def take(self: Replica, value: bytes, offset: int, hook: Any = None) -> Any:
+        found = real(self, value, offset, hook)
         if found is None:
             evolve.fold(self.state, record.read(value))
         return found
@@ -197,9 +197,9 @@ def _() -> None:
 
 
 def _while_not_frozen(real: Function) -> None:
-    def broken(self: Decider, state: CellState, *given: Any) -> Iterator[Any]:
+    def broken(self: Decider, state: CellState, *given: Any, **named: Any) -> Iterator[Any]:
         with posing(state, "frozen", ""):
-            yield from real(self, state, *given)
+            yield from real(self, state, *given, **named)
 
     replace(real, broken)
 
@@ -363,7 +363,7 @@ def _() -> None:
     replace(real, free)
 
 
-@mutant("no answer reports to a node that its joining is stale", faults="disk,clock")
+@mutant("no answer reports to a node that its joining is stale", faults="disk,clock", first=28)
 def _() -> None:
     replace(guard.join_refusal, lambda state, event, reason: None)
 

@@ -1,8 +1,8 @@
 """Patching for mutants: plausible bugs are put into the product's functions at test time, each in its own process.
 
 A mutant is a function that replaces others: `replace(real, broken)` puts `broken` wherever the product holds `real`
-(modules, classes, tables). No source text is matched, so a mutant fits as long as its function exists; one whose
-function is gone raises `AttributeError` or `LookupError`, and is an error, not a survivor.
+(modules, classes, tables). No source text is matched, so a mutant fits as long as its function exists with its arguments;
+else it raises `AttributeError` or `LookupError`, and is an error, not a survivor.
 """
 
 import inspect
@@ -46,7 +46,10 @@ def mutant(
 
 
 def replace(real: Function, broken: Function) -> None:
-    """Puts `broken` wherever a module, a class or a table holds `real`. Raises `LookupError` if nobody does."""
+    """Puts `broken` wherever a module, a class or a table holds `real`. Raises `LookupError` if nobody does, or if it
+    does not take the same arguments."""
+    if inspect.isfunction(real) and inspect.isfunction(broken):
+        _demand_same_arguments(real, broken)
     places = 0
     for module in [m for name, m in sys.modules.items() if name.split(".")[0] in PACKAGES]:
         for name, found in list(vars(module).items()):
@@ -61,6 +64,19 @@ def replace(real: Function, broken: Function) -> None:
                 places += _replace_in(found, real, broken)
     if not places:
         raise LookupError(f"{real} is nowhere")
+
+
+def _demand_same_arguments(real: Function, broken: Function) -> None:
+    taken = inspect.signature(real)
+    parameters = taken.parameters.values()
+    if any(each.kind in (each.VAR_POSITIONAL, each.VAR_KEYWORD) for each in parameters):
+        return  # another mutant's
+    given = [each for each in parameters if each.kind is not each.KEYWORD_ONLY]
+    named = {each.name: each for each in parameters if each.kind is each.KEYWORD_ONLY}
+    try:
+        inspect.signature(broken).bind(*given, **named)
+    except TypeError as error:
+        raise LookupError(f"{real.__qualname__} has other arguments now ({taken}): {error}") from None
 
 
 def _replace_in(owner: type, real: Function, broken: Function) -> int:

@@ -29,7 +29,7 @@ def _() -> None:
     replace(plans.proposal_answered, lambda state, fact: None)
 
 
-@mutant("a plan is valid for ever", faults=FAULTS, first=1)
+@mutant("a plan is valid for ever", faults=FAULTS, first=6)
 def _() -> None:
     real = validate_plans._of_the_plan
 
@@ -119,7 +119,7 @@ def _() -> None:
     replace(batcher._at, lambda state, now_ms: nullcontext())
 
 
-@mutant("for a plan a job is stopped that it does not name", faults=FAULTS, profile="muri-l", first=103)
+@mutant("for a plan a job is stopped that it does not name", faults=FAULTS, profile="muri-l", first=76)
 def _() -> None:
     real = plan_stops._may_stop
 

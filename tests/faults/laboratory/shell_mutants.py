@@ -46,7 +46,7 @@ def _() -> None:
     filtered(orders.outstanding, lambda order: order.TYPE != StartTask.TYPE)
 
 
-@mutant("stops are not repeated by a new term", faults="cancel,rival,zombie,append", log="kafka")
+@mutant("stops are not repeated by a new term", faults="cancel,rival,zombie,append", log="kafka", first=7)
 def _() -> None:
     filtered(orders.outstanding, lambda order: order.TYPE != StopTask.TYPE)
 
