@@ -89,6 +89,12 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Scheduling:
     return Scheduling(config, log)
 
 
+def pytest_make_parametrize_id(val: object, argname: str) -> str | None:
+    """Bytes have their argument's name and a number in ids: a packed file has the second of its making in it, and all test
+    processes must collect the same ids."""
+    return argname if isinstance(val, bytes) else None
+
+
 @pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Sorts by folder, and keeps the order within. With `--shuffle` by chance, alike in all processes."""
