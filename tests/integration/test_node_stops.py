@@ -61,8 +61,7 @@ while True:
 
 
 def behind(name: str, folder: Path) -> str:
-    """The job's script: the training behind this wrapper."""
-    (folder / "train.py").write_text(TRAIN)
+    """The job's script: the training behind this wrapper. `train.py` is in the folder."""
     return wrapped(name, f"{sys.executable} {folder}/train.py {folder}/{name.replace(' ', '')}", folder)
 
 
@@ -72,6 +71,7 @@ async def test_a_stop_reaches_the_training_behind_each_wrapper(
     """A node is drained. Every job saves its last step, whatever is in front of it; where a script was,
     its training was killed at once."""
     env = {"PYTHONPATH": str(ROOT / "libs")}
+    (tmp_path / "train.py").write_text(TRAIN)
     jobs = {f"job-{number}": name for number, name in enumerate(WRAPPERS, 1)}
     options = replace(options, virtual_gpus=len(jobs))
     async with working(options, MemoryLog(broker, "node-reporter")):
@@ -154,6 +154,7 @@ async def test_a_request_to_save_goes_to_the_process_that_saves_or_is_refused(
     """`penstock checkpoint` reaches a training behind a script. Where none has registered the answer says
     so; the one that comes later saves at its first step."""
     env = {"PYTHONPATH": str(ROOT / "libs")}
+    (tmp_path / "train.py").write_text(TRAIN)
     script = f"until test -e {tmp_path}/go; do sleep 0.05; done\n{behind('run.sh', tmp_path)}"
     async with working(options, MemoryLog(broker, "node-reporter")):
         await cell.order(start_order(1, "bash", "-c", script, task_id="job-1.1.w0", checkpoint="", env=env))
