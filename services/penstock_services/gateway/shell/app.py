@@ -271,13 +271,14 @@ async def _on_http(request: Request, error: Exception) -> Response:
 
 
 def _allowed(request: Request) -> list[str]:
-    """Methods of this path. Of several matching templates the longest counts: node ids may contain a slash."""
+    """Methods of this path. Of several matching templates one without parameters counts, else the longest: node
+    ids may contain a slash."""
     routes = [*request.app.routes, *(route for part in PARTS for route in part.router.routes)]
     fitting: dict[str, set[str]] = {}
     for route in routes:
         if isinstance(route, APIRoute) and route.matches(request.scope)[0] is not Match.NONE:
             fitting.setdefault(route.path, set()).update(route.methods or ())
-    return sorted(fitting[max(fitting, key=len)]) if fitting else []
+    return sorted(fitting[max(fitting, key=lambda path: ("{" not in path, len(path)))]) if fitting else []
 
 
 async def _on_disconnect(request: Request, error: Exception) -> Response:

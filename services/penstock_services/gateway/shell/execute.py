@@ -2,8 +2,9 @@
 owner or an operator; recorded as it begins and as it ends."""
 
 import shlex
-from typing import TypeVar
+from typing import Any, TypeVar
 
+import msgspec
 import orjson
 from fastapi import APIRouter, Request
 from fastapi.responses import Response, StreamingResponse
@@ -18,7 +19,7 @@ from penstock.session_lines import PROTOCOL
 from penstock_services.gateway.core.access import Role
 from penstock_services.gateway.core.acts import AttachAct, ExecAct, read_fields
 from penstock_services.gateway.core.log_text import Member
-from penstock_services.gateway.core.problems import BadField, Problem, invalid
+from penstock_services.gateway.core.problems import Problem
 from penstock_services.gateway.shell.gateway import Gateway, content_type, gateway_of, read_body
 from penstock_services.gateway.shell.jobs import as_asked_by, commanded
 from penstock_services.gateway.shell.roles import caller_of, needs
@@ -27,6 +28,17 @@ from penstock_services.gateway.shell.sessions import MEDIA_TYPE, Asked, begun
 router = APIRouter(prefix="/v1/jobs", tags=["jobs"])
 
 MAX_NAMED = 4  # tasks in a message
+
+
+def _body(kind: type[Value]) -> dict[str, Any]:
+    """What the contract says of a request's body."""
+    schema = msgspec.json.schema(kind)["$defs"][kind.__name__] | {"additionalProperties": False}
+    if "command" in schema["properties"]:
+        command = schema["properties"]["command"]
+        command["prefixItems"] = [{**command["items"], "minLength": 1}]
+    return {"requestBody": {"required": True, "content": {"application/json": {"schema": schema}}}}
+
+
 LEFT = "the connection of its caller ended, and the command with it"
 ATTACHED, DETACHED = "penstock attach", "its caller has left the terminal"
 
@@ -36,6 +48,7 @@ ATTACHED, DETACHED = "penstock attach", "its caller has left the terminal"
     response_class=StreamingResponse,
     dependencies=[needs(Role.SUBMIT, Role.OPERATE)],
     responses={200: {"content": {MEDIA_TYPE: {}}}},
+    openapi_extra=_body(ExecAct),
 )
 async def execute(job_id: str, request: Request) -> Response:
     """Body: `{"command": ["nvidia-smi"], "task": "w0"}`; a job of one task needs no `task`. Answer: one
@@ -48,8 +61,10 @@ async def execute(job_id: str, request: Request) -> Response:
     act = await _asked(request, ExecAct)
     text = shlex.join(act.command)
     if len(text) > MAX_TEXT:
-        field = BadField("command", f"has {len(text)} characters of {MAX_TEXT}", "put the rest into a script")
-        raise invalid("this command cannot be recorded", [field])
+        detail = (
+            f"command: has {len(text)} characters of {MAX_TEXT} that are recorded; put the rest into a script"
+        )
+        raise Problem(413, "command_too_long", detail)
     await commanded(request, job_id)
     if act.stdin or act.terminal is not None:
         _demand_upgrade(request)
@@ -70,6 +85,7 @@ async def execute(job_id: str, request: Request) -> Response:
     response_class=StreamingResponse,
     status_code=101,
     dependencies=[needs(Role.SUBMIT, Role.OPERATE)],
+    openapi_extra=_body(AttachAct),
 )
 async def attach(job_id: str, request: Request) -> Response:
     """Body: `{"terminal": "24x80"}`, and `task` as for `exec`; with `Upgrade: penstock-lines`. The connection goes over to

@@ -69,7 +69,7 @@ SPEC_BODY: dict[str, Any] = {
             "name": "Idempotency-Key",
             "in": "header",
             "required": False,
-            "schema": {"type": "string", "maxLength": 256},
+            "schema": {"type": "string", "minLength": 1, "maxLength": 256},
             "description": "The same key and job: the same job, once. The same key and another job: 409.",
         }
     ],
