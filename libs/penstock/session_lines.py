@@ -43,12 +43,7 @@ class Lines:
 
 def line(**fields: Any) -> bytes:
     """`fields`: those above; bytes become base64."""
-    return (
-        json.dumps({
-            name: b64encode(value).decode() if isinstance(value, bytes) else value for name, value in fields.items()
-        }).encode()
-        + b"\n"
-    )  # fmt: skip
+    return json.dumps(fields, default=lambda data: b64encode(data).decode()).encode() + b"\n"
 
 
 def input_of(text: bytes) -> bytes | tuple[int, int] | None:

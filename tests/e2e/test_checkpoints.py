@@ -1,4 +1,5 @@
-"""Long jobs make way for a short one on a live cell under `srtf`, save within their grace and go on where they were."""
+"""Long jobs make way for a short one on a live cell under `srtf`, save within their grace and go on where
+they were."""
 
 import sys
 from collections.abc import Iterator
@@ -29,8 +30,9 @@ def srtf(request: pytest.FixtureRequest, place: Path) -> Iterator[Installation]:
 
 
 def test_preempted_jobs_lose_nothing_behind_any_wrapper_or_are_said_to(srtf: Installation) -> None:
-    """The cell knows how long the short one takes, since it ran before; of the long ones, which have all GPUs, it knows nothing.
-    Their loss files go on as if nobody had stopped them. One never calls `checkpoint()`."""
+    """The cell knows how long the short one takes, since it ran before; of the long ones, which have all
+    GPUs, it knows nothing. Their loss files go on as if nobody had stopped them. One never calls
+    `checkpoint()`."""
     quick = ("submit", "--name", "quick", "--gpus", str(len(WRAPPERS) + 1), "--", "true")
     assert srtf.run(*quick).returncode == 0
     end, program = srtf.home / "end", srtf.home.parent / "train.py"

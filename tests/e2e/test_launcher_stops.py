@@ -1,5 +1,5 @@
-"""Stops of trainings behind real launchers, with real collectives: rank 0 saves once, all ranks end together, no
-iteration is lost."""
+"""Stops of trainings behind real launchers, with real collectives: rank 0 saves once, all ranks end together,
+no iteration is lost."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -26,7 +26,8 @@ SAVES = WORK.with_name("saves.py")
 
 
 def saving(launcher: str, place: Path, port: str, ranks: int = 2) -> tuple[str, ...]:
-    """A launcher with these ranks of a training that saves by the SDK, and leaves its steps in this folder."""
+    """A launcher with these ranks of a training that saves by the SDK, and leaves its steps in this
+    folder."""
     place.mkdir()
     flags = ("--multi_gpu", "--num_processes", str(ranks), "--main_process_port", port)
     starts = {
@@ -95,9 +96,9 @@ def until_later(place: Path, attempt: int) -> None:
 @pytest.mark.slow
 @pytest.mark.postgres
 def test_launchers_go_on_after_a_move_a_drain_and_a_preemption(start: Start, place: Path) -> None:
-    """`torchrun` and `accelerate launch` with two ranks in one worker, and a gang with a `torchrun` on each of
-    two nodes: the first one is moved, its node is drained, and then a short job needs all GPUs. A gang over
-    two nodes that share no folder saves its last step, too, and begins anew."""
+    """`torchrun` and `accelerate launch` with two ranks in one worker, and a gang with a `torchrun` on each
+    of two nodes: the first one is moved, its node is drained, and then a short job needs all GPUs. A gang
+    over two nodes that share no folder saves its last step, too, and begins anew."""
     here = start("--nodes", "2", "--virtual-gpus", "6", PENSTOCK_PROFILE="srtf")
     here.gateway.until_nodes(2)
     quick = ("submit", "--name", "quick", "--gpus", "6", "--workers", "2", "--", "true")

@@ -1,4 +1,5 @@
-"""A real gateway is killed while pipelines follow their jobs, some of them are killed with it, and it comes back."""
+"""A real gateway is killed while pipelines follow their jobs, some of them are killed with it, and it comes
+back."""
 
 import asyncio
 import json
@@ -57,8 +58,8 @@ async def end_all(clients: dict[str, asyncio.subprocess.Process]) -> None:
 
 
 async def test_whose_pipeline_came_back_goes_on_and_the_others_end(dsn: str, tmp_path: Path) -> None:
-    """Of each two pipelines one is killed with the gateway, three times. Nothing needs a node: all jobs wait for their
-    estimates."""
+    """Of each two pipelines one is killed with the gateway, three times. Nothing needs a node: all jobs wait
+    for their estimates."""
     port = free_port()
     url = f"http://127.0.0.1:{port}"
     env = {"PENSTOCK_DSN": dsn, "PENSTOCK_LOG": dsn, "PENSTOCK_GATEWAY_BIND": f"127.0.0.1:{port}"}

@@ -455,8 +455,8 @@ def test_a_second_up_on_the_same_folder_says_who_holds_it(up: Installation) -> N
 
 
 def test_a_killed_node_reporter_comes_back_and_its_task_goes_on(up: Installation) -> None:
-    """The out-of-memory killer picks the node-reporter; the training beside it must not suffer, nor the debugger in it: its
-    user has detached from the job's terminal, and attaches again."""
+    """The out-of-memory killer picks the node-reporter; the training beside it must not suffer, nor the
+    debugger in it: its user has detached from the job's terminal, and attaches again."""
     env = {**up.env, "PENSTOCK_SERVER": up.url}
     command = ("submit", "-it", "--name", "survivor", "--gpus", "2", "--", "bash", "--norc", "-i")
     with Terminal(env, *command) as terminal:

@@ -65,6 +65,7 @@ def test_a_mutant_that_no_longer_fits_is_no_survivor() -> None:
 
 
 def test_a_mutant_with_other_arguments_fits_no_more() -> None:
-    """The function got a parameter. The mutant of the former one dies in each run, which looks like a bug that is noticed."""
+    """The function got a parameter. The mutant of the former one dies in each run, which looks like a bug
+    that is noticed."""
     with pytest.raises(LookupError, match="other arguments now"):
         replace(lambda node, *, shared: "", lambda node: "")

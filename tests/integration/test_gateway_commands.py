@@ -139,8 +139,8 @@ SHELL = "stty size; echo $TERM; while :; do echo 'rea''dy'; read -r x; eval \"$x
 async def test_a_shell_in_a_task_has_the_terminal_of_its_user(
     dsn: str, tmp_path: Path, key: Path, served: LogServer
 ) -> None:
-    """Somebody looks around in a hanging task: the window is resized, Ctrl-C ends what hangs there and not the
-    client; then the gateway is upgraded, and a laptop is shut down. The terminal is usable after each."""
+    """Somebody looks around in a hanging task: the window is resized, Ctrl-C ends what hangs there and not
+    the client; then the gateway is upgraded, and a laptop is shut down. The terminal is usable after each."""
     async with AsyncExitStack() as until_cut:
         cell = await until_cut.enter_async_context(running(dsn, node_log_key=key))
         cell.placer.join(node_spec("n0", 4, logs=served))

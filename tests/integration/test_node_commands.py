@@ -99,7 +99,8 @@ async def node(
 
 
 LOOK = (
-    "{ ls -A {state}/tasks; sed -n '/CapBnd/p;/NoNewPrivs/p;/Groups/p;/SigBlk/p;/SigIgn/p' /proc/self/status; id; pwd; nproc; ulimit -d -c; "
+    "{ ls -A {state}/tasks; sed -n '/CapBnd/p;/NoNewPrivs/p;/Groups/p;/SigBlk/p;/SigIgn/p' "
+    "/proc/self/status; id; pwd; nproc; ulimit -d -c; "
     "cat /proc/self/cgroup; readlink /proc/self/ns/pid /proc/self/ns/mnt; env | sort | grep -E 'PENSTOCK|CUDA'; }"
 )
 
@@ -208,8 +209,8 @@ class Talk:
 async def test_a_command_with_input_and_one_with_a_terminal(
     options: Options, broker: MemoryBroker, cell: Cell, key: Path
 ) -> None:
-    """A user repairs a file in a hanging task by `tar`, looks around in a shell, and closes the laptop; on the
-    way to the node somebody adds a line of his own."""
+    """A user repairs a file in a hanging task by `tar`, looks around in a shell, and closes the laptop; on
+    the way to the node somebody adds a line of his own."""
     async with node(options, broker, cell, key) as gateway:
         await cell.order(start_order(1, "sh", "-c", "echo on; exec sleep 600"))
         await await_until(lambda: printed(options, "job-1", "job-1.1.0") == "on\n", "its program")
@@ -273,8 +274,8 @@ TERMINAL = 'tty; stty size; echo "$TERM"; while :; do echo "rea""dy"; read -r x;
 async def test_a_task_with_a_terminal_of_its_own(
     options: Options, broker: MemoryBroker, cell: Cell, key: Path
 ) -> None:
-    """Two colleagues look at a debugger in a job; a third has a bad line, and holds up neither. Then the node's agent is
-    upgraded, one of them goes on, and leaves the shell."""
+    """Two colleagues look at a debugger in a job; a third has a bad line, and holds up neither. Then the
+    node's agent is upgraded, one of them goes on, and leaves the shell."""
     async with node(options, broker, cell, key) as gateway:
         await cell.order(
             start_order(1, "bash", "-c", TERMINAL, interactive=True),

@@ -48,11 +48,15 @@ async def test_without_a_cgroup_a_memory_cap_is_each_process_own(
 
 
 async def test_a_memory_cap_is_of_all_processes_together(node: Options, cell: Cell) -> None:
-    """A data loader's workers: each is within the promise, together they are not; the kernel counts them as one."""
+    """A data loader's workers: each is within the promise, together they are not; the kernel counts them as
+    one."""
     if not cgroups.Cgroups(NODE, None).caps_memory:
         pytest.skip("this machine delegates no memory cgroup")
     go = node.state_dir.parent / "go"
-    program = "import os, sys, time; x = bytes(1) * (70 << 20)\nwhile not os.path.exists(sys.argv[1]): time.sleep(0.05)"
+    program = (
+        "import os, sys, time; x = bytes(1) * (70 << 20)\nwhile not os.path.exists(sys.argv[1]): "
+        "time.sleep(0.05)"
+    )
     worker = f"{sys.executable} -c '{program}'"
     strict = f"for i in 1 2 3; do ({worker} {go}1 || kill -9 $$) & done; wait"
     lenient = f"for i in 1 2 3; do ({worker} {go}2 || touch {go}2) & done; wait; exit 0"

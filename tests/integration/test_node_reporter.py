@@ -240,7 +240,8 @@ async def test_a_task_inherits_no_state_that_breaks_programs(node: Options, cell
         "DOLLAR": "$HOME %s {{y}} é",
     }
     script = (
-        "sed -n 's/^Sig\\(Blk\\|Ign\\):.0*$/&/p' /proc/self/status | wc -l; umask; readlink /proc/self/fd/0; echo $(ls /proc/self/fd); "
+        "sed -n 's/^Sig\\(Blk\\|Ign\\):.0*$/&/p' /proc/self/status | wc -l; umask; readlink "
+        "/proc/self/fd/0; echo $(ls /proc/self/fd); "
         "(: </dev/tty) 2>/dev/null || echo no terminal; yes | head -n 1; "
         'echo "[$CUDA_VISIBLE_DEVICES] $PYTHONUNBUFFERED"; printf \'%s|\' "$LINES2" "$QUOTES" "$TAIL" "$NONE" "$DOLLAR"; '
         "printf '\\200\\377 raw\\000\\033[2J caf\\351'"

@@ -97,7 +97,8 @@ def test_the_forest_beats_the_line_where_the_paper_says_so() -> None:
 @needs_data
 @pytest.mark.slow
 def test_the_forest_on_cells_never_seen(runs: Runs) -> None:
-    """Five folds of whole cells. Three seeds, which are fixed: no chance, the figures are the same in each run."""
+    """Five folds of whole cells. Three seeds, which are fixed: no chance, the figures are the same in each
+    run."""
     predicted: list[dict[str, Judged]] = [
         dict(cross_judge(runs, "liquid", "cells", seed)) for seed in range(3)
     ]

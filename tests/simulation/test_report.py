@@ -301,7 +301,8 @@ def example() -> tuple[list[str], str]:
 
 @pytest.mark.slow
 def test_the_readme_s_example_comes_out_as_it_stands_there(tmp_path: Path) -> None:
-    """A newcomer types the example line by line: the figures of its table are those that the terminal shows, and all is drawn."""
+    """A newcomer types the example line by line: the figures of its table are those that the terminal shows,
+    and all is drawn."""
     typed, text = example()
     assert [line.split()[0] for line in typed] == ["simulate", "compare", "report"]
     output = ""

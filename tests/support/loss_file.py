@@ -29,8 +29,10 @@ while not end.exists():
     time.sleep(0.02)
     progress(state["done"], loss=-(1.02 ** min(state["done"], 11_000)) if gains else state["weight"] ** 2)
 """
-"""Writes its losses, those of rank 0, into the file of its first argument until the second one is there. It reports that its loss falls by less and less; with the third one, `gains`,
-that it falls by 2 % of all that it fell before in each iteration: no window with an iteration in it shows less gain than that, however slow the machine is."""
+"""Writes its losses, those of rank 0, into the file of its first argument until the second one is there. It
+reports that its loss falls by less and less; with the third one, `gains`, that it falls by 2 % of all that it
+fell before in each iteration: no window with an iteration in it shows less gain than that, however slow the
+machine is."""
 
 
 def rows(path: Path) -> list[tuple[int, int, float]]:

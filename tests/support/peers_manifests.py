@@ -1,6 +1,7 @@
 """Manifests for Kubernetes, as people bring them: three and more of each kind that is converted.
 
-Kubeflow's kinds of version 1 differ in the name of the section alone, so that their files are made from three shapes.
+Kubeflow's kinds of version 1 differ in the name of the section alone, so that their files are made from three
+shapes.
 """
 
 from penstock.imports.kubernetes import ROLES

@@ -90,8 +90,8 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Scheduling:
 
 
 def pytest_make_parametrize_id(val: object, argname: str) -> str | None:
-    """Bytes have their argument's name and a number in ids: a packed file has the second of its making in it, and all test
-    processes must collect the same ids."""
+    """Bytes have their argument's name and a number in ids: a packed file has the second of its making in it,
+    and all test processes must collect the same ids."""
     return argname if isinstance(val, bytes) else None
 
 

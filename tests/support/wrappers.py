@@ -24,7 +24,8 @@ WRAPPERS = {
     "torchrun": "{python} -c '{forwards}' {train}",
     "accelerate": "{python} -c '{launches}' {train}",
 }
-"""Name → the job's script, with places for `wrapped`. The real launchers: `tests/e2e/test_launcher_stops.py`."""
+"""Name → the job's script, with places for `wrapped`. The real launchers:
+`tests/e2e/test_launcher_stops.py`."""
 
 
 def wrapped(name: str, train: str, folder: Path) -> str:

@@ -124,8 +124,8 @@ def test_a_job_that_starts_elsewhere_fetches_its_checkpoint_from_where_it_is() -
 
 
 def test_a_gang_that_begins_anew_is_said_to_have_lost_what_it_saved() -> None:
-    """Two nodes share no folder, and rank 0's has the checkpoint: the next attempt would start one rank at 100
-    and the other at 0. `why` named the checkpoint as if all went on there."""
+    """Two nodes share no folder, and rank 0's has the checkpoint: the next attempt would start one rank at
+    100 and the other at 0. `why` named the checkpoint as if all went on there."""
     cell = CellDriver()
     cell.join(node_spec("n1", 1), node_spec("n2", 1))
     cell.submit("g", job_spec(workers=2, checkpoint="sdk", attempts=2))

@@ -1,4 +1,5 @@
-"""Terminals on the command line: the keys that detach, and what is refused before anything is asked of the gateway."""
+"""Terminals on the command line: the keys that detach, and what is refused before anything is asked of the
+gateway."""
 
 import pytest
 

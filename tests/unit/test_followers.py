@@ -222,8 +222,8 @@ def test_after_a_restart_a_job_is_lost_unless_its_follower_returns() -> None:
 
 
 def test_what_a_killed_gateway_had_reported_is_looked_at_even_if_it_is_read_late() -> None:
-    """Gateway and placer end together. The placer comes back last, and reads then that the job has a follower: at the gateway
-    that is no more."""
+    """Gateway and placer end together. The placer comes back last, and reads then that the job has a
+    follower: at the gateway that is no more."""
     cell = Gateways()
     cell.known[0].opened(["j"], "submit")
     [late], _ = cell.known[0].due(cell.cell.state, 0.0)

@@ -1,4 +1,5 @@
-"""Stops of gangs whose ranks are tasks of their own: rank 0 saves, the others wait for its end and not longer."""
+"""Stops of gangs whose ranks are tasks of their own: rank 0 saves, the others wait for its end and not
+longer."""
 
 import signal
 from typing import Any
@@ -70,7 +71,8 @@ def test_other_ranks_are_told_where_rank_0_saves_nothing_or_its_node_is_gone() -
 
 
 def test_a_gang_that_goes_down_with_its_node_needs_no_stops() -> None:
-    """Its one node burns down. The record that gives its tasks up, and decides to stop them, has it wait again."""
+    """Its one node burns down. The record that gives its tasks up, and decides to stop them, has it wait
+    again."""
     cell = CellDriver()
     cell.join(node_spec("n1", 2))
     cell.submit("j", job_spec(workers=2, checkpoint="sdk", attempts=2), estimate(1))

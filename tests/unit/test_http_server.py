@@ -33,8 +33,8 @@ def post(length: int) -> bytes:
 
 
 class Application:
-    """`/body` answers with the length of the body, `/stream` never ends, `/early` answers before it reads. A request that asks
-    to go over to lines gets them back, behind the length of its body, if this is not 0."""
+    """`/body` answers with the length of the body, `/stream` never ends, `/early` answers before it reads. A
+    request that asks to go over to lines gets them back, behind the length of its body, if this is not 0."""
 
     def __init__(self) -> None:
         self.gone: list[str] = []
@@ -246,8 +246,8 @@ def upgrade(length: int) -> bytes:
 
 
 async def test_a_connection_goes_over_to_lines_behind_a_whole_body() -> None:
-    """A terminal in a task: its request comes in parts like any other, is refused like any other, and when the user's
-    machine is gone, that is noticed at once."""
+    """A terminal in a task: its request comes in parts like any other, is refused like any other, and when
+    the user's machine is gone, that is noticed at once."""
     async with serving(BODY_SOON) as server:
         body, typed = b"x" * 200_000, b"ls\n" * 20_000
         peer = await server.connect(upgrade(len(body)) + body + b"l")

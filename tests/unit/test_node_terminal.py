@@ -54,7 +54,8 @@ def shim(tmp_path: Path) -> Iterator[Shim]:
 
 
 def test_who_does_not_read_misses_a_part_and_sees_the_end(shim: Shim) -> None:
-    """A laptop sleeps while a training prints; when it wakes, its user sees how much is missing, and the prompt."""
+    """A laptop sleeps while a training prints; when it wakes, its user sees how much is missing, and the
+    prompt."""
     with shim.attach() as awake, shim.attach() as asleep:
         printed, seen = 0, 0
         while printed < 40 * LAST_BYTES:
@@ -79,7 +80,8 @@ def test_who_does_not_read_misses_a_part_and_sees_the_end(shim: Shim) -> None:
 
 
 def test_keys_wait_until_the_program_reads_them(shim: Shim) -> None:
-    """Somebody pastes a file into an editor that is busy: it takes all of it, in order, when it comes to that."""
+    """Somebody pastes a file into an editor that is busy: it takes all of it, in order, when it comes to
+    that."""
     with shim.attach() as caller:
         sent = 0
         with suppress(BlockingIOError):

@@ -1,4 +1,5 @@
-"""Inputs on which days of users went wrong elsewhere: each has a test, and the table in tests/README.md names it."""
+"""Inputs on which days of users went wrong elsewhere: each has a test, and the table in tests/README.md names
+it."""
 
 import ast
 import re
@@ -34,6 +35,7 @@ def test_the_table_is_read() -> None:
 
 
 def test_nodes_let_tasks_lock_memory() -> None:
-    """NCCL over InfiniBand registers gigabytes: a service has 8 MiB by default, and its tasks inherit that."""
+    """NCCL over InfiniBand registers gigabytes: a service has 8 MiB by default, and its tasks inherit
+    that."""
     unit = (ROOT / "infra/deploy/penstock-node-reporter.service").read_text()
     assert "\nLimitMEMLOCK=infinity\n" in unit

@@ -41,8 +41,8 @@ def attach(
 ) -> None:
     """Attach to the terminal of a job that was submitted with -it; ctrl-p ctrl-q detaches.
 
-    All who are attached see the same and type into the same, as many as 8. The job goes on when this command ends. If the
-    job ends, the exit code is that of the job, as of `submit`.
+    All who are attached see the same and type into the same, as many as 8. The job goes on when this command
+    ends. If the job ends, the exit code is that of the job, as of `submit`.
     """
     terminal.require_terminal("attach", f"to only read use `penstock logs -f {job}`")
     keys, client = DetachKeys(detach_keys), gateway(ctx)
@@ -95,7 +95,8 @@ def _goes_on(job_id: str) -> None:
 
 
 class DetachKeys:
-    """Looks for the keys that detach in what is typed; `terminal.Keys`. Their beginning is sent when another key follows."""
+    """Looks for the keys that detach in what is typed; `terminal.Keys`. Their beginning is sent when another
+    key follows."""
 
     def __init__(self, text: str) -> None:
         """Raises `Stop`."""
@@ -121,5 +122,6 @@ def _key(name: str, text: str) -> bytes:
         return name.encode()
     raise Stop(
         Exit.BAD_SPEC,
-        f"--detach-keys {text}: {name!r} is no key; give letters or ctrl-a … ctrl-z with commas between, or none",
+        f"--detach-keys {text}: {name!r} is no key; give letters or ctrl-a … ctrl-z with commas between, "
+        "or none",
     )

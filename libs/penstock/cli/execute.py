@@ -1,4 +1,5 @@
-"""`penstock exec`: runs a command in a running task, and prints its output as it comes; with input and a terminal if asked for."""
+"""`penstock exec`: runs a command in a running task, and prints its output as it comes; with input and a
+terminal if asked for."""
 
 import json
 from base64 import b64decode
@@ -28,9 +29,9 @@ def execute(
     """Run a command in a running job's task, with its environment; exits with the command's code.
 
     The command has the environment, working folder, user, cores and GPUs of the task's program, and no input
-    without -i. With -it it has this terminal: its size, and all keys, Ctrl-C as well. It ends with the task, or with
-    this command: then it gets SIGHUP, and is killed 2 s later. `penstock events` shows who ran what. Exit code:
-    that of the command; 128 + N if signal N ended it; 126 or 127 if it could not be run.
+    without -i. With -it it has this terminal: its size, and all keys, Ctrl-C as well. It ends with the task,
+    or with this command: then it gets SIGHUP, and is killed 2 s later. `penstock events` shows who ran what.
+    Exit code: that of the command; 128 + N if signal N ended it; 126 or 127 if it could not be run.
     """
     shows = output not in (Format.JSON, Format.YAML)
     if tty:

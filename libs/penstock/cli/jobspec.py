@@ -197,15 +197,3 @@ def default_name(command: list[str] | str) -> str:
         letter if (letter.isascii() and letter.isalnum()) or letter in "._-" else "-" for letter in stem
     )
     return name.strip("._-")[:64] or "job"
-
-
-def sections(
-    needs: dict[str, Any], max_attempts: int | None, env: list[str], secrets: list[str], labels: list[str]
-) -> dict[str, dict[str, Any]]:
-    """The sections of a job file, from flags. Raises `Stop`."""
-    return {
-        "resources": needs,
-        "retry": {"max_attempts": max_attempts},
-        "env": variables(env, secrets),
-        "labels": pairs(labels, "--label"),
-    }

@@ -10,7 +10,7 @@ from typing import Annotated, Any, cast, get_args
 import typer
 from msgspec.structs import replace
 
-from penstock.cli import attach, ci, deadlines, dry_run, follow, jobspec
+from penstock.cli import attach, ci, deadlines, dry_run, follow, job_flags, jobspec
 from penstock.cli.common import Output, gateway
 from penstock.cli.output import Format, dump, duration, remark
 from penstock.cli.sbatch import script_fields
@@ -254,26 +254,9 @@ def submit(
 ) -> None:
     """Submit a job, follow it to its end and print its output. Ctrl-C stops following; the job continues."""
     fields, command = _read(file, command, env or [], packed=sync is not None)
-    flags: dict[str, Any] = {
-        "name": name, "owner": owner, "workers": jobspec.workers(fields, min_workers, workers), "parameter_servers": parameter_servers,
-        "model": model, "batch_size": batch_size, "global_batch_size": global_batch_size, "category": category, "traits": trait, "iterations": iterations,
-        "target_loss": target_loss, "gpu_models": gpu_model, "workdir": workdir, "sync": sync,
-        "queue_timeout": queue_timeout, "run_timeout": run_timeout, "qos": qos, "deadline": deadline, "grace": grace, "checkpoint": checkpoint,
-        "preemptible": preemptible, "prelaunch": prelaunch, "priority": priority, "companions": companions, "tied_grace": tied_grace, "interactive": interactive,
-        "may_submit": may_submit,
-        "environment": jobspec.environment(venv, conda, container, path=path),
-    }  # fmt: skip
-    fields |= jobspec.located(_given(flags), os.getcwd()) | _tied(tied, detach=detach)
-    needs = {"gpus": gpus, "cores": cores, "host_memory": host_memory, "gpu_memory": gpu_memory, "bandwidth": bandwidth}  # fmt: skip
+    fields |= jobspec.located(job_flags.fields(ctx, fields), os.getcwd()) | _tied(tied, detach=detach)
     fields, code = jobspec.synced(fields)
-    env = attach.with_term(interactive, env)
-    sections = jobspec.sections(needs, max_attempts, env, secret or [], label or [])
-    sections["nodes"] = {
-        "only": only_node or None,
-        "exclude": exclude_node or None,
-        "prefer": prefer_node or None,
-    }
-    spec = spec_of(fields, sections, command, file or "command line")
+    spec = spec_of(fields, job_flags.sections(ctx), command, file or "command line")
     if only_check:
         return dry_run.show(partial(gateway, ctx), spec, output)
     how = (idempotency_key, output, detach, propagate, cancel_on_interrupt, quiet, strict_deadline)
@@ -455,17 +438,12 @@ class Submission:
         )
 
 
-def _given(flags: dict[str, Any]) -> dict[str, Any]:
-    """The flags that were given."""
-    return {field: value for field, value in flags.items() if value is not None}
-
-
 def spec_of(
     fields: dict[str, Any], sections: dict[str, dict[str, Any]], command: list[str] | None, source: str
 ) -> JobSpec:
     """The job of file and flags together. Raises `Stop` with every problem."""
     for section, more in sections.items():
-        _merge(fields, section, _given(more))
+        _merge(fields, section, job_flags.given(more))
     if command:
         if known := fields.get("command") or fields.get("script"):
             program = brief(known[0] if isinstance(known, list) else known)

@@ -1,4 +1,5 @@
-"""This machine's terminal, or pipes, joined with a session: input, size and keys go there, output comes from there."""
+"""This machine's terminal, or pipes, joined with a session: input, size and keys go there, output comes from
+there."""
 
 import asyncio
 import os
@@ -51,7 +52,8 @@ def join(
     opened: Callable[[], AbstractAsyncContextManager[Session]], write: Write = show, *,
     stdin: bool, terminal: bool, keys: Keys = lambda data: (data, False),
 ) -> dict[str, Any]:  # fmt: skip
-    """Until the session ends: its last frame, empty if `keys` left it. The terminal is restored on each way out.
+    """Until the session ends: its last frame, empty if `keys` left it. The terminal is restored on each way
+    out.
 
     Raises `ClientError`, and KeyboardInterrupt for a signal as of `signals`.
     """

@@ -264,7 +264,10 @@ class AsyncClient:
                     if response.is_error:
                         await response.aread()
                         raise self._connection.refused(response)
-                    text = f"{self.server} does not go over to {PROTOCOL}; a proxy before it has to pass `Upgrade` on"
+                    text = (
+                        f"{self.server} does not go over to {PROTOCOL}; a proxy before it has to pass "
+                        "`Upgrade` on"
+                    )
                     raise GatewayFault(text)
                 yield Session(self._connection, response)
         except httpx.HTTPError as error:

@@ -1,4 +1,5 @@
-"""Session with a program in a task, such as a terminal: lines in both directions (`penstock.session_lines`)."""
+"""Session with a program in a task, such as a terminal: lines in both directions
+(`penstock.session_lines`)."""
 
 import asyncio
 import json
@@ -53,7 +54,8 @@ class Session:
             raise self._broken(error) from error
 
     async def send(self, data: bytes) -> None:
-        """Input for the program. Returns once at most WINDOW_BYTES of it are under way. Raises `ClientError`."""
+        """Input for the program. Returns once at most WINDOW_BYTES of it are under way. Raises
+        `ClientError`."""
         for start in range(0, len(data), CHUNK_BYTES):
             part = data[start : start + CHUNK_BYTES]
             while self._under_way + len(part) > WINDOW_BYTES:

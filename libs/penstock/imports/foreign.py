@@ -1,4 +1,5 @@
-"""Recognition of other schedulers' job files, and their conversion: the one door to the converters of this package.
+"""Recognition of other schedulers' job files, and their conversion: the one door to the converters of this
+package.
 
 | kind | recognised by |
 |---|---|
@@ -116,10 +117,13 @@ def _converted(found: Mapping[str, Any]) -> Imported | None:
         return argo.convert(found, manifest)
     if manifest == "RayJob":
         return ray.convert_manifest(found)
-    if manifest in kubernetes.ROLES or manifest in kubernetes.CONVERTERS:
+    if manifest in kubernetes.CONVERTERS:
         return kubernetes.convert(found, manifest)
     if manifest:
-        text = f"{manifest} is not converted; Pods, Jobs, JobSets, Kubeflow's jobs, RayJobs and Argo's workflows are"
+        text = (
+            f"{manifest} is not converted; Pods, Jobs, JobSets, Kubeflow's jobs, RayJobs and Argo's "
+            "workflows are"
+        )
         return Imported(f"a {manifest} of Kubernetes", [], [Note("kind", text, manifest not in HARMLESS)])
     kind = _kind(found, asked=True)
     if kind is not None:

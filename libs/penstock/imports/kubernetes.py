@@ -2,7 +2,8 @@
 Kubeflow (PyTorchJob, TFJob, XGBoostJob, PaddleJob, JAXJob, TrainJob)."""
 
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from functools import partial
 from types import MappingProxyType
 from typing import Any
 
@@ -174,23 +175,8 @@ def resource_fields(resources: Keys) -> dict[str, Any]:
     return {"resources": given}
 
 
-def pod(manifest: Keys) -> dict[str, Any]:
-    manifest.ignore(*KIND_ALONE)
-    found = named(manifest.part("metadata")) | pod_fields(manifest.part("spec"))
-    manifest.rest({})
-    return found
-
-
-def batch_job(manifest: Keys) -> dict[str, Any]:
-    """A Job of `batch/v1`."""
-    manifest.ignore(*KIND_ALONE)
-    found = named(manifest.part("metadata")) | _job_spec(manifest.part("spec"))
-    manifest.rest({})
-    return found
-
-
-def _job_spec(spec: Keys) -> dict[str, Any]:
-    """Fields by the specification of a Job, which others have as a template."""
+def batch_job(spec: Keys) -> dict[str, Any]:
+    """A Job of `batch/v1`, which others have as a template."""
     found = _template(spec)
     found |= _limits(spec, found)
     together, all_of_them = spec.whole("parallelism") or 1, spec.whole("completions")
@@ -214,39 +200,30 @@ def _job_spec(spec: Keys) -> dict[str, Any]:
     return found
 
 
-def cron_job(manifest: Keys) -> dict[str, Any]:
+def cron_job(spec: Keys) -> dict[str, Any]:
     """The Job of a CronJob, once."""
-    manifest.ignore(*KIND_ALONE)
-    found = named(manifest.part("metadata"))
-    spec = manifest.part("spec")
     template = spec.part("jobTemplate")
     template.ignore("metadata")
-    found |= _job_spec(template.part("spec"))
+    found = batch_job(template.part("spec"))
     template.rest({})
     spec.ignore("successfulJobsHistoryLimit", "failedJobsHistoryLimit", "startingDeadlineSeconds")
     spec.rest(
         dict.fromkeys(("schedule", "timeZone", "concurrencyPolicy", "suspend"), "submit from a cron job")
     )
-    manifest.rest({})
     return found
 
 
-def volcano_job(manifest: Keys) -> dict[str, Any]:
+def volcano_job(spec: Keys) -> dict[str, Any]:
     """A gang of Volcano: its tasks are roles."""
-    manifest.ignore(*KIND_ALONE)
-    found = named(manifest.part("metadata"))
-    spec = manifest.part("spec")
     counts: dict[str, int] = {}
     shapes: dict[str, dict[str, Any]] = {}
     for task in spec.parts("tasks"):
-        role, replicas = _role(task, counts), task.whole("replicas")
-        counts[role] = 1 if replicas is None else replicas
-        shapes[role] = _template(task)
+        role = _role(task, counts)
+        counts[role], shapes[role] = _replicas(task), _template(task)
         task.rest({"policies": VOLCANO["policies"], "minAvailable": GANG})
-    found |= _gang(spec, counts, shapes) | spec.retries("maxRetry")
+    found = _gang(spec, counts, shapes) | spec.retries("maxRetry")
     spec.ignore("ttlSecondsAfterFinished")
     spec.rest(VOLCANO)
-    manifest.rest({})
     return found
 
 
@@ -256,22 +233,24 @@ def _role(part: Keys, taken: Mapping[str, int]) -> str:
     return SERVERS if name.upper() == SERVERS else name
 
 
-def job_set(manifest: Keys) -> dict[str, Any]:
+def _replicas(part: Keys) -> int:
+    replicas = part.whole("replicas")
+    return 1 if replicas is None else replicas
+
+
+def job_set(spec: Keys) -> dict[str, Any]:
     """A JobSet: all pods of its jobs are one gang."""
-    manifest.ignore(*KIND_ALONE)
-    found = named(manifest.part("metadata"))
-    spec = manifest.part("spec")
     counts: dict[str, int] = {}
     shapes: dict[str, dict[str, Any]] = {}
     for job in spec.parts("replicatedJobs"):
-        role, replicas = _role(job, counts), job.whole("replicas")
+        role, replicas = _role(job, counts), _replicas(job)
         template = job.part("template")
         template.ignore("metadata")
-        shapes[role] = _job_spec(template.part("spec"))
+        shapes[role] = batch_job(template.part("spec"))
         template.rest({})
-        counts[role] = (1 if replicas is None else replicas) * shapes[role].pop("workers", 1)
+        counts[role] = replicas * shapes[role].pop("workers", 1)
         job.rest({"dependsOn": GANG})
-    found |= _gang(spec, counts, shapes)
+    found = _gang(spec, counts, shapes)
     failures = spec.part("failurePolicy")
     found |= failures.retries("maxRestarts")
     failures.rest({"rules": VOLCANO["policies"]})
@@ -284,20 +263,16 @@ def job_set(manifest: Keys) -> dict[str, Any]:
             "coordinator": "rank 0 is at MASTER_ADDR",
         }
     )
-    manifest.rest({})
     return found
 
 
-def train_job(manifest: Keys) -> dict[str, Any]:
+def train_job(spec: Keys) -> dict[str, Any]:
     """A TrainJob of Kubeflow's second trainer."""
-    manifest.ignore(*KIND_ALONE)
-    found = named(manifest.part("metadata"))
-    spec = manifest.part("spec")
     trainer = spec.part("trainer")
     box = {name: trainer.take(name) for name in ("image", "command", "args", "env")}
     box["resources"] = trainer.take("resourcesPerNode")
     given = {name: value for name, value in box.items() if value is not None}
-    found |= container_fields(Keys(given, trainer.path, trainer.notes))
+    found = container_fields(Keys(given, trainer.path, trainer.notes))
     if (nodes := trainer.whole("numNodes")) is not None and nodes > 1:
         found["workers"] = nodes
     trainer.rest({"numProcPerNode": "a worker is one process; start more by torchrun in the command"})
@@ -310,7 +285,6 @@ def train_job(manifest: Keys) -> dict[str, Any]:
             "podTemplateOverrides": NODES,
         }
     )
-    manifest.rest({})
     return found
 
 
@@ -339,19 +313,15 @@ def _template(holder: Keys) -> dict[str, Any]:
     return found
 
 
-def kubeflow(manifest: Keys, kind: str) -> dict[str, Any]:
+def kubeflow(kind: str, spec: Keys) -> dict[str, Any]:
     """A gang of one role, of a master and workers, or of workers and parameter servers."""
-    manifest.ignore(*KIND_ALONE)
-    found = named(manifest.part("metadata"))
-    spec = manifest.part("spec")
     roles = spec.part(ROLES[kind])
     counts: dict[str, int] = {}
     shapes: dict[str, dict[str, Any]] = {}
     for role in list(roles.found):
         one = roles.part(role)
-        replicas, policy = one.whole("replicas"), one.text("restartPolicy")
-        counts[role] = 1 if replicas is None else replicas
-        shapes[role] = _template(one)
+        policy = one.text("restartPolicy")
+        counts[role], shapes[role] = _replicas(one), _template(one)
         if policy in ("OnFailure", "Always", "ExitCode"):
             shapes[role]["retry"] = {"max_attempts": UNLIMITED_RETRIES}
         one.rest({})
@@ -364,7 +334,7 @@ def kubeflow(manifest: Keys, kind: str) -> dict[str, Any]:
         roles.note(
             "Evaluator", "has no equivalent; evaluate in a worker, or in a job of its own", needed=True
         )
-    found |= _gang(roles, counts, shapes)
+    found = _gang(roles, counts, shapes)
     policy_part = spec.part("runPolicy")
     found |= _limits(policy_part, found)
     policy_part.rest(RUN_POLICY)
@@ -375,7 +345,6 @@ def kubeflow(manifest: Keys, kind: str) -> dict[str, Any]:
             "slotsPerWorker": "a worker is one process",
         }
     )
-    manifest.rest({})
     return found
 
 
@@ -400,9 +369,17 @@ def _gang(roles: Keys, counts: dict[str, int], shapes: Mapping[str, dict[str, An
     return found
 
 
-CONVERTERS = MappingProxyType(
-    {"Pod": pod, "Job": batch_job, "CronJob": cron_job, "JobSet": job_set, "TrainJob": train_job}
+CONVERTERS: Mapping[str, Callable[[Keys], dict[str, Any]]] = MappingProxyType(
+    {
+        "Pod": pod_fields,
+        "Job": batch_job,
+        "CronJob": cron_job,
+        "JobSet": job_set,
+        "TrainJob": train_job,
+        **{kind: partial(kubeflow, kind) for kind in ROLES},
+    }
 )
+"""Kind → the job file's fields by its specification."""
 
 
 def manifest_kind(found: Mapping[str, Any]) -> str:
@@ -413,10 +390,9 @@ def manifest_kind(found: Mapping[str, Any]) -> str:
 def convert(found: Mapping[str, Any], kind: str) -> Imported:
     notes: Notes = []
     manifest = Keys(found, "", notes)
-    if kind in ROLES:
-        fields = kubeflow(manifest, kind)
-    elif kind == "Job" and str(found["apiVersion"]).startswith(VOLCANO_GROUP):
-        fields = volcano_job(manifest)
-    else:
-        fields = CONVERTERS[kind](manifest)
+    manifest.ignore(*KIND_ALONE)
+    of_volcano = kind == "Job" and str(found["apiVersion"]).startswith(VOLCANO_GROUP)
+    converter = volcano_job if of_volcano else CONVERTERS[kind]
+    fields = named(manifest.part("metadata")) | converter(manifest.part("spec"))
+    manifest.rest({})
     return Imported(f"a {kind} of Kubernetes", [fields], notes)

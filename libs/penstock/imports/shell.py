@@ -60,11 +60,13 @@ PARTLY: Mapping[str, str] = MappingProxyType(
 FUNCTIONS: Mapping[str, tuple[str, str]] = MappingProxyType(
     {
         "srun": (
-            "srun() { local at=; while :; do case ${1-} in -w*|--nodelist*) at=1;; esac; case ${1-} in --*=*|-[a-zA-Z]?*|-u|-l"
-            "|--exclusive|--exact|--label|--overlap|--pty|--unbuffered|--kill-on-bad-exit) shift;; -*) shift 2;; *) break;; esac; done; "
+            "srun() { local at=; while :; do case ${1-} in -w*|--nodelist*) at=1;; esac; case ${1-} in "
+            "--*=*|-[a-zA-Z]?*|-u|-l|--exclusive|--exact|--label|--overlap|--pty|--unbuffered|--kill-on-bad-exit) "
+            "shift;; -*) shift 2;; *) break;; esac; done; "
             'if [ "$at" ] && [ "${1-}" = hostname ]; then echo "${MASTER_ADDR:-127.0.0.1}"; else "$@"; fi; }',
             "each worker runs the whole script, so that it starts its command once, in the same worker; "
-            "`hostname` on a node of the list is the address of rank 0, and `$$` or `date` differ between workers",
+            "`hostname` on a node of the list is the address of rank 0, and `$$` or `date` differ between "
+            "workers",
         ),
         "scontrol": (
             'scontrol() { echo "${MASTER_ADDR:-127.0.0.1}"; }',

@@ -97,8 +97,8 @@ def adjustments(job: JobState) -> list[Row]:
 
 
 def checkpoint(state: CellState, job: JobState) -> Row | None:
-    """Its latest checkpoint, of any attempt: location, progress, how long saving took, and why a later attempt began without
-    it. None: it has none."""
+    """Its latest checkpoint, of any attempt: location, progress, how long saving took, and why a later
+    attempt began without it. None: it has none."""
     found = job.checkpoint
     if found is None:
         return None
@@ -106,7 +106,8 @@ def checkpoint(state: CellState, job: JobState) -> Row | None:
     if job.attempt > found.attempt and not found.problem and job.tasks and resumed(state, job) is None:
         nodes = ", ".join(sorted({task.place.node_id for task in job.tasks.values()}))
         row["problem"] = (
-            f"its tasks are on {nodes}, and not all of these have it; give the nodes a shared folder (--checkpoint-shared)"
+            f"its tasks are on {nodes}, and not all of these have it; give the nodes a shared folder "
+            "(--checkpoint-shared)"
         )
     return row
 

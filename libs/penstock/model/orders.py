@@ -235,7 +235,8 @@ class StopTask(TaskOrder, frozen=True, kw_only=True):
     grace_ms: Annotated[int, Meta(ge=0)]
     reason: ShortText
     chief_ended: bool = False
-    """For another rank of a gang that saves by the SDK: rank 0 has ended, or saves nothing. Until then such a rank does not get SIGTERM."""
+    """For another rank of a gang that saves by the SDK: rank 0 has ended, or saves nothing. Until then such a
+    rank does not get SIGTERM."""
 
 
 @event

@@ -362,7 +362,8 @@ class JobSpec(Value, frozen=True, kw_only=True):
             )
         if self.interactive and self.environment is not None and self.environment.container is not None:
             raise ValueError(
-                "interactive: a job in a container has no terminal; leave it out, or name a venv or conda environment"
+                "interactive: a job in a container has no terminal; leave it out, or name a venv or conda "
+                "environment"
             )
         if self.workers + self.parameter_servers > MAX_GANG_TASKS:
             raise ValueError(f"workers + parameter_servers exceed {MAX_GANG_TASKS}; ask for fewer")

@@ -1,8 +1,8 @@
-"""HTTP connection that goes over to lines in both directions (`Upgrade: penstock-lines`, as for a terminal): what an
-application of `http_server.Server` has of it, as `extensions` of its scope.
+"""HTTP connection that goes over to lines in both directions (`Upgrade: penstock-lines`, as for a terminal):
+what an application of `http_server.Server` has of it, as `extensions` of its scope.
 
-The server never stops reading one, since only a connection that is read shows that its peer is gone. The
-peer therefore has a bound of its own, `session_lines.WINDOW_BYTES`; one that exceeds it is cut.
+The server never stops reading one, since only a connection that is read shows that its peer is gone. The peer
+therefore has a bound of its own, `session_lines.WINDOW_BYTES`; one that exceeds it is cut.
 """
 
 import asyncio
@@ -20,7 +20,8 @@ HEAD = f"HTTP/1.1 101 Switching Protocols\r\nConnection: Upgrade\r\nUpgrade: {PR
 
 
 class Switch:
-    """One such connection. Nothing is sent before `take`: until then the application may answer as usual, with a refusal."""
+    """One such connection. Nothing is sent before `take`: until then the application may answer as usual,
+    with a refusal."""
 
     def __init__(self, transport: asyncio.Transport, flow: FlowControl, cycle: RequestResponseCycle) -> None:
         self._transport, self._flow, self._cycle = transport, flow, cycle

@@ -40,8 +40,8 @@ class LogKey(NamedTuple):
         return scheme == SCHEME and compare_digest(code.encode(), self._code(node_id, query).encode())
 
     def signed_line(self, nonce: str, number: int, text: bytes) -> bytes:
-        """The line of this number in the session with this nonce, with its proof: nobody on the way can add, change
-        or repeat one."""
+        """The line of this number in the session with this nonce, with its proof: nobody on the way can add,
+        change or repeat one."""
         return self._line_code(nonce, number, text) + b" " + text + b"\n"
 
     def line_of(self, nonce: str, number: int, signed: bytes) -> bytes:

@@ -15,7 +15,11 @@ SHELL = ("bash", "-ec")
 systems."""
 TAKES_TEXT = re.compile(r"(?:ba|da|k|z|a)?sh|python[0-9.]*")
 """Interpreters that take a program's text after `-c`."""
-BUILTINS = frozenset(["!", "(", ".", "[[", "alias", "case", "cd", "declare", "eval", "exec", "exit", "export", "for", "function", "if", "let", "local", "module", "popd", "pushd", "readonly", "return", "select", "set", "shopt", "source", "trap", "ulimit", "umask", "unset", "until", "while", "{"])  # fmt: skip
+_BUILTINS = (
+    "! ( . [[ alias case cd declare eval exec exit export for function if let local module popd pushd "
+    "readonly return select set shopt source trap ulimit umask unset until while {"
+)
+BUILTINS = frozenset(_BUILTINS.split())
 """Words that only a shell knows. `command` and `type` are left out: some systems have programs of these
 names."""
 OPERATOR = re.compile(r"&&|\|\|?|\|&|;|&|(?:[0-9]|&)?(?:>>?|<)(?:&[0-9]|[\w./~$-]*)")
@@ -145,7 +149,10 @@ def _instead(builtin: str, arguments: Sequence[str]) -> str:
         name = arguments[1] if len(arguments) > 1 else "NAME"
         return f"name the environment by --conda {name} (`environment: {{conda: {name}}}` in a job file)"
     if builtin == "module":
-        return "begin a script with it: bash -lc '…' (in a job file: `command: |` and a first line #!/bin/bash -l)"
+        return (
+            "begin a script with it: bash -lc '…' (in a job file: `command: |` and a first line "
+            "#!/bin/bash -l)"
+        )
     if builtin == "export" and (named := ASSIGNMENT.match(target)) is not None:
         return f"give the variable by -e {named[1]}=… (`env` in a job file)"
     return f"write the whole {IN_A_SHELL}"

@@ -36,7 +36,8 @@ FIELDS: Mapping[str, str] = MappingProxyType({
 
 NONE: Mapping[str, str] = MappingProxyType({
     **dict.fromkeys(("partition", "queue", "pool", "resource_pool", "cloud", "region", "zone"),
-                    "leave it out: a cell has one queue; `nodes` in a job file, or --only-node, chooses nodes, `gpu_models` GPUs"),
+                    "leave it out: a cell has one queue; `nodes` in a job file, or --only-node, chooses nodes, "
+                    "`gpu_models` GPUs"),
     **dict.fromkeys(("output", "error", "stdout", "stderr", "log_file", "open_mode"), "`penstock logs JOB` has a job's output"),
     **dict.fromkeys(("array", "sweep", "matrix"), "submit each task of an array as a job of its own: for seed in 0 1 2; do penstock submit …; done"),
     **dict.fromkeys(("dependency", "depends_on", "needs"), "wait for the earlier job before: penstock wait JOB && penstock submit …"),
@@ -46,9 +47,9 @@ NONE: Mapping[str, str] = MappingProxyType({
     **dict.fromkeys(("signal",), "each stop sends SIGTERM; `grace` is the time until SIGKILL"),
     **dict.fromkeys(("reservation", "licenses", "gres_flags", "hint", "distribution", "ntasks_per_node", "cpu_bind"),
                     "leave it out: Penstock chooses nodes, GPUs and cores"),
-    **dict.fromkeys(("volume", "volumes", "mount", "bind", "v", "rm", "shm_size", "network", "ipc", "privileged"),
-                    "containers see the job's folder and GPUs without it: leave it out"),
-    **dict.fromkeys(("ports", "port"), "jobs have no ports; `penstock exec JOB -- COMMAND` runs a command beside one"),
+    **dict.fromkeys(("volume", "volumes", "mount", "bind", "v", "rm", "shm_size", "network", "ipc",
+                     "privileged"), "containers see the job's folder and GPUs without it: leave it out"),
+    **dict.fromkeys(("ports", "port"), "jobs have no ports; `penstock exec JOB -- COMMAND` runs beside one"),
 })  # fmt: skip
 """Another system's name → what to do without an equivalent."""
 

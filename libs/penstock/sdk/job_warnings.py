@@ -10,10 +10,13 @@ from penstock.sdk.secrets import remedy, suspicions
 
 SMALL_MIB = 64  # no training fits into less; a user who writes 8 may mean 8 GiB
 
-SET_BY_PENSTOCK = frozenset(["CUDA_VISIBLE_DEVICES", "MASTER_ADDR", "MASTER_PORT", *(f"PENSTOCK_{name}" for name in (
-    "JOB_ID", "TASK_ID", "NODE_ID", "ATTEMPT", "TOKEN", "ROLE", "GPUS", "GPU_SHARE", "CORES", "HOST_MEMORY_MIB",
-    "GPU_MEMORY_MIB", "GPU_MEMORY_LIMIT_MIB",
-))])  # fmt: skip
+_OWN = (
+    "JOB_ID TASK_ID NODE_ID ATTEMPT TOKEN ROLE GPUS GPU_SHARE CORES HOST_MEMORY_MIB GPU_MEMORY_MIB "
+    "GPU_MEMORY_LIMIT_MIB"
+)
+SET_BY_PENSTOCK = frozenset(
+    ["CUDA_VISIBLE_DEVICES", "MASTER_ADDR", "MASTER_PORT", *(f"PENSTOCK_{name}" for name in _OWN.split())]
+)
 """Variables that each task has from its node, whatever the job sets (`node_reporter.core.environment`)."""
 SET_IN_GANGS = frozenset(["RANK", "WORLD_SIZE", "NODE_RANK", "GROUP_RANK"])
 """The same, of several workers; the only task of a job has no ranks."""

@@ -238,11 +238,13 @@ class JobFile(Section):
     )
     interactive: bool = Field(
         False,
-        description="The job has a terminal, as for a shell: `penstock attach` shows it here; what it shows is its output, too.",
+        description="The job has a terminal, as for a shell: `penstock attach` shows it here; what it "
+        "shows is its output, too.",
     )
     may_submit: bool = Field(
         False,
-        description="Whether its program may submit jobs, as `penstock submit` or by the client: it gets the gateway's URL and a token of its own.",
+        description="Whether its program may submit jobs, as `penstock submit` or by the client: it gets "
+        "the gateway's URL and a token of its own.",
     )
     labels: dict[str, str] = Field(
         default_factory=dict,

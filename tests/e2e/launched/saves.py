@@ -1,4 +1,5 @@
-"""A training that saves by the SDK, each of whose iterations is one all-reduce of all ranks: `python saves.py PLACE`.
+"""A training that saves by the SDK, each of whose iterations is one all-reduce of all ranks: `python saves.py
+PLACE`.
 
 Each iteration of rank 0 becomes a line `ATTEMPT DONE` in PLACE/steps, each save one in PLACE/saves. It ends
 in the iteration after PLACE/end is there.

@@ -1,8 +1,9 @@
-"""Patching for mutants: plausible bugs are put into the product's functions at test time, each in its own process.
+"""Patching for mutants: plausible bugs are put into the product's functions at test time, each in its own
+process.
 
-A mutant is a function that replaces others: `replace(real, broken)` puts `broken` wherever the product holds `real`
-(modules, classes, tables). No source text is matched, so a mutant fits as long as its function exists with its arguments;
-else it raises `AttributeError` or `LookupError`, and is an error, not a survivor.
+A mutant is a function that replaces others: `replace(real, broken)` puts `broken` wherever the product holds
+`real` (modules, classes, tables). No source text is matched, so a mutant fits as long as its function exists
+with its arguments; else it raises `AttributeError` or `LookupError`, and is an error, not a survivor.
 """
 
 import inspect
@@ -46,8 +47,8 @@ def mutant(
 
 
 def replace(real: Function, broken: Function) -> None:
-    """Puts `broken` wherever a module, a class or a table holds `real`. Raises `LookupError` if nobody does, or if it
-    does not take the same arguments."""
+    """Puts `broken` wherever a module, a class or a table holds `real`. Raises `LookupError` if nobody does,
+    or if it does not take the same arguments."""
     if inspect.isfunction(real) and inspect.isfunction(broken):
         _demand_same_arguments(real, broken)
     places = 0

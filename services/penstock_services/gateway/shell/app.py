@@ -271,8 +271,8 @@ async def _on_http(request: Request, error: Exception) -> Response:
 
 
 def _allowed(request: Request) -> list[str]:
-    """Methods of this path. Of several matching templates one without parameters counts, else the longest: node
-    ids may contain a slash."""
+    """Methods of this path. Of several matching templates one without parameters counts, else the longest:
+    node ids may contain a slash."""
     routes = [*request.app.routes, *(route for part in PARTS for route in part.router.routes)]
     fitting: dict[str, set[str]] = {}
     for route in routes:

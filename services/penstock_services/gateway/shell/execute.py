@@ -1,5 +1,5 @@
-"""`POST /v1/jobs/{id}/exec` runs a command in a running task, `POST /v1/jobs/{id}/attach` joins the task's own terminal: for its
-owner or an operator; recorded as it begins and as it ends."""
+"""`POST /v1/jobs/{id}/exec` runs a command in a running task, `POST /v1/jobs/{id}/attach` joins the task's
+own terminal: for its owner or an operator; recorded as it begins and as it ends."""
 
 import shlex
 from typing import Any, TypeVar
@@ -55,8 +55,8 @@ async def execute(job_id: str, request: Request) -> Response:
     object per line, `{"stdout": BASE64}` and `{"stderr": BASE64}` as they come, at last `{"exit_code": N}` or
     `{"problem": …}`.
 
-    With `"stdin": true` or `"terminal": "24x80"`, and `Upgrade: penstock-lines`, the connection goes over to such
-    lines in both directions.
+    With `"stdin": true` or `"terminal": "24x80"`, and `Upgrade: penstock-lines`, the connection goes over to
+    such lines in both directions.
     """
     act = await _asked(request, ExecAct)
     text = shlex.join(act.command)
@@ -88,8 +88,9 @@ async def execute(job_id: str, request: Request) -> Response:
     openapi_extra=_body(AttachAct),
 )
 async def attach(job_id: str, request: Request) -> Response:
-    """Body: `{"terminal": "24x80"}`, and `task` as for `exec`; with `Upgrade: penstock-lines`. The connection goes over to
-    such lines in both directions; what the terminal showed last comes first, at last `{"ended": true}`.
+    """Body: `{"terminal": "24x80"}`, and `task` as for `exec`; with `Upgrade: penstock-lines`. The connection
+    goes over to such lines in both directions; what the terminal showed last comes first, at last `{"ended":
+    true}`.
     """
     act = await _asked(request, AttachAct)
     await commanded(request, job_id)
@@ -98,7 +99,8 @@ async def attach(job_id: str, request: Request) -> Response:
     job, task_id, task = _task(gateway, job_id, act.task)
     if not job.spec.interactive:
         detail = (
-            f"job {job_id} has no terminal, since it was not submitted with -it; `penstock exec -it {job_id} -- bash` opens "
+            f"job {job_id} has no terminal, since it was not submitted with -it; `penstock exec -it "
+            f"{job_id} -- bash` opens "
             f"one in its task, `penstock logs -f {job_id}` shows its output"
         )
         raise Problem(409, "no_terminal", detail)

@@ -22,8 +22,8 @@ logger = logging.getLogger(__name__)
 
 
 async def report(gateway: Gateway) -> None:
-    """Runs until cancelled, from when the gateway listens: looks after each change of the ledger or of the streams, and when a
-    report falls due."""
+    """Runs until cancelled, from when the gateway listens: looks after each change of the ledger or of the
+    streams, and when a report falls due."""
     gateway.followers.began_s = time.monotonic()
     jobs = Partition(Topic.JOBS, gateway.settings.cell_index)
     ends = await retry(

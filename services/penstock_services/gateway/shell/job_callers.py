@@ -19,7 +19,10 @@ async def caller_of_token(follower: Follower, text: str) -> Caller:
     token = parsed(text)
     node = None if token is None else follower.state.nodes.get(token.claim.node_id)
     if token is None or node is None or node.public_key is None or not token.proven(node.public_key):
-        detail = "this is no job's token, whole and signed by its node; send what the file PENSTOCK_TOKEN_FILE of the task holds"
+        detail = (
+            "this is no job's token, whole and signed by its node; send what the file "
+            "PENSTOCK_TOKEN_FILE of the task holds"
+        )
         raise Problem(401, "job_token_forged", detail)
     await _folded(follower, seq_of(token.claim.token))
     return task_caller(follower.state, *token.claim)

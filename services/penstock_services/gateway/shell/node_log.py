@@ -65,8 +65,8 @@ class NodeLogs:
         fields: Mapping[str, str],
         body: bytes,
     ) -> httpx.Response:
-        """The answer to a request about sessions: to a GET, which is read, or to a POST, which goes over to lines.
-        Raises `Unreadable`, and httpx's errors."""
+        """The answer to a request about sessions: to a GET, which is read, or to a POST, which goes over to
+        lines. Raises `Unreadable`, and httpx's errors."""
         query = urlencode(fields)
         headers = {"Authorization": key.authorization(node_id, query), "Accept-Encoding": "identity"}
         expected = httpx.codes.OK

@@ -35,7 +35,8 @@ class Carried(OfTask, frozen=True):
 
 
 class AskToSave(Carried, frozen=True):
-    """Ask the processes of the task that save; feed `Unsaved` where none does. `by_sdk`: those that have registered, no others."""
+    """Ask the processes of the task that save; feed `Unsaved` where none does. `by_sdk`: those that have
+    registered, no others."""
 
     order_token: int
     by_sdk: bool

@@ -26,7 +26,10 @@ from penstock_services.node_reporter.core.inputs import Drain, GraceOver, Unsave
 from penstock_services.node_reporter.core.state import Context, NodeState, Put, Status, Task
 
 MAX_DETAIL_CHARS = 1_000  # ShortText holds 1,024
-NOT_REGISTERED = "no process of it has called penstock.sdk.checkpoint yet; call checkpoint(save, restore) before the training loop"
+NOT_REGISTERED = (
+    "no process of it has called penstock.sdk.checkpoint yet; call checkpoint(save, restore) before the "
+    "training loop"
+)
 NOT_HANDLED = (
     "no process of it handles SIGUSR1; handle it, or save by penstock.sdk.checkpoint and `checkpoint: sdk`"
 )
@@ -50,7 +53,8 @@ def stop_ordered(state: NodeState, order: StopTask, now_ms: int, context: Contex
 
 
 def drain(state: NodeState, given: Drain) -> Iterator[Decision]:
-    """Stops everything. A rank whose rank 0 is on another node still waits for it: that may be drained, too."""
+    """Stops everything. A rank whose rank 0 is on another node still waits for it: that may be drained,
+    too."""
     for task in (*state.waiting(), *state.live()):
         why = "the node is being drained"
         yield from _stop(task, given.grace_ms, given.now_ms, why, waits=_follows(task))

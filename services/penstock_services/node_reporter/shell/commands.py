@@ -1,11 +1,11 @@
-"""Commands in running tasks (`penstock exec`), and their own terminals (`penstock attach`), for the gateway alone: paths of the
-log server, with the same proof.
+"""Commands in running tasks (`penstock exec`), and their own terminals (`penstock attach`), for the gateway
+alone: paths of the log server, with the same proof.
 
 `POST /v1/exec?task=&token=&nonce=&sha256=[&input=1][&terminal=ROWSxCOLUMNS&term=NAME]`, which goes over to
 `session_lines`, runs the body, a JSON array of arguments with this digest, in that task. `GET /v1/exec` gives
-the nonce, which counts once, so that nobody can send a request again. `POST /v1/attach?task=&token=&nonce=&sha256=&terminal=`,
-with an empty body, joins the task's own terminal (`terminal`). When the connection ends, so does the
-command: it gets SIGHUP, and is killed soon after.
+the nonce, which counts once, so that nobody can send a request again. `POST
+/v1/attach?task=&token=&nonce=&sha256=&terminal=`, with an empty body, joins the task's own terminal
+(`terminal`). When the connection ends, so does the command: it gets SIGHUP, and is killed soon after.
 """
 
 import asyncio
@@ -85,8 +85,14 @@ class Commands:
         return found
 
     async def run(
-        self, path: str, asked: dict[str, str], receive: Receive, switch: Switch | None, key: LogKey, stop: asyncio.Event
-    ) -> None:  # fmt: skip
+        self,
+        path: str,
+        asked: dict[str, str],
+        receive: Receive,
+        switch: Switch | None,
+        key: LogKey,
+        stop: asyncio.Event,
+    ) -> None:
         """Answers one request, of which the proof is checked. Raises `NotRun`."""
         body = await self._body(asked, receive)
         if switch is None:
@@ -111,10 +117,16 @@ class Commands:
     def _request(self, started: Started, asked: dict[str, str], body: bytes) -> dict[str, Any]:
         """To the helper (`enter`)."""
         return {
-            "shim": started.shim, "shim_start": started.shim_start, "pid": started.pid, "plan": self._plan,
-            "groups": started.groups, "argv": json.loads(body), "terminal": "terminal" in asked, "input": None,
+            "shim": started.shim,
+            "shim_start": started.shim_start,
+            "pid": started.pid,
+            "plan": self._plan,
+            "groups": started.groups,
+            "argv": json.loads(body),
+            "terminal": "terminal" in asked,
+            "input": None,
             "term": asked.get("term", ""),
-        }  # fmt: skip
+        }
 
     async def _body(self, asked: dict[str, str], receive: Receive) -> bytes:
         """Raises `NotRun`."""

@@ -2,10 +2,10 @@
 and cgroups, as its user.
 
 Standard library only (see `confinement`). Its stdin has one line of JSON, `{shim, shim_start, pid, plan,
-groups, argv, terminal, term, input}`, and stays open: when it closes, every process of the command's session gets
-SIGHUP, and after HANG_UP_S SIGKILL; when the task's program ends, the command is killed. The command has the
-helper's stdout and stderr, the environment, working folder, cores and limits of the task's program, and ends
-with the task: it is in its PID namespace or cgroup. `terminal`: the helper's stdout is a terminal, which
+groups, argv, terminal, term, input}`, and stays open: when it closes, every process of the command's session
+gets SIGHUP, and after HANG_UP_S SIGKILL; when the task's program ends, the command is killed. The command has
+the helper's stdout and stderr, the environment, working folder, cores and limits of the task's program, and
+ends with the task: it is in its PID namespace or cgroup. `terminal`: the helper's stdout is a terminal, which
 becomes the command's, with `term` as its kind; `input`: the descriptor of its input, null: it has none.
 
 Exit code: that of the command; 128 + N if signal N killed it; NOT_FOUND; NOT_ENTERED, with the reason on

@@ -40,7 +40,8 @@ class GatewayAccess:
         server = options.task_gateway or options.gateway
         if server is None:
             raise NotStartable(
-                "its job may submit jobs, and this node knows no gateway: give its reporter --gateway URL or --task-gateway URL"
+                "its job may submit jobs, and this node knows no gateway: give its reporter --gateway URL "
+                "or --task-gateway URL"
             )
         claim = Claim(options.node_id, order.job_id, order.task_id, order.token)
         scheme, mark, address = server.partition("://")

@@ -6,8 +6,8 @@ import json
 import os
 import resource
 import signal
-from collections.abc import Callable
-from typing import NamedTuple, NoReturn
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple, NoReturn
 
 from penstock_services.node_reporter.shell.code import unpack
 from penstock_services.node_reporter.shell.confinement import (
@@ -73,20 +73,9 @@ def become_program(
             raise failure
         reveal(plan, tasks, request)
         stage = "affinity"
-        if request["cores"]:
-            os.sched_setaffinity(0, request["cores"])
-        if request["data_limit"]:
-            resource.setrlimit(resource.RLIMIT_DATA, (request["data_limit"], request["data_limit"]))
-        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-        if request["oom_first"]:
-            with contextlib.suppress(OSError):  # the cap holds without it
-                put("/proc/self/oom_score_adj", str(OOM_FIRST))
+        _limit(request)
         stage = "terminal"
-        output = pipes.output
-        if request["interactive"]:
-            output = os.open(request["terminal"], os.O_RDWR)  # the first that its session opens is its own
-            os.dup2(output, 0)
-            os.dup2(output, 1)
+        output = _own_terminal(request["terminal"]) if request["interactive"] else pipes.output
         stage = "user"
         become(plan)
         prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)  # set again: a change of the user clears it
@@ -112,3 +101,23 @@ def become_program(
         os.write(pipes.failed, json.dumps(report).encode() + GO)
     finally:
         os._exit(127)
+
+
+def _limit(request: Mapping[str, Any]) -> None:
+    """Cores and limits, and who is ended first where the machine runs out of memory."""
+    if request["cores"]:
+        os.sched_setaffinity(0, request["cores"])
+    if request["data_limit"]:
+        resource.setrlimit(resource.RLIMIT_DATA, (request["data_limit"], request["data_limit"]))
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    if request["oom_first"]:
+        with contextlib.suppress(OSError):  # the cap holds without it
+            put("/proc/self/oom_score_adj", str(OOM_FIRST))
+
+
+def _own_terminal(path: str) -> int:
+    """The terminal as this session's own, since it is the first that the session opens."""
+    terminal = os.open(path, os.O_RDWR)
+    os.dup2(terminal, 0)
+    os.dup2(terminal, 1)
+    return terminal

@@ -416,7 +416,8 @@ class Node:
             self._spawn(order)
 
     def stop_again(self, key: Key, left_ms: int, *, told: bool) -> None:
-        """After recovery: if it is `told` to end, SIGTERM may not have been sent; SIGKILL comes when the grace is over."""
+        """After recovery: if it is `told` to end, SIGTERM may not have been sent; SIGKILL comes when the
+        grace is over."""
         if told:
             self.launcher.signal(key, signal.SIGTERM)
         self._kill_at(key, wall_ms() + left_ms)

@@ -294,8 +294,8 @@ class Host(Protocol):
         ...
 
     def ask_to_save(self, key: Key, *, by_sdk: bool) -> bool:
-        """Asks the processes of a task that save checkpoints to save now; `by_sdk`: those that have registered, no others.
-        False: none does; the first one that registers later is asked then."""
+        """Asks the processes of a task that save checkpoints to save now; `by_sdk`: those that have
+        registered, no others. False: none does; the first one that registers later is asked then."""
         ...
 
     def saves(self, key: Key) -> bool:

@@ -1,4 +1,5 @@
-"""Session of a caller with a program on this node: lines (`session_lines`) on one side, descriptors on the other.
+"""Session of a caller with a program on this node: lines (`session_lines`) on one side, descriptors on the
+other.
 
 Nothing is read before the other side has taken what came before, in both directions.
 """
@@ -126,8 +127,8 @@ async def send_output(
     most_bytes: int | None,
     ends: tuple["asyncio.Future[str]", asyncio.Event],
 ) -> bool:
-    """Sends what these descriptors have until they are empty after `ended`, where that is None until they are closed, or
-    one of `ends` has come.
+    """Sends what these descriptors have until they are empty after `ended`, where that is None until they are
+    closed, or one of `ends` has come.
 
     False: they had more than `most_bytes`. Raises ConnectionResetError where the caller has left.
     """

@@ -1,30 +1,38 @@
-"""Supervisor (shim) of one task, from its fork to the last of its task's processes. Standard library only (see `confinement`).
+"""Supervisor (shim) of one task, from its fork to the last of its task's processes. Standard library only
+(see `confinement`).
 
-A shim takes one request, a JSON message on the SEQPACKET socket: `{folder, log, log_limit, argv, env, cwd, code, programs, cores,
-data_limit, settings, oom, pids, oom_first, ended_by, visible, checkpoints, group, private, gate, interactive, lease, task_id, token}`; runs the program, waits for all of
-its processes and records how it ended.
+A shim takes one request, a JSON message on the SEQPACKET socket: `{folder, log, log_limit, argv, env, cwd,
+code, programs, cores, data_limit, settings, oom, pids, oom_first, ended_by, visible, checkpoints, group,
+private, gate, interactive, lease, task_id, token}`; runs the program, waits for all of its processes and
+records how it ended.
 
-The folder of a task holds, each written atomically (temporary name, then rename):
-`started.json {task_id, token, shim, shim_start, pid, pid_start, started_ms, exits, groups}`, written before the program runs;
-`exit.json {task_id, token, exit_code, signal, cpu_ms, max_rss_kib, started_ms, exited_ms, failure, unpacked_ns, oom, pids, exhausted, lapsed, left}`, written
-after the *last* process of the task has been reaped; and the folders visible to the task, `visible`: `work`; `phases`,
-a FIFO made by the reporter for the program's lines; and `savers`, the file that processes lock which save (`savers`).
+The folder of a task holds, each written atomically (temporary name, then rename): `started.json {task_id,
+token, shim, shim_start, pid, pid_start, started_ms, exits, groups}`, written before the program runs;
+`exit.json {task_id, token, exit_code, signal, cpu_ms, max_rss_kib, started_ms, exited_ms, failure,
+unpacked_ns, oom, pids, exhausted, lapsed, left}`, written after the *last* process of the task has been
+reaped; and the folders visible to the task, `visible`: `work`; `phases`, a FIFO made by the reporter for the
+program's lines; and `savers`, the file that processes lock which save (`savers`).
 
-Proof of exit: the shim is the first process of the task's PID namespace, so that nothing of the task outlives it.
-Where there is no namespace it is the subreaper of everything that the program starts, in any session.
-A task ends with its leader: the shim kills the remaining processes, unless they end by themselves at once, and waits until the
-kernel reports no child any more: ECHILD. A task that is stopped ends with the last of its processes, see `stopping`.
+Proof of exit: the shim is the first process of the task's PID namespace, so that nothing of the task outlives
+it. Where there is no namespace it is the subreaper of everything that the program starts, in any session. A
+task ends with its leader: the shim kills the remaining processes, unless they end by themselves at once, and
+waits until the kernel reports no child any more: ECHILD. A task that is stopped ends with the last of its
+processes, see `stopping`.
 
 The lock's descriptor is held by the reporter, by the launcher and by each shim until its `started.json` is
-written. The holder of the lock can therefore rely on it: no task without a `started.json` will be started any more.
+written. The holder of the lock can therefore rely on it: no task without a `started.json` will be started any
+more.
 
-`lease` is None or the arguments of `lease_watch.LeaseWatch`: when it ends, so does the task, with or without a reporter.
+`lease` is None or the arguments of `lease_watch.LeaseWatch`: when it ends, so does the task, with or without
+a reporter.
 
-Signals to a shim: SIGTERM → the task is stopped, once; SIGUSR1 → SIGKILL to every process of the task; SIGHUP → the gate opens.
+Signals to a shim: SIGTERM → the task is stopped, once; SIGUSR1 → SIGKILL to every process of the task; SIGHUP
+→ the gate opens.
 
 An `interactive` task has a terminal in place of an empty input and a pipe: `terminal.Terminal`.
 
-`gate` is None or the file that the shim locks before the program runs: the program waits for the lock before it uses a GPU (`penstock.sdk.gate`).
+`gate` is None or the file that the shim locks before the program runs: the program waits for the lock before
+it uses a GPU (`penstock.sdk.gate`).
 """
 
 import contextlib

@@ -1,8 +1,9 @@
-"""Terminal of a task, which its shim holds: it lives with the task, whoever attaches and whatever becomes of the reporter.
+"""Terminal of a task, which its shim holds: it lives with the task, whoever attaches and whatever becomes of
+the reporter.
 
-Standard library only (see `confinement`). Callers connect to the socket SOCKET in the task's folder (SEQPACKET). A
-message to it is INPUT and keys, or RESIZE and rows and columns (SIZE); those from it are what the terminal
-shows, at first the last LAST_BYTES. All attached callers see the same, and type into the same.
+Standard library only (see `confinement`). Callers connect to the socket SOCKET in the task's folder
+(SEQPACKET). A message to it is INPUT and keys, or RESIZE and rows and columns (SIZE); those from it are what
+the terminal shows, at first the last LAST_BYTES. All attached callers see the same, and type into the same.
 
 The terminal is always read, so that nobody who looks can hold up the task: a caller that is too slow misses
 what is beyond LAST_BYTES, and is told how much that was.

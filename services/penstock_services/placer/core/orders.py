@@ -135,8 +135,8 @@ def _chief_ended(job: JobState) -> bool:
 
 
 def _reported(state: CellState, fact: OfTask, token: int) -> Sequence[Order]:
-    """The stop again, if this report means that rank 0 has ended, or saves nothing. `token`: of its record; of a later stop
-    the orders follow when that is read back."""
+    """The stop again, if this report means that rank 0 has ended, or saves nothing. `token`: of its record;
+    of a later stop the orders follow when that is read back."""
     job = state.jobs.get(fact.task_id.rsplit(".", 2)[0])
     task = None if job is None else job.tasks.get(fact.task_id)
     if job is None or task is None or task.place.rank > 0 or job.stop_token >= token or not _chief_ended(job):
