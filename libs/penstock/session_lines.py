@@ -16,9 +16,10 @@ from typing import Any
 
 PROTOCOL = "penstock-lines"
 UPGRADE = {"Connection": "Upgrade", "Upgrade": PROTOCOL}
-MAX_LINE_BYTES = 1 << 17
+MAX_LINE_BYTES = 1 << 17  # a chunk as base64 takes a third of it
 CHUNK_BYTES = 1 << 15  # of input or output in a line
-WINDOW_BYTES = 1 << 17
+WINDOW_BYTES = 4 * CHUNK_BYTES  # of input under way
+READ_BYTES = 2 * CHUNK_BYTES  # of one read of a connection: a line with its base64
 TAKEN_BYTES = WINDOW_BYTES // 4  # of input, after which the node says that it is taken
 MAX_SIDE = 65_535  # rows and columns of a terminal; 0: not known
 

@@ -226,7 +226,7 @@ def test_a_folder_of_code_is_sent_once_and_each_job_runs_in_its_own_copy(
     assert answer.returncode == 0, answer.stdout + answer.stderr
 
     def left() -> set[str]:
-        return {path.name for path in (up.folder / "nodes").glob("*/tasks/*/work/**/*")}
+        return {path.name for path in (up.folder / "nodes").rglob("work/**/*")}
 
     wait_until(lambda: left() <= {"model.pt"}, lambda: f"the end of {left()}")
     outside = up.run("submit", "--sync", str(project), "--workdir", str(tmp_path), "--", "true")

@@ -13,9 +13,8 @@ import httpx
 from penstock.client.connection import Connection
 from penstock.client.errors import GatewayFault, Unreachable
 from penstock.keepalive import keep_alive
-from penstock.session_lines import CHUNK_BYTES, WINDOW_BYTES, BadLine, Lines, line
+from penstock.session_lines import CHUNK_BYTES, READ_BYTES, WINDOW_BYTES, BadLine, Lines, line
 
-READ_BYTES = 1 << 16
 OUTPUTS = ("stdout", "stderr")
 BROKEN = (httpcore.NetworkError, httpcore.TimeoutException, OSError)
 

@@ -8,10 +8,9 @@ import httpcore
 import httpx
 
 from penstock.runtime.log_keys import LogKey
-from penstock.session_lines import BadLine, Lines
+from penstock.session_lines import READ_BYTES, BadLine, Lines
 from penstock_services.gateway.core.log_text import NoAnswer, Unreadable
 
-READ_BYTES = 1 << 16
 BROKEN = (httpx.HTTPError, httpcore.NetworkError, httpcore.TimeoutException, OSError)
 
 

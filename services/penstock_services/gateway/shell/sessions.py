@@ -24,8 +24,8 @@ from penstock_services.gateway.shell.jobs import append_event
 if TYPE_CHECKING:  # its HTTP client is loaded when a node is asked
     from penstock_services.gateway.shell.node_session import NodeSession
 
-MAX_SESSIONS = 256  # of a gateway
-MAX_SESSIONS_OF_JOB = 16
+MAX_SESSIONS = 256  # of a gateway, as many as it has streams
+MAX_SESSIONS_OF_JOB = 16  # as many as one node runs
 MEDIA_TYPE = "application/x-ndjson"
 SEVERAL = (b'{"stdout"', b'{"stderr"', b'{"taken"')
 """Lines that others follow."""

@@ -21,7 +21,7 @@ from penstock_services.node_reporter.core.state import NodeState, Put, Status, T
 def widened(state: NodeState, order: StartTask) -> Iterator[Decision]:
     """Spawns the task with the cores that are lent to it: its thread pools have as many threads."""
     task = state.tasks[order.task_id]
-    more = _shares(state).get(task.task_id, ())
+    more = _shares(state, _borrowers(state)).get(task.task_id, ())
     if more:
         yield Put(replace(task, lent=more))
         order = replace(order, place=replace(order.place, cores=(*order.place.cores, *more)))
@@ -30,8 +30,9 @@ def widened(state: NodeState, order: StartTask) -> Iterator[Decision]:
 
 def lent(state: NodeState) -> Iterator[Decision]:
     """Brings the cores of running tasks up to date with what is idle now; nothing where that is so already."""
-    shares = _shares(state)
-    for task in [task for task in state.tasks.values() if task.lent or task.task_id in shares]:
+    borrowers = _borrowers(state)
+    shares = _shares(state, borrowers)
+    for task in borrowers:
         more = shares.get(task.task_id, ())
         if task.status is not Status.RUNNING or task.lent == more or task.order is None:
             continue
@@ -46,10 +47,14 @@ def stepped(state: NodeState, given: Stepped) -> Iterator[Decision]:
         yield Put(replace(task, steps=True))
 
 
-def _shares(state: NodeState) -> dict[str, tuple[int, ...]]:
+def _borrowers(state: NodeState) -> list[Task]:
+    """Tasks whose job asked for no number of cores."""
+    return [task for task in state.tasks.values() if task.order is not None and task.order.spare_cores]
+
+
+def _shares(state: NodeState, borrowers: list[Task]) -> dict[str, tuple[int, ...]]:
     """Task → idle cores that it may use: each every n-th of them, up to its fair share of the node."""
-    takers = [task for task in state.tasks.values() if task.order and task.order.spare_cores]
-    takers = in_order([task for task in takers if _borrows(task)])
+    takers = in_order([task for task in borrowers if _borrows(task)])
     if not takers:
         return {}
     given = {core for task in state.tasks.values() if task.order for core in task.order.place.cores}

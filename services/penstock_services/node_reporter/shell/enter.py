@@ -43,7 +43,7 @@ from penstock_services.node_reporter.shell.whole_files import put
 ENTER = "from penstock_services.node_reporter.shell.enter import main; main()"
 NOT_ENTERED, NOT_FOUND = 126, 127  # as shells and container runtimes have them
 BY_SIGNAL = 128
-HANG_UP_S = 2.0
+HANG_UP_S = 2.0  # to SIGKILL: about what a CI runner leaves after SIGTERM (GitHub's: 2.5 s)
 PR_SET_DUMPABLE = 4  # <linux/prctl.h>
 TASK_ID = b"PENSTOCK_TASK_ID"  # which the launcher's processes lack before their exec
 

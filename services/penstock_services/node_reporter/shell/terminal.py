@@ -20,10 +20,10 @@ from contextlib import suppress
 SOCKET = "terminal"
 INPUT, RESIZE = b"i", b"s"
 SIZE = struct.Struct("HH")
-FIRST_SIZE = (24, 80)
-CHUNK_BYTES = 1 << 15
-LAST_BYTES = 2 * CHUNK_BYTES
-MAX_ATTACHED = 8
+FIRST_SIZE = (24, 80)  # until somebody attaches: a VT100's
+CHUNK_BYTES = 1 << 15  # as of `session_lines`
+LAST_BYTES = 2 * CHUNK_BYTES  # for whoever attaches: some thirty screens of the first size
+MAX_ATTACHED = 8  # the shim, one process, sends each a copy of all output
 
 
 def place(number: int) -> str:
