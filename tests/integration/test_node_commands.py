@@ -6,7 +6,7 @@ import json
 import secrets
 from base64 import b64decode
 from collections.abc import AsyncIterator
-from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import replace
 from hashlib import sha256
 from pathlib import Path
@@ -24,6 +24,7 @@ from penstock_services.gateway.core.log_text import NoAnswer
 from penstock_services.gateway.shell.node_session import NodeSession
 from penstock_services.node_reporter.options import IsolationChoice, Options
 from penstock_services.node_reporter.shell import commands
+from penstock_services.node_reporter.shell.terminal import MAX_ATTACHED
 from tests.support import node_fixtures
 from tests.support.memory_log import MemoryBroker, MemoryLog
 from tests.support.node_cell import NODE, Cell, printed, start_order, stop_order, working
@@ -299,6 +300,12 @@ async def test_a_task_with_a_terminal_of_its_own(
             await first.until(b"\r\n400000\r\ndone\r\n")
             third = Talk(stuck)
             await third.until(b"ready\r\n")
+            async with AsyncExitStack() as others:
+                for _ in range(MAX_ATTACHED - 3):
+                    await others.enter_async_context(gateway.session(terminal="24x80"))
+                query = await gateway.query(b"", terminal="24x80")
+                async with gateway.ask("POST", query, path=ATTACH_PATH) as ninth:
+                    assert (ninth.status_code, b"detaches first" in await ninth.aread()) == (503, True)
         async with gateway.ask(
             "POST", await gateway.query(b"", 2, terminal="24x80"), path=ATTACH_PATH
         ) as none:

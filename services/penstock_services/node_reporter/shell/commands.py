@@ -14,6 +14,7 @@ import os
 import secrets
 import socket
 import subprocess
+from collections import Counter
 from collections.abc import Awaitable, Callable, MutableMapping
 from contextlib import suppress
 from hashlib import sha256
@@ -36,7 +37,7 @@ from penstock_services.node_reporter.shell.session import (
     take_input,
 )
 from penstock_services.node_reporter.shell.spawner import ISOLATED_PYTHON
-from penstock_services.node_reporter.shell.terminal import place
+from penstock_services.node_reporter.shell.terminal import MAX_ATTACHED, place
 
 MAX_COMMANDS = 16  # at once on a node; each is a process beside its task
 MAX_NONCES = 256
@@ -75,7 +76,8 @@ class Commands:
     ) -> None:
         self._plan, self._started, self._folder = plan, started, folder
         self._nonces: dict[str, None] = {}
-        self._running = 0
+        self._under_way: Counter[tuple[str, Key]] = Counter()
+        """By path and task."""
 
     def nonce(self) -> str:
         while len(self._nonces) >= MAX_NONCES:
@@ -101,18 +103,25 @@ class Commands:
         started = self._started(task)
         if started is None:
             raise NotRun(404, "the task does not run here")
-        if self._running >= MAX_COMMANDS:
+        session = path, task
+        if self._under_way.total() >= MAX_COMMANDS:
             raise NotRun(
                 503, f"{MAX_COMMANDS} sessions with tasks of this node are under way; end one of them"
             )
-        self._running += 1
+        if path == ATTACH_PATH and self._under_way[session] >= MAX_ATTACHED:
+            raise NotRun(
+                503, f"{MAX_ATTACHED} are attached to the task's terminal; one of them detaches first"
+            )
+        self._under_way[session] += 1
         try:
             if path == ATTACH_PATH:
                 await _attach(self._folder(task), asked, switch, key, stop)
             else:
                 await self._run(self._request(started, asked, body), asked, switch, key, stop)
         finally:
-            self._running -= 1
+            self._under_way[session] -= 1
+            if not self._under_way[session]:
+                del self._under_way[session]
 
     def _request(self, started: Started, asked: dict[str, str], body: bytes) -> dict[str, Any]:
         """To the helper (`enter`)."""
