@@ -203,3 +203,17 @@ async def test_pipelines_that_are_killed_at_any_moment_leave_no_job(up: Installa
     await await_until(lambda: all(job["outcome"] for job in jobs()), lambda: f"the ends of {jobs()}")
     assert len(jobs()) > kills // 4, "so many had come so far that they submitted their job"
     assert {job["reason"].partition(" since ")[0] for job in jobs()} == {PIPELINE_GONE}
+
+
+def test_legs_of_a_matrix_that_are_one_job_are_told_so(up: Installation) -> None:
+    """GitHub sets the same variables in all legs: three of four trainings of a sweep never ran, and all legs were green."""
+    ci = {"GITHUB_REPOSITORY": "a/b", "GITHUB_RUN_ID": "7", "GITHUB_RUN_ATTEMPT": "1", "GITHUB_JOB": "train"}
+    leg = ("submit", "--detach", "--", "true")
+    first, second = up.run(*leg, **ci), up.run(*leg, **ci)
+    assert first.stderr == ""
+    assert second.stdout == first.stdout
+    assert second.stderr.startswith("already submitted ")
+    assert f" ago as {first.stdout.strip()}" in second.stderr
+    assert "--idempotency-key" in second.stderr
+    own = up.run(*leg[:2], "--idempotency-key", "7-1-train-2", *leg[2:], **ci)
+    assert own.stdout != first.stdout

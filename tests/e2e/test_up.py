@@ -165,20 +165,6 @@ def test_a_cancelled_pipeline_cancels_its_job_where_it_is_asked_to(
         assert up.run("wait", job_id).returncode == 11
 
 
-def test_legs_of_a_matrix_that_are_one_job_are_told_so(up: Installation) -> None:
-    """GitHub sets the same variables in all legs: three of four trainings of a sweep never ran, and all legs were green."""
-    ci = {"GITHUB_REPOSITORY": "a/b", "GITHUB_RUN_ID": "7", "GITHUB_RUN_ATTEMPT": "1", "GITHUB_JOB": "train"}
-    leg = ("submit", "--detach", "--", "true")
-    first, second = up.run(*leg, **ci), up.run(*leg, **ci)
-    assert first.stderr == ""
-    assert second.stdout == first.stdout
-    assert second.stderr.startswith("already submitted ")
-    assert f" ago as {first.stdout.strip()}" in second.stderr
-    assert "--idempotency-key" in second.stderr
-    own = up.run(*leg[:2], "--idempotency-key", "7-1-train-2", *leg[2:], **ci)
-    assert own.stdout != first.stdout
-
-
 def test_wait_ends_with_the_jobs(up: Installation, tmp_path: Path) -> None:
     """A pipeline submits three trainings and waits for all of them."""
     gate = tmp_path / "gate"

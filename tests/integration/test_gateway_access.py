@@ -360,3 +360,45 @@ async def test_postgres_is_killed_under_load(postgres_folder: Path) -> None:
             assert (await cell.http.post("/v1/projections/verify")).json()["ok"]
     finally:
         await server.stop()
+
+
+# ------------------------------------------------------------------------------------------ without tokens
+
+NOBODY = 65_534
+BODY = b'{"command": ["id"]}'
+REQUEST = b"POST /v1/jobs HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n%s"
+
+
+def submits_as(user: int, port: int, *, waits: bool) -> str:
+    """A job from a process of another user; the status line of the answer, if that process `waits` for it."""
+    reading, writing = os.pipe()
+    if (child := os.fork()) == 0:
+        try:
+            os.setgroups([])
+            os.setresgid(user, user, user)
+            os.setresuid(user, user, user)
+            with socket.socket() as client:
+                client.connect(("127.0.0.1", port))
+                client.sendall(REQUEST % (len(BODY), BODY))
+                if waits:
+                    os.write(writing, client.recv(4_096).splitlines()[0])
+        finally:
+            os._exit(0)
+    os.close(writing)
+    os.waitpid(child, 0)
+    with open(reading, "rb") as pipe:
+        return pipe.read().decode()
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to be another user")
+async def test_loopback_without_tokens_is_for_one_user(dsn: str) -> None:
+    """Another user of the machine, or a job that runs as one, submits: refused, also when it does not wait for the answer."""
+    async with running(dsn) as cell:
+        port = int(cell.url.rpartition(":")[2])
+        assert "403" in await asyncio.to_thread(submits_as, NOBODY, port, waits=True)
+        for _ in range(20):
+            await asyncio.to_thread(submits_as, NOBODY, port, waits=False)
+        assert await cell.written(Topic.JOBS) == []
+        assert "202" in await asyncio.to_thread(submits_as, 0, port, waits=True)
+        assert len(await cell.written(Topic.JOBS)) == 1
+        assert (await cell.http.get("/healthz")).status_code == 200

@@ -1,11 +1,9 @@
-"""Who may ask the gateway for what: roles and tenants of tokens, and one user on loopback without tokens."""
+"""Who may ask the gateway for what: roles and tenants of tokens."""
 
 import asyncio
 import hashlib
 import itertools
 import json
-import os
-import socket
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -32,7 +30,6 @@ from tests.support.waiting import await_until
 pytestmark = pytest.mark.postgres
 
 CLOUD_EVENT = {"content-type": "application/cloudevents+json"}
-NOBODY = 65_534
 CALLERS = {
     "reader": "roles=read tenant=vision",
     "vision": "roles=submit,read tenant=vision name=ci",
@@ -467,44 +464,3 @@ async def test_a_token_is_revoked_without_a_restart(dsn: str, tmp_path: Path) ->
         assert "line 1" in problem(await cell.http.get("/v1/nodes", headers=as_("reader")), 503)["detail"]
         write_tokens(path, ["reader"])
         assert (await cell.http.get("/v1/nodes", headers=as_("reader"))).status_code == 200
-
-
-# ------------------------------------------------------------------------------------------ without tokens
-
-BODY = b'{"command": ["id"]}'
-REQUEST = b"POST /v1/jobs HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n%s"
-
-
-def submits_as(user: int, port: int, *, waits: bool) -> str:
-    """A job from a process of another user; the status line of the answer, if that process `waits` for it."""
-    reading, writing = os.pipe()
-    if (child := os.fork()) == 0:
-        try:
-            os.setgroups([])
-            os.setresgid(user, user, user)
-            os.setresuid(user, user, user)
-            with socket.socket() as client:
-                client.connect(("127.0.0.1", port))
-                client.sendall(REQUEST % (len(BODY), BODY))
-                if waits:
-                    os.write(writing, client.recv(4_096).splitlines()[0])
-        finally:
-            os._exit(0)
-    os.close(writing)
-    os.waitpid(child, 0)
-    with open(reading, "rb") as pipe:
-        return pipe.read().decode()
-
-
-@pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to be another user")
-async def test_loopback_without_tokens_is_for_one_user(dsn: str) -> None:
-    """Another user of the machine, or a job that runs as one, submits: refused, also when it does not wait for the answer."""
-    async with running(dsn) as cell:
-        port = int(cell.url.rpartition(":")[2])
-        assert "403" in await asyncio.to_thread(submits_as, NOBODY, port, waits=True)
-        for _ in range(20):
-            await asyncio.to_thread(submits_as, NOBODY, port, waits=False)
-        assert await cell.written(Topic.JOBS) == []
-        assert "202" in await asyncio.to_thread(submits_as, 0, port, waits=True)
-        assert len(await cell.written(Topic.JOBS)) == 1
-        assert (await cell.http.get("/healthz")).status_code == 200
