@@ -102,9 +102,8 @@ class Connection:
         why = "it does not answer" if isinstance(error, httpx.TimeoutException) else _plain(error)
         if os.environ.get(IN_A_TASK) and not os.environ.get("PENSTOCK_SERVER"):
             return Unreachable(
-                f"no gateway at {self.server} ({why.rstrip('.')}): a job's program reaches it only where "
-                "the job may submit jobs: give the "
-                "job `may_submit: true`, or --may-submit"
+                f"no gateway at {self.server} ({why.rstrip('.')}): a job's program reaches it only where the "
+                "job may submit jobs: give the job `may_submit: true`, or --may-submit"
             )
         return Unreachable(
             f"no gateway at {self.server} ({why.rstrip('.')}); start one with `penstock up`, or name it with "

@@ -92,9 +92,8 @@ class Caller(NamedTuple):
         raise Problem(
             403,
             "other_job",
-            f"{what} was not submitted by job {self.lineage[-1]}, whose token this is; a job acts on "
-            "itself and on those that it "
-            "submitted, so use a token of your own",
+            f"{what} was not submitted by job {self.lineage[-1]}, whose token this is; a job acts "
+            "on itself and on those that it submitted, so use a token of your own",
         )
 
     def demand_tenant(self, owner: str, what: str) -> None:

@@ -42,9 +42,8 @@ def descended(spec: JobSpec, caller: Caller) -> JobSpec:
         raise Problem(
             409,
             "too_deep",
-            f"jobs are submitted {MAX_DEPTH} deep at most, and this one would be deeper: {chain}; have "
-            f"{caller.lineage[0]} submit it, "
-            "or look whether a job submits itself",
+            f"jobs are submitted {MAX_DEPTH} deep at most, and this one would be deeper: {chain}; "
+            f"have {caller.lineage[0]} submit it, or look whether a job submits itself",
         )
     return replace(spec, parents=caller.lineage)
 
@@ -59,7 +58,6 @@ def refuse_too_many(caller: Caller, jobs: Iterable[JobState], pending: Iterable[
         raise Problem(
             409,
             "too_many_jobs",
-            f"{living} jobs that job {root[0]} submitted, also through others, have not ended, and "
-            f"{MAX_LIVING} may; wait until "
-            "some have ended (`penstock wait`), or cancel some",
+            f"{living} jobs that job {root[0]} submitted, also through others, have not ended, "
+            f"and {MAX_LIVING} may; wait until some have ended (`penstock wait`), or cancel some",
         )

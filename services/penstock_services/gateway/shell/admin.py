@@ -7,9 +7,8 @@ While a worker is busy, spaces are sent before it, so that no proxy in between c
 import asyncio
 from collections.abc import AsyncIterator, Callable
 from functools import partial
-from typing import Annotated, Any
+from typing import Annotated
 
-import msgspec
 import orjson
 from fastapi import APIRouter, Query, Request
 from fastapi.responses import Response, StreamingResponse
@@ -27,6 +26,7 @@ from penstock_services.gateway.core.access import Role
 from penstock_services.gateway.core.acts import read_fields
 from penstock_services.gateway.core.problems import Problem
 from penstock_services.gateway.core.profiling import ProfileAsked
+from penstock_services.gateway.shell.document import request_body
 from penstock_services.gateway.shell.gateway import (
     Exclusive,
     Gateway,
@@ -131,17 +131,9 @@ async def check(job_id: str, request: Request) -> StreamingResponse:
     return _of_models(gateway, partial(ask_estimator, orjson.dumps(recorded)))
 
 
-PROFILE_BODY: dict[str, Any] = {
-    "requestBody": {
-        "required": True,
-        "content": {
-            "application/json": {"schema": msgspec.json.schema(ProfileAsked)["$defs"]["ProfileAsked"]}
-        },
-    }
-}
-
-
-@router.post("/estimator/profile", openapi_extra=PROFILE_BODY, dependencies=[needs(Role.SUBMIT)])
+@router.post(
+    "/estimator/profile", openapi_extra=request_body(ProfileAsked), dependencies=[needs(Role.SUBMIT)]
+)
 async def profile(request: Request) -> Response:
     """What is known of a network's iterations with these numbers of workers and batches, and which runs would reduce the uncertainty most.
 

@@ -3,9 +3,7 @@
 import asyncio
 import secrets
 from collections import Counter
-from typing import Any
 
-import msgspec
 from fastapi import APIRouter, Request
 from fastapi.responses import Response
 
@@ -21,6 +19,7 @@ from penstock.policies.validate import validate
 from penstock_services.gateway.core.access import Role
 from penstock_services.gateway.core.acts import CoresAct, read_cores
 from penstock_services.gateway.core.problems import Problem
+from penstock_services.gateway.shell.document import request_body
 from penstock_services.gateway.shell.gateway import Gateway, answer, content_type, gateway_of, read_body
 from penstock_services.gateway.shell.jobs import SOURCE, commanded
 from penstock_services.gateway.shell.roles import caller_of, needs
@@ -28,16 +27,15 @@ from penstock_services.gateway.shell.roles import caller_of, needs
 router = APIRouter(prefix="/v1/jobs", tags=["operators"])
 
 PROPOSER = "gateway"
-BODY: dict[str, Any] = {
-    "requestBody": {
-        "required": True,
-        "content": {"application/json": {"schema": msgspec.json.schema(CoresAct)["$defs"]["CoresAct"]}},
-    }
-}
 APPLIED_WITHIN_S = 5.0  # the response waits so long for the nodes' answers
 
 
-@router.post("/{job_id}/cores", status_code=202, openapi_extra=BODY, dependencies=[needs(Role.OPERATE)])
+@router.post(
+    "/{job_id}/cores",
+    status_code=202,
+    openapi_extra=request_body(CoresAct),
+    dependencies=[needs(Role.OPERATE)],
+)
 async def cores(job_id: str, request: Request) -> Response:
     """Each running worker of the job, or the named task, gets this number of cores for the rest of the attempt.
 

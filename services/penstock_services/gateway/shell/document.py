@@ -57,6 +57,11 @@ def openapi(app: FastAPI) -> dict[str, Any]:
     return app.openapi_schema
 
 
+def request_body(kind: type[Value]) -> dict[str, Any]:
+    """`openapi_extra` of a request with a JSON object of this type, without nested ones, as its body."""
+    return {"requestBody": {"required": True, "content": {"application/json": {"schema": json_schema(kind)}}}}
+
+
 def _add(schemas: dict[str, Any], kind: type[Value]) -> dict[str, Any]:
     """Adds the schema of this type and of those within; returns a reference to it."""
     if kind.__name__ not in schemas:

@@ -2,9 +2,8 @@
 own terminal: for its owner or an operator; recorded as it begins and as it ends."""
 
 import shlex
-from typing import Any, TypeVar
+from typing import TypeVar
 
-import msgspec
 import orjson
 from fastapi import APIRouter, Request
 from fastapi.responses import Response, StreamingResponse
@@ -20,6 +19,7 @@ from penstock_services.gateway.core.access import Role
 from penstock_services.gateway.core.acts import AttachAct, ExecAct, read_fields
 from penstock_services.gateway.core.log_text import Member
 from penstock_services.gateway.core.problems import Problem
+from penstock_services.gateway.shell.document import request_body
 from penstock_services.gateway.shell.gateway import Gateway, content_type, gateway_of, read_body
 from penstock_services.gateway.shell.jobs import as_asked_by, commanded
 from penstock_services.gateway.shell.roles import caller_of, needs
@@ -28,19 +28,11 @@ from penstock_services.gateway.shell.sessions import MEDIA_TYPE, Asked, begun
 router = APIRouter(prefix="/v1/jobs", tags=["jobs"])
 
 MAX_NAMED = 4  # tasks in a message
-
-
-def _body(kind: type[Value]) -> dict[str, Any]:
-    """What the contract says of a request's body."""
-    schema = msgspec.json.schema(kind)["$defs"][kind.__name__] | {"additionalProperties": False}
-    if "command" in schema["properties"]:
-        command = schema["properties"]["command"]
-        command["prefixItems"] = [{**command["items"], "minLength": 1}]
-    return {"requestBody": {"required": True, "content": {"application/json": {"schema": schema}}}}
-
-
 LEFT = "the connection of its caller ended, and the command with it"
 ATTACHED, DETACHED = "penstock attach", "its caller has left the terminal"
+EXEC_BODY = request_body(ExecAct)
+_COMMAND = EXEC_BODY["requestBody"]["content"]["application/json"]["schema"]["properties"]["command"]
+_COMMAND["prefixItems"] = [{**_COMMAND["items"], "minLength": 1}]
 
 
 @router.post(
@@ -48,7 +40,7 @@ ATTACHED, DETACHED = "penstock attach", "its caller has left the terminal"
     response_class=StreamingResponse,
     dependencies=[needs(Role.SUBMIT, Role.OPERATE)],
     responses={200: {"content": {MEDIA_TYPE: {}}}},
-    openapi_extra=_body(ExecAct),
+    openapi_extra=EXEC_BODY,
 )
 async def execute(job_id: str, request: Request) -> Response:
     """Body: `{"command": ["nvidia-smi"], "task": "w0"}`; a job of one task needs no `task`. Answer: one
@@ -85,7 +77,7 @@ async def execute(job_id: str, request: Request) -> Response:
     response_class=StreamingResponse,
     status_code=101,
     dependencies=[needs(Role.SUBMIT, Role.OPERATE)],
-    openapi_extra=_body(AttachAct),
+    openapi_extra=request_body(AttachAct),
 )
 async def attach(job_id: str, request: Request) -> Response:
     """Body: `{"terminal": "24x80"}`, and `task` as for `exec`; with `Upgrade: penstock-lines`. The connection
@@ -99,9 +91,8 @@ async def attach(job_id: str, request: Request) -> Response:
     job, task_id, task = _task(gateway, job_id, act.task)
     if not job.spec.interactive:
         detail = (
-            f"job {job_id} has no terminal, since it was not submitted with -it; `penstock exec -it "
-            f"{job_id} -- bash` opens "
-            f"one in its task, `penstock logs -f {job_id}` shows its output"
+            f"job {job_id} has no terminal, since it was not submitted with -it; `penstock exec -it {job_id} "
+            f"-- bash` opens one in its task, `penstock logs -f {job_id}` shows its output"
         )
         raise Problem(409, "no_terminal", detail)
     run = as_asked_by(caller, JobCommandRun(job_id=job_id, task_id=task_id, command=ATTACHED))

@@ -2,9 +2,7 @@
 
 import asyncio
 import secrets
-from typing import Any
 
-import msgspec
 from fastapi import APIRouter, Request
 from fastapi.responses import Response
 
@@ -18,6 +16,7 @@ from penstock.policies.validate import validate
 from penstock_services.gateway.core.access import Role
 from penstock_services.gateway.core.acts import MoveAct, read_move
 from penstock_services.gateway.core.problems import Problem
+from penstock_services.gateway.shell.document import request_body
 from penstock_services.gateway.shell.gateway import Gateway, answer, content_type, gateway_of, read_body
 from penstock_services.gateway.shell.jobs import SOURCE, commanded
 from penstock_services.gateway.shell.roles import caller_of, needs
@@ -25,16 +24,12 @@ from penstock_services.gateway.shell.roles import caller_of, needs
 router = APIRouter(prefix="/v1/jobs", tags=["operators"])
 
 PROPOSER = "gateway"
-BODY: dict[str, Any] = {
-    "requestBody": {
-        "required": True,
-        "content": {"application/json": {"schema": msgspec.json.schema(MoveAct)["$defs"]["MoveAct"]}},
-    }
-}
 DECIDED_WITHIN_S = 5.0  # the response waits so long for the placer's answer
 
 
-@router.post("/{job_id}/move", status_code=202, openapi_extra=BODY, dependencies=[needs(Role.OPERATE)])
+@router.post(
+    "/{job_id}/move", status_code=202, openapi_extra=request_body(MoveAct), dependencies=[needs(Role.OPERATE)]
+)
 async def move_job(job_id: str, request: Request) -> Response:
     """The job is stopped, saves within its grace, and starts on these nodes, which are reserved for it meanwhile. It costs the user no retry.
 

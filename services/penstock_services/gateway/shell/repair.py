@@ -8,7 +8,6 @@ import asyncio
 from collections.abc import Sequence
 from typing import Any
 
-import msgspec
 from fastapi import APIRouter, Request
 from fastapi.responses import Response
 
@@ -28,6 +27,7 @@ from penstock_services.gateway.core.access import Role
 from penstock_services.gateway.core.acts import read_fields
 from penstock_services.gateway.core.cursor import MAX_SEQ
 from penstock_services.gateway.core.problems import Problem
+from penstock_services.gateway.shell.document import request_body
 from penstock_services.gateway.shell.gateway import Gateway, answer, gateway_of, read_body
 from penstock_services.gateway.shell.roles import caller_of, needs
 
@@ -49,14 +49,6 @@ class RepairAct(Value, frozen=True, kw_only=True):
     reason: ShortText = ""
 
 
-BODY: dict[str, Any] = {
-    "requestBody": {
-        "required": True,
-        "content": {"application/json": {"schema": msgspec.json.schema(RepairAct)["$defs"]["RepairAct"]}},
-    }
-}
-
-
 @router.get("/{offset}", dependencies=[needs(Role.OPERATE)])
 async def proposed(offset: int, request: Request) -> Response:
     """What would be amended in the ledger's record at this offset: each field with its value, its bound and
@@ -65,7 +57,9 @@ async def proposed(offset: int, request: Request) -> Response:
     return answer(_row(offset, found))
 
 
-@router.post("/{offset}", status_code=202, openapi_extra=BODY, dependencies=[needs(Role.OPERATE)])
+@router.post(
+    "/{offset}", status_code=202, openapi_extra=request_body(RepairAct), dependencies=[needs(Role.OPERATE)]
+)
 async def repair(offset: int, request: Request) -> Response:
     """Writes that amendment; every service of the cell goes on with it. Body: `{"sha256": …, "reason": …}`,
     the digest as proposed."""
