@@ -11,7 +11,8 @@ import numpy as np
 
 from penstock.ledger.state import CellState
 from penstock.model.settings import PlacerSettings
-from penstock.policies.base import LazyRng, assign
+from penstock.policies.assignment import assign
+from penstock.policies.chance import LazyRng
 from penstock.policies.profiles import PROFILES, profile_for
 from tests.support import builders as b
 

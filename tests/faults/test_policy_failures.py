@@ -14,7 +14,7 @@ from penstock.model.orders import StopTask
 from penstock.model.topics import Topic
 from penstock.model.transitions import JobStatus
 from penstock.policies import profiles, together
-from penstock.policies.base import Plan
+from penstock.policies.assignment import Plan
 from penstock_services.placer.shell import service as placer
 from penstock_services.placer.shell.replay import Replayer
 from tests.faults.test_guards import ORDERS, Stage, play, submission
@@ -165,6 +165,6 @@ def test_a_plan_that_cannot_be_folded_is_not_carried_out(monkeypatch: pytest.Mon
 
 
 def placer_assign() -> Any:
-    from penstock.policies.base import assign
+    from penstock.policies.assignment import assign
 
     return assign

@@ -5,7 +5,7 @@ from itertools import islice
 from time import perf_counter
 
 from penstock.model.types import StageTimes
-from penstock.policies.list_order import place_in_list, place_in_queue
+from penstock.policies.candidates import place_in_list, place_in_queue
 from penstock.policies.regroup import Answer, Candidate, Question
 from tests.papers.muri_reference import SAME, SAME_S, SLOWER, Filled, Job, Muri
 

@@ -9,7 +9,7 @@ from penstock.ledger.demand import Demand
 from penstock.ledger.state import CellState
 from penstock.model import external_events
 from penstock.model.allowed import Allowed, models_of
-from penstock.policies.base import LazyRng
+from penstock.policies.chance import LazyRng
 from penstock.policies.liquid import Liquid, PairCost
 from tests.papers import liquid_reference as reference
 from tests.support import builders as b

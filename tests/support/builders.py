@@ -14,7 +14,9 @@ from penstock.model.event import Event
 from penstock.model.nodes import Gpu, NodeSpec
 from penstock.model.settings import PlacerSettings
 from penstock.model.types import Estimate, JobSpec, ResourceVector, RetryPolicy
-from penstock.policies.base import LazyRng, Plan, Policy, assign
+from penstock.policies.assignment import Plan, assign
+from penstock.policies.base import Policy
+from penstock.policies.chance import LazyRng
 from penstock.policies.profiles import profile_for
 
 STEP_MS = 10  # between two records

@@ -21,8 +21,8 @@ from penstock.model.proposals import MigrationProposed, PlanProposed, ProposedJo
 from penstock.model.settings import PlacerSettings
 from penstock.model.transitions import JobStatus
 from penstock.model.types import JobSpec, ShapeOption
-from penstock.policies.base import LazyRng
 from penstock.policies.baselines import FirstFit
+from penstock.policies.chance import LazyRng
 from penstock.policies.deadlines import option_of
 from penstock.policies.refusal import Refusal
 from penstock.policies.service import ends_s, remaining_s

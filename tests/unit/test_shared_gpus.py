@@ -17,7 +17,8 @@ from penstock.model.nodes import Gpu, Isolation
 from penstock.model.proposals import PlanProposed, ProposedJob, ProposedUnit
 from penstock.model.settings import PlacerSettings
 from penstock.model.types import Estimate, JobSpec, ResourceRequest, ResourceVector
-from penstock.policies.base import LazyRng, assign
+from penstock.policies.assignment import assign
+from penstock.policies.chance import LazyRng
 from penstock.policies.liquid import Liquid
 from penstock.policies.profiles import PROFILES
 from penstock.policies.validate import validate

@@ -5,7 +5,7 @@ cell (10,000 nodes are 1,250 bytes), because every resource has one bit set per 
 Levels are coarse for large resources; inside a level nodes are grouped by exact value, so every answer is exact.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from copy import copy
 from dataclasses import dataclass, field, fields
 from typing import Any, NamedTuple, TypeVar
@@ -395,3 +395,11 @@ class NodeIndex:
             & self.host_memory.having(need.host_memory_mib)
             & self.bandwidth.having(need.bandwidth_mbps)
         )
+
+
+def set_of(ordinals: Iterable[int]) -> int:
+    """Bit set of these ordinals."""
+    nodes = 0
+    for ordinal in ordinals:
+        nodes |= 1 << ordinal
+    return nodes

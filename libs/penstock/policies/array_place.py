@@ -14,18 +14,16 @@ names no choice there. Nodes reserved for other jobs (`PlanUnit`) are left out. 
 from collections.abc import Iterable, Iterator
 from itertools import islice
 
-from msgspec.structs import replace
-
 from penstock.ledger.arrays import LARGE_GPUS
-from penstock.ledger.index import Free, bits
+from penstock.ledger.index import Free, bits, set_of
 from penstock.ledger.job_state import JobState
 from penstock.ledger.state import CellState
-from penstock.model.plans import PlanUnit
 from penstock.policies.array_order import ArrayOrder
 from penstock.policies.arrays import CPU, LARGE, SMALL, Array, array_of, large_nodes
-from penstock.policies.base import LazyRng, Plan
+from penstock.policies.assignment import Plan
+from penstock.policies.borrowing import borrowing, reserved_for
+from penstock.policies.chance import LazyRng
 from penstock.policies.gang import EVERYWHERE, Gang, Rank, place_greedily
-from penstock.policies.preemption import set_of
 
 MAX_LOOKED_AT = 64  # nodes of one class, the lowest ordinals first
 OWN, FIRST, SPARE, BORROWED = range(
@@ -78,27 +76,6 @@ def _rank(state: CellState, array: Array, *, waits: bool) -> Rank:
         return _best(gang, classes, array, limit)
 
     return rank
-
-
-def borrowing(state: CellState, job: JobState, plan: Plan) -> Plan:
-    """The plan, marked if a job without GPUs gets cores of the GPU array."""
-    lent = _borrowed(state, job, plan) if array_of(job) == CPU else 0
-    if not lent:
-        return plan
-    why = f"borrows {lent} cores that are reserved for GPUs"
-    return replace(plan, borrows=True, explanation=replace(plan.explanation, reason=why))
-
-
-def reserved_for(state: CellState, job: JobState, units: Iterable[PlanUnit]) -> tuple[int, int]:
-    """(Set of the nodes that these units reserve for this job, set of those reserved for others)."""
-    own = others = 0
-    for unit in units:
-        found = set_of(state.nodes[node_id].ordinal for node_id in unit.nodes if node_id in state.nodes)
-        if unit.job_id == job.job_id:
-            own |= found
-        else:
-            others |= found
-    return own, others
 
 
 Classes = Iterable[tuple[int, int, int]]
@@ -179,15 +156,3 @@ def _best(gang: Gang, classes: Classes, array: Array, limit: int) -> list[tuple[
 
 def _cores(free: Free, array: Array) -> int:
     return free.cores if array != CPU or free.unreserved_cores < 0 else free.unreserved_cores
-
-
-def _borrowed(state: CellState, job: JobState, plan: Plan) -> int:
-    """Number of cores of the GPU array that the job gets."""
-    taken: dict[str, int] = {}
-    for node_id, need in zip(plan.nodes, job.demand.needs(), strict=True):
-        taken[node_id] = taken.get(node_id, 0) + need.cores
-    lent = 0
-    for node_id, cores in taken.items():
-        unreserved = state.nodes[node_id].entered.unreserved_cores
-        lent += max(0, cores - unreserved) if unreserved >= 0 else 0
-    return lent

@@ -27,8 +27,8 @@ from penstock.model.plans import PlanUnit
 from penstock.model.settings import Coda
 from penstock.model.transitions import JobStatus
 from penstock.model.types import MAX_TEXT, WHOLE_GPU, ResourceVector
-from penstock.policies.array_place import reserved_for
 from penstock.policies.arrays import CPU, LARGE, SMALL, array_of, large_nodes, sized
+from penstock.policies.borrowing import reserved_for
 from penstock.policies.preemption import node_ids
 from penstock.policies.reclaim import MovesOut, Reclaimed
 from penstock.policies.trial import Fit, Trial

@@ -4,15 +4,15 @@ Sources: random and even are immediate-mode baselines of Liquid §7.4; first fit
 orders the queue (FIFO with a bounded window); here only nodes are chosen.
 """
 
-from collections.abc import Iterator
 from itertools import islice
 
 from penstock.ledger.index import bits, nth
 from penstock.ledger.job_state import JobState
 from penstock.ledger.state import CellState
 from penstock.model.types import WHOLE_GPU
-from penstock.policies.base import LazyRng, Plan
-from penstock.policies.gang import Gang, Greedy, best_of, place_greedily
+from penstock.policies.assignment import Plan
+from penstock.policies.chance import LazyRng
+from penstock.policies.gang import Gang, Greedy, best_of, by_free_cores, place_greedily
 from penstock.policies.rows import GangGpus
 
 
@@ -98,17 +98,3 @@ class Even(Greedy):
             if others & loaded:
                 classes.append((used / total, others & loaded))
         return best_of(classes, limit)
-
-
-def by_free_cores(gang: Gang, nodes: int, limit: int) -> Iterator[tuple[float, int]]:
-    """(minus the free cores, nodes), most free first, until `limit` nodes are found."""
-    at_least = gang.state.index.cores.at_least
-    found = more = 0
-    for level in range(len(at_least) - 1, -1, -1):
-        here = nodes & at_least[level] & ~more
-        more |= here
-        if here:
-            yield float(-level), here
-            found += here.bit_count()
-            if found >= limit:
-                return

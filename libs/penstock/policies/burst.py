@@ -24,8 +24,10 @@ from penstock.model.allowed import Where
 from penstock.model.plans import MAX_PROPOSED_UNITS
 from penstock.model.proposals import ProposedJob, ProposedUnit
 from penstock.model.types import MAX_GANG_TASKS, WHOLE_GPU, ResourceVector, TaskPlacement
-from penstock.policies.base import LazyRng, Order, Policy, assign
+from penstock.policies.assignment import assign
+from penstock.policies.base import Order, Policy
 from penstock.policies.burst_plans import Costs, Gang, Machine, Need, Problem
+from penstock.policies.chance import LazyRng
 from penstock.policies.gga import MAX_CHILDREN, Found, gga
 from penstock.policies.liquid import Network, PairCost
 from penstock.policies.overlay import Overlay

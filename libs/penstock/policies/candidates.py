@@ -23,10 +23,8 @@ from penstock.policies.companions import Pairs, circle_of, marks_of, pairs_apart
 from penstock.policies.free_gpus import will_queue_again
 from penstock.policies.gang_turns import why_no_turns
 from penstock.policies.job_rows import CONTENDING, Entry, JobRows
-from penstock.policies.list_order import place_in_list, place_in_queue
-from penstock.policies.ordered import Key
 from penstock.policies.regroup import ALL_JOBS, Candidate, Question, Scope
-from penstock.policies.service import attained_s, fixed_cost_s, loses, remaining_s, stop_cost_s
+from penstock.policies.service import Key, attained_s, fixed_cost_s, loses, remaining_s, stop_cost_s
 from penstock.policies.trial import held_places
 
 Item = TypeVar("Item")
@@ -351,3 +349,20 @@ def _memory(state: CellState) -> int:
         ),
         default=0,
     )
+
+
+APART = 1 << 20
+"""Distance of two positions in the list, so that others fit between them."""
+
+
+LAST = 1 << 53
+
+
+def place_in_list(rank: tuple[int, int, int] | None, order: int) -> tuple[bool, int]:
+    """(whether it was in no plan yet, position): the order of jobs with equal keys and GPUs. `order`: of its submission."""
+    return (True, order * APART) if rank is None else (False, rank[2])
+
+
+def place_in_queue(rank: tuple[int, int, int] | None) -> int:
+    """Position among jobs with equal keys, where each job is added at the end of its queue; jobs without a rank come last."""
+    return LAST if rank is None else rank[2]

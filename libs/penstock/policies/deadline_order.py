@@ -13,12 +13,14 @@ from msgspec.structs import replace
 from penstock.ledger.job_state import JobState
 from penstock.ledger.state import CellState
 from penstock.model.settings import Genie as Settings
-from penstock.policies.base import LazyRng, Plan, Shape, Turns
+from penstock.policies.assignment import Plan
+from penstock.policies.base import Shape, Turns
+from penstock.policies.chance import LazyRng
 from penstock.policies.deadlines import urgent
-from penstock.policies.drf import NOTHING, amounts, capacity, dominant, plus, wanted
 from penstock.policies.fair import FairResponse
 from penstock.policies.genie import Genie
 from penstock.policies.job_rows import JobRows
+from penstock.policies.shares import NOTHING, amounts, capacity, dominant, plus, wanted
 from penstock.policies.together import Together
 
 TIMED: tuple[()] = ()

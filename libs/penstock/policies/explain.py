@@ -13,7 +13,7 @@ from msgspec import field, structs
 from penstock.counting import count
 from penstock.errors import one_line
 from penstock.ledger.holds import Cordon, Hold
-from penstock.ledger.index import NodeIndex, bits
+from penstock.ledger.index import NodeIndex, bits, set_of
 from penstock.ledger.job_state import WAITING, JobState
 from penstock.ledger.lease import lease_of
 from penstock.ledger.node_state import NodeState
@@ -26,12 +26,12 @@ from penstock.model.allowed import Where
 from penstock.model.settings import PlacerSettings
 from penstock.model.transitions import JobStatus, TaskStatus
 from penstock.model.types import ResourceVector, Value
-from penstock.policies.base import LazyRng, Order, Preemption, Profile
+from penstock.policies.base import Order, Preemption, Profile
 from penstock.policies.capacity import shortfall, suits
+from penstock.policies.chance import LazyRng
 from penstock.policies.companions import apart_from_all
 from penstock.policies.gang import tasks_that_fit
 from penstock.policies.moldable import as_it_waits
-from penstock.policies.preemption import set_of
 from penstock.policies.profiles import in_force
 from penstock.policies.reasons import ADVICE, Reason, refusals
 from penstock.policies.regroup import regroups, waits_for_plan

@@ -22,10 +22,9 @@ from penstock.ledger.job_state import JobState
 from penstock.ledger.state import CellState
 from penstock.model.types import WHOLE_GPU
 from penstock.policies.base import Turns
-from penstock.policies.drf import NOTHING, Holdings, amounts, capacity, dominant, plus, wanted
 from penstock.policies.job_rows import Entry, JobRows, goes_on
-from penstock.policies.ordered import gpus_of
-from penstock.policies.service import remaining_s
+from penstock.policies.service import gpus_of, remaining_s
+from penstock.policies.shares import NOTHING, Holdings, amounts, capacity, dominant, plus, wanted
 
 UNKNOWN_RUN_S = 3_600.0  # assumed for a job without an estimated run time
 HOUR_S = 3_600.0

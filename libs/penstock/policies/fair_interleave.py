@@ -27,9 +27,8 @@ from penstock.policies.fair import LARGE_GPUS, PATIENCE, response_r_s
 from penstock.policies.group_plan import group_plan
 from penstock.policies.interleave import Interleave
 from penstock.policies.job_rows import Entry
-from penstock.policies.ordered import Key, gpus_of
 from penstock.policies.regroup import Answer, Candidate, GroupPlan, Question, Scope
-from penstock.policies.service import remaining_s
+from penstock.policies.service import Key, gpus_of, remaining_s
 
 AGEING = 0.25  # exponent of the response ratio; with 0.5 large jobs come earlier, and completion times are longer by 2 % in the mean
 STAYS = 4.0  # a job takes the GPUs of one without known stages, which cannot share, only with so many times less service

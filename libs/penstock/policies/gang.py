@@ -4,7 +4,7 @@ All policies here are greedy: they place one task after the other, never take on
 none. They differ only in how they rank the nodes that are open to the next task (`Rank`).
 """
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import islice, repeat
 
 from penstock.ledger.demand import Demand
@@ -13,7 +13,8 @@ from penstock.ledger.job_state import JobState
 from penstock.ledger.state import CellState
 from penstock.model.ledger_events import MAX_CANDIDATES, Candidate, PlacementExplanation
 from penstock.model.types import WHOLE_GPU, ResourceVector
-from penstock.policies.base import LazyRng, Plan
+from penstock.policies.assignment import Plan
+from penstock.policies.chance import LazyRng
 from penstock.policies.reasons import refusals
 
 EVERYWHERE = -1  # the set of all nodes
@@ -232,3 +233,17 @@ def explanation(
         feasible=gang.fitting.bit_count(),
         rejected={reason.value: nodes.bit_count() for reason, nodes in refused.items()},
     )
+
+
+def by_free_cores(gang: Gang, nodes: int, limit: int) -> Iterator[tuple[float, int]]:
+    """(minus the free cores, nodes), most free first, until `limit` nodes are found."""
+    at_least = gang.state.index.cores.at_least
+    found = more = 0
+    for level in range(len(at_least) - 1, -1, -1):
+        here = nodes & at_least[level] & ~more
+        more |= here
+        if here:
+            yield float(-level), here
+            found += here.bit_count()
+            if found >= limit:
+                return

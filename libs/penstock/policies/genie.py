@@ -19,7 +19,9 @@ from penstock.ledger.state import CellState
 from penstock.model.allowed import Where
 from penstock.model.settings import Genie as Settings
 from penstock.model.types import WHOLE_GPU, Estimate, ResourceVector, ShapeOption
-from penstock.policies.base import LazyRng, Plan, Policy, Turns
+from penstock.policies.assignment import Plan
+from penstock.policies.base import Policy, Turns
+from penstock.policies.chance import LazyRng
 from penstock.policies.deadlines import SURE, expected_ms, latency_ms, odds, sure_ms, urgent
 from penstock.policies.gang import Gang, explanation
 from penstock.policies.together import whole_gang

@@ -31,7 +31,8 @@ from penstock.ledger.job_state import JobState
 from penstock.ledger.masks import full_mask
 from penstock.ledger.state import CellState
 from penstock.model.types import MAX_GPUS_PER_NODE, WHOLE_GPU, ResourceVector
-from penstock.policies.base import LazyRng, Plan
+from penstock.policies.assignment import Plan
+from penstock.policies.chance import LazyRng
 from penstock.policies.gang import Gang, best_of, place_greedily
 from penstock.policies.rows import GangGpus
 

@@ -25,12 +25,11 @@ from penstock.policies.companions import clash
 from penstock.policies.group_search import MAX_IN_ORDER, search
 from penstock.policies.group_speeds import Computed, Kinds, Tables
 from penstock.policies.group_weights import Job
-from penstock.policies.grouping import FirstFit, PlannedGroups
 from penstock.policies.interleaving import Interleaving, Times, authors_period_or_pair, credible_times
 from penstock.policies.many_groups import many_speeds
-from penstock.policies.ordered import gpus_of
+from penstock.policies.planned_groups import FirstFit, PlannedGroups
 from penstock.policies.regroup import Answer, Candidate, GroupPlan, Question
-from penstock.policies.service import received_s, remaining_s
+from penstock.policies.service import gpus_of, received_s, remaining_s
 
 LOSS = (1.0, 1.4, 1.4, 1.4)
 """Overhead by number of members: an iteration's expected time as a multiple of the time that the stages alone allow. Source: Muri's authors measured 1.33, 1.5 and 1.37;

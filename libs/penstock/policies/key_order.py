@@ -7,8 +7,7 @@ from penstock.ledger.job_state import JobState
 from penstock.ledger.state import CellState
 from penstock.policies.base import Turns
 from penstock.policies.job_rows import JobRows, skipping
-from penstock.policies.ordered import Key
-from penstock.policies.service import remaining_text
+from penstock.policies.service import Key, remaining_text
 
 
 class KeyOrder:

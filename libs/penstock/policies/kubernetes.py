@@ -34,7 +34,9 @@ from penstock.ledger.index import bits
 from penstock.ledger.job_state import JobState
 from penstock.ledger.state import CellState
 from penstock.model.types import WHOLE_GPU
-from penstock.policies.base import LazyRng, Plan, Turns
+from penstock.policies.assignment import Plan
+from penstock.policies.base import Turns
+from penstock.policies.chance import LazyRng
 from penstock.policies.gang import Gang, place_greedily
 from penstock.policies.job_rows import JobRows, skipping
 

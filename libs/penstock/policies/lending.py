@@ -7,8 +7,9 @@ are free, and training jobs are placed by their gangs, not by sub-arrays. A job 
 from penstock.ledger.job_state import JobState
 from penstock.ledger.plans import units_of_reclaim
 from penstock.ledger.state import CellState
-from penstock.policies.array_place import borrowing, reserved_for
-from penstock.policies.base import LazyRng, Plan
+from penstock.policies.assignment import Plan
+from penstock.policies.borrowing import borrowing, reserved_for
+from penstock.policies.chance import LazyRng
 from penstock.policies.gang import EVERYWHERE
 from penstock.policies.together import Together
 

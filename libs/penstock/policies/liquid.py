@@ -33,7 +33,8 @@ from penstock.ledger.index import NodeIndex, bits
 from penstock.ledger.job_state import JobState
 from penstock.ledger.state import CellState
 from penstock.model.types import MAX_GPUS_PER_NODE
-from penstock.policies.base import LazyRng, Plan
+from penstock.policies.assignment import Plan
+from penstock.policies.chance import LazyRng
 from penstock.policies.gang import EVERYWHERE, Gang, best_of, place_greedily
 
 FITNESS_UNITS = 720_720

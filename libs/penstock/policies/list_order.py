@@ -4,21 +4,8 @@ from bisect import bisect_left
 from collections.abc import Sequence
 
 from penstock.model.ledger_events import MAX_RANKS, JobRank
+from penstock.policies.candidates import APART, place_in_list
 from penstock.policies.regroup import Candidate, Question
-
-APART = 1 << 20
-"""Distance of two positions in the list, so that others fit between them."""
-LAST = 1 << 53
-
-
-def place_in_list(rank: tuple[int, int, int] | None, order: int) -> tuple[bool, int]:
-    """(whether it was in no plan yet, position): the order of jobs with equal keys and GPUs. `order`: of its submission."""
-    return (True, order * APART) if rank is None else (False, rank[2])
-
-
-def place_in_queue(rank: tuple[int, int, int] | None) -> int:
-    """Position among jobs with equal keys, where each job is added at the end of its queue; jobs without a rank come last."""
-    return LAST if rank is None else rank[2]
 
 
 def list_order(question: Question) -> tuple[JobRank, ...]:

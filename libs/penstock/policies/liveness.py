@@ -17,7 +17,8 @@ from penstock.ledger.job_state import JobState
 from penstock.ledger.state import CellState
 from penstock.ledger.timers import timer_id
 from penstock.model.settings import PlacerSettings
-from penstock.policies.base import LazyRng, Profile
+from penstock.policies.base import Profile
+from penstock.policies.chance import LazyRng
 from penstock.policies.gang import tasks_that_fit
 from penstock.policies.job_rows import JobRows
 from penstock.policies.moldable import as_it_waits

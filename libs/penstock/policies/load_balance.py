@@ -20,9 +20,9 @@ from penstock.model.settings import Convergence
 from penstock.model.transitions import JobStatus
 from penstock.policies.convergence import Category, Monitor, NoiseMonitor
 from penstock.policies.crowding import Crowding, has_gpus
-from penstock.policies.migrate import Migration, Seen
+from penstock.policies.migrate import Migration, Seen, category_of
 from penstock.policies.service import loses, stop_cost_s
-from penstock.policies.specon import can_go, category_of
+from penstock.policies.validate_moves import can_go
 
 SAVE_S = 5.0  # assumed where a job's save was never measured. Source: SpeCon §III-C, less than 5 s
 CAUTION: Mapping[Category, float] = {

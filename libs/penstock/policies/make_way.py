@@ -14,7 +14,7 @@ from math import inf
 from typing import NamedTuple
 
 from penstock.ledger.demand import Demand
-from penstock.ledger.index import bits
+from penstock.ledger.index import bits, set_of
 from penstock.ledger.job_state import JobState
 from penstock.ledger.plans import units_of_proposals
 from penstock.ledger.state import CellState
@@ -24,7 +24,7 @@ from penstock.model.types import MAX_TEXT, ShapeOption
 from penstock.policies.deadlines import urgent
 from penstock.policies.genie import Genie, on_each_node
 from penstock.policies.job_rows import JobRows
-from penstock.policies.preemption import node_ids, set_of
+from penstock.policies.preemption import node_ids
 from penstock.policies.regroup import regroups
 from penstock.policies.reservation import KNOWN, by_end
 from penstock.policies.service import remaining_s, saves_in_time, stop_cost_s

@@ -8,6 +8,7 @@ only, rebuilt from telemetry and the runs of the job's attempts after a restart.
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple, Protocol
 
+from penstock.ledger.job_state import JobState
 from penstock.ledger.state import CellState
 from penstock.model.moves import MoveCause
 from penstock.policies.convergence import Category, Monitor
@@ -51,3 +52,12 @@ class Migrate(Protocol):
     def migrations(self, state: CellState, seen: Seen) -> Sequence[Migration]:
         """The migrations to propose, in order."""
         ...
+
+
+def category_of(job: JobState, categories: Categories) -> Category:
+    """Category of a running job; a job with `converged_ms` has converged."""
+    return (
+        Category.CONVERGED
+        if job.converged_ms is not None
+        else categories.get(job.job_id, Category.PROGRESSING)
+    )

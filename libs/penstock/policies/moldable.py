@@ -13,7 +13,9 @@ from msgspec.structs import replace
 from penstock.ledger.job_state import JobState
 from penstock.ledger.state import CellState
 from penstock.model.types import MAX_TEXT, ShapeOption
-from penstock.policies.base import Choose, LazyRng, Plan, Shape
+from penstock.policies.assignment import Plan
+from penstock.policies.base import Choose, Shape
+from penstock.policies.chance import LazyRng
 from penstock.policies.gang import tasks_that_fit
 
 MOST = "as many as fit now"

@@ -16,9 +16,9 @@ from penstock.policies.candidates import Candidates
 from penstock.policies.grouping import Grouper
 from penstock.policies.interleaving import authors
 from penstock.policies.list_order import list_order
-from penstock.policies.ordered import Key, gpus_of, shortest_remaining_service
+from penstock.policies.ordered import shortest_remaining_service
 from penstock.policies.regroup import Answer, GroupPlan, Question
-from penstock.policies.service import attained_s
+from penstock.policies.service import Key, attained_s, gpus_of
 
 Plan = Callable[[CellState, Answer], GroupPlan]
 """As `Regroup.plan`."""

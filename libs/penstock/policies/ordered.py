@@ -16,7 +16,6 @@ from collections.abc import Iterator, Mapping
 from heapq import heapify, heappop, heappush, heapreplace
 from itertools import count
 from operator import itemgetter
-from typing import Protocol
 
 from penstock.ledger.demand import DemandKey
 from penstock.ledger.job_state import JobState
@@ -25,21 +24,17 @@ from penstock.policies.base import NO_LIMITS, Selection
 from penstock.policies.free_gpus import FreeGpus, GpuKinds, Need, will_queue_again
 from penstock.policies.job_rows import NO_MORE, Head, JobRows, go_on, heads, in_order
 from penstock.policies.service import (
+    Key,
     cost_text,
     ends_s,
     fixed_cost_s,
+    gpus_of,
     loses,
     remaining_s,
     remaining_text,
     saved_s,
     stop_cost_s,
 )
-
-
-class Key(Protocol):
-    """Sort key, ≥ 0; the smallest runs first. `cost_s` is subtracted from the time that the job needs, down to 0."""
-
-    def __call__(self, state: CellState, job: JobState, cost_s: float = 0.0) -> float: ...
 
 
 def shortest_remaining_time(state: CellState, job: JobState, cost_s: float = 0.0) -> float:
@@ -166,12 +161,6 @@ def _kind(state: CellState, job: JobState) -> tuple[Kind, float] | None:
     if loses(job):
         return (gpus_of(job), True, True), ends - fixed_cost_s(job) + saved_s(job)
     return (gpus_of(job), True, False), ends - fixed_cost_s(job)
-
-
-def gpus_of(job: JobState) -> int:
-    """GPUs of the whole gang. Only for jobs with an estimate."""
-    assert job.estimate is not None, f"{job.job_id} has no estimate yet"
-    return job.workers * job.estimate.worker.gpus
 
 
 class _Walk:

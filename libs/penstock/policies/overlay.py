@@ -12,7 +12,7 @@ from penstock.ledger.state import CellState
 from penstock.model.allowed import Where
 from penstock.model.transitions import JobStatus, NodeStatus
 from penstock.model.types import WHOLE_GPU, ResourceVector, TaskPlacement
-from penstock.policies.base import place_on
+from penstock.policies.assignment import place_on
 from penstock.policies.trial import held_places
 
 Gangs = Sequence[tuple[JobState, Sequence[str]]]

@@ -9,17 +9,18 @@ Where enough GPUs are free but spread, smaller jobs move. Where another resource
 """
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from heapq import heapify, heappop, heappush
 from itertools import islice
 from typing import NamedTuple
 
 from penstock.ledger.demand import Demand, DemandKey
-from penstock.ledger.index import bits
+from penstock.ledger.index import bits, set_of
 from penstock.ledger.job_state import JobState
 from penstock.ledger.state import CellState
 from penstock.model.transitions import JobStatus
-from penstock.policies.base import Plan, Preemption, Selection
+from penstock.policies.assignment import Plan
+from penstock.policies.base import Preemption, Selection
 from penstock.policies.gang import Gang, place_greedily
 from penstock.policies.trial import Fit, Trial, living_places
 
@@ -271,14 +272,6 @@ def fit_of(state: CellState, demand: Demand, nodes: Sequence[str]) -> Fit:
     """Inverse of `node_ids`."""
     ordinals = [state.nodes[node_id].ordinal for node_id in nodes]
     return (*ordinals[demand.workers :], *ordinals[: demand.workers])
-
-
-def set_of(ordinals: Iterable[int]) -> int:
-    """Bit set of these ordinals."""
-    nodes = 0
-    for ordinal in ordinals:
-        nodes |= 1 << ordinal
-    return nodes
 
 
 def keeps_room(state: CellState, plan: Plan, start: Start, rest: Sequence[Start]) -> bool:

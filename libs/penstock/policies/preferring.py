@@ -15,7 +15,9 @@ from penstock.ledger.job_state import JobState
 from penstock.ledger.resuming import only_home
 from penstock.ledger.state import CellState
 from penstock.model.types import MAX_TEXT, NodeChoice
-from penstock.policies.base import Choose, LazyRng, Plan
+from penstock.policies.assignment import Plan
+from penstock.policies.base import Choose
+from penstock.policies.chance import LazyRng
 
 
 def preferring(job: JobState, choose: Choose) -> Choose:

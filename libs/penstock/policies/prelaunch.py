@@ -17,15 +17,16 @@ from itertools import islice
 from math import ceil, inf
 from typing import NamedTuple
 
+from penstock.ledger.index import set_of
 from penstock.ledger.job_state import JobState
 from penstock.ledger.plans import reserved_nodes, units_of_profile, units_of_reclaim
 from penstock.ledger.state import CellState
 from penstock.model.transitions import JobStatus, TaskStatus
 from penstock.model.types import within_ms
-from penstock.policies.array_place import reserved_for
 from penstock.policies.base import Profile
+from penstock.policies.borrowing import reserved_for
 from penstock.policies.overlay import Placed
-from penstock.policies.preemption import node_ids, set_of
+from penstock.policies.preemption import node_ids
 from penstock.policies.service import ends_s
 from penstock.policies.succession import NextMembers
 from penstock.policies.trial import Fit, Trial

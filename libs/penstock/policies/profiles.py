@@ -36,11 +36,12 @@ from penstock.policies.load_balance import LoadBalance
 from penstock.policies.make_way import MakeWay
 from penstock.policies.moldable import ShortestStep
 from penstock.policies.muri import least_attained_service, muri_l, muri_s
-from penstock.policies.ordered import Key, Ordered, shortest_remaining_service, shortest_remaining_time
+from penstock.policies.ordered import Ordered, shortest_remaining_service, shortest_remaining_time
 from penstock.policies.packing import BestFit, Clustering, DotProduct, Packing
 from penstock.policies.regroup import Regroup
 from penstock.policies.reservation import Reservation
 from penstock.policies.scored import ScoredFit
+from penstock.policies.service import Key
 from penstock.policies.sharing import ByMeasuredPairs
 from penstock.policies.specon import SpeCon
 from penstock.policies.tiresias import Tiresias

@@ -16,18 +16,18 @@ from math import inf
 
 from penstock.ledger.demand import Demand, DemandKey
 from penstock.ledger.groups import others
-from penstock.ledger.index import bits
+from penstock.ledger.index import bits, set_of
 from penstock.ledger.job_state import JobState
 from penstock.ledger.masks import mask_of
 from penstock.ledger.state import CellState
 from penstock.model.plans import PlanUnit
 from penstock.model.transitions import JobStatus
 from penstock.model.types import within_ms
-from penstock.policies.base import Plan
+from penstock.policies.assignment import Plan
 from penstock.policies.fair import patience, response_ratio
 from penstock.policies.gang import EVERYWHERE, workers_by_gpus
 from penstock.policies.job_rows import JobRows
-from penstock.policies.preemption import fit_of, node_ids, set_of
+from penstock.policies.preemption import fit_of, node_ids
 from penstock.policies.regroup import has_whole_gpus
 from penstock.policies.service import ends_s, remaining_s
 from penstock.policies.together import Together

@@ -20,7 +20,7 @@ from penstock.ledger.state import CellState
 from penstock.model.nodes import NodeSpec
 from penstock.model.transitions import NodeStatus
 from penstock.model.types import MAX_GPUS_PER_NODE, WHOLE_GPU, ResourceVector
-from penstock.policies.base import Plan
+from penstock.policies.assignment import Plan
 
 Ints = npt.NDArray[np.int64]
 Flags = npt.NDArray[np.bool_]

@@ -15,7 +15,8 @@ from penstock.ledger.demand import vector_key
 from penstock.ledger.job_state import JobState
 from penstock.ledger.state import CellState
 from penstock.model.types import ResourceVector
-from penstock.policies.base import LazyRng, Plan
+from penstock.policies.assignment import Plan
+from penstock.policies.chance import LazyRng
 from penstock.policies.gang import Gang, place_greedily
 from penstock.policies.rows import Flags, GangGpus, Ints, NodeRow, NodeTable, Rows, rows_of
 

@@ -7,6 +7,7 @@ Seconds as real numbers, since thresholds are compared with them.
 """
 
 from math import inf
+from typing import Protocol
 
 from penstock.ledger.job_state import JobState
 from penstock.ledger.speed import slowed_ms
@@ -160,3 +161,15 @@ def served_since_s(job: JobState) -> float | None:
     if job.attained_s is None:
         return (since_ms - job.served_ms) / 1_000
     return max(since_ms, job.progress_ms) / 1_000 - job.attained_s
+
+
+class Key(Protocol):
+    """Sort key, ≥ 0; the smallest runs first. `cost_s` is subtracted from the time that the job needs, down to 0."""
+
+    def __call__(self, state: CellState, job: JobState, cost_s: float = 0.0) -> float: ...
+
+
+def gpus_of(job: JobState) -> int:
+    """GPUs of the whole gang. Only for jobs with an estimate."""
+    assert job.estimate is not None, f"{job.job_id} has no estimate yet"
+    return job.workers * job.estimate.worker.gpus

@@ -19,7 +19,9 @@ from penstock.ledger.masks import take_lowest
 from penstock.ledger.node_state import NodeState
 from penstock.ledger.state import CellState
 from penstock.model.types import WHOLE_GPU, JobSpec, PairSpeed
-from penstock.policies.base import LazyRng, Plan, Policy
+from penstock.policies.assignment import Plan
+from penstock.policies.base import Policy
+from penstock.policies.chance import LazyRng
 from penstock.policies.gang import Gang, place_greedily
 
 LEAST_TOGETHER = 1.05

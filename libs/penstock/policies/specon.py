@@ -13,9 +13,8 @@ from penstock.ledger.state import CellState
 from penstock.model.settings import Convergence
 from penstock.model.transitions import JobStatus
 from penstock.policies.convergence import Category, Monitor
-from penstock.policies.migrate import Categories, Migration, Seen
-from penstock.policies.refusal import Refusal
-from penstock.policies.validate_moves import nodes_of, target_of
+from penstock.policies.migrate import Categories, Migration, Seen, category_of
+from penstock.policies.validate_moves import can_go, nodes_of
 
 MAX_SHOWN = 4  # scores in a reason
 WEIGHTS: Mapping[Category, float] = MappingProxyType(
@@ -168,20 +167,6 @@ def hosts_of(state: CellState, categories: Categories) -> Sequence[Host]:
     ]
 
 
-def category_of(job: JobState, categories: Categories) -> Category:
-    """Category of a running job; a job with `converged_ms` has converged."""
-    return (
-        Category.CONVERGED
-        if job.converged_ms is not None
-        else categories.get(job.job_id, Category.PROGRESSING)
-    )
-
-
 def consumption_of(node: NodeState) -> float:
     """Share of the node's cores that is allocated, 0 – 1."""
     return 1.0 - node.free_core_mask.bit_count() / max(1, node.spec.cores)
-
-
-def can_go(state: CellState, job: JobState, nodes: tuple[str, ...]) -> bool:
-    """Whether the placer would move it there on this state."""
-    return not isinstance(target_of(state, job.job_id, nodes), Refusal)

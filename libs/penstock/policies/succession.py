@@ -15,7 +15,7 @@ from penstock.ledger.state import CellState
 from penstock.model.allowed import Where
 from penstock.model.transitions import JobStatus
 from penstock.model.types import WHOLE_GPU, ResourceVector, TaskPlacement
-from penstock.policies.base import place_on
+from penstock.policies.assignment import place_on
 from penstock.policies.overlay import Gangs, Placed, lacking_of, unusable
 
 MAX_RENDEZVOUS_MS = 60_000  # how long a gang's tasks may wait for one whose predecessor saves

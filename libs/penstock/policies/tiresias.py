@@ -29,8 +29,7 @@ from penstock.model.types import within_ms
 from penstock.policies.base import NO_LIMITS, Selection
 from penstock.policies.free_gpus import will_queue_again
 from penstock.policies.job_rows import CONTENDING, NO_MORE, Entry, Head, JobRows, go_on, heads, in_order
-from penstock.policies.ordered import gpus_of
-from penstock.policies.service import attained_s, served_since_s
+from penstock.policies.service import attained_s, gpus_of, served_since_s
 from penstock.policies.trial import held_places
 
 POSITIONS_PER_RECORD = 1 << 12

@@ -21,9 +21,9 @@ from penstock.ledger.job_state import JobState
 from penstock.ledger.state import CellState
 from penstock.model.ledger_events import MAX_CANDIDATES
 from penstock.model.types import MAX_GPUS_PER_NODE, WHOLE_GPU, ResourceVector
-from penstock.policies.base import LazyRng, Plan
-from penstock.policies.baselines import by_free_cores
-from penstock.policies.gang import EVERYWHERE, Gang, best_of, explanation, place_greedily
+from penstock.policies.assignment import Plan
+from penstock.policies.chance import LazyRng
+from penstock.policies.gang import EVERYWHERE, Gang, best_of, by_free_cores, explanation, place_greedily
 from penstock.policies.liquid import Liquid, fitness_units
 
 MAX_RACKS = 8

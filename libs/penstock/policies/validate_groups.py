@@ -18,7 +18,7 @@ from penstock.ledger.succession import awaited, followers
 from penstock.model.groups import MAX_GROUP_MEMBERS
 from penstock.model.transitions import JobStatus, TaskStatus
 from penstock.model.types import WHOLE_GPU, ResourceVector, TaskPlacement
-from penstock.policies.base import place_on
+from penstock.policies.assignment import place_on
 from penstock.policies.gang_turns import why_no_turns
 from penstock.policies.overlay import Overlay, Placed, unusable
 from penstock.policies.refusal import Refusal, frozen, unknown

@@ -13,7 +13,7 @@ from penstock.model.moves import MAX_MIGRATIONS, MoveCause
 from penstock.model.proposals import MigrationProposed
 from penstock.model.transitions import JobStatus
 from penstock.model.types import WHOLE_GPU, TaskPlacement
-from penstock.policies.base import place_on
+from penstock.policies.assignment import place_on
 from penstock.policies.overlay import lacking_of
 from penstock.policies.refusal import Refusal, frozen, unknown
 from penstock.policies.trial import living_places
@@ -122,3 +122,8 @@ def _without(state: CellState, job: JobState, nodes: Sequence[str]) -> dict[str,
             whole = place.gpu_share_milli == WHOLE_GPU
             node.take_back(place if whole else replace(place, gpus=(), gpu_share_milli=WHOLE_GPU))
     return then
+
+
+def can_go(state: CellState, job: JobState, nodes: tuple[str, ...]) -> bool:
+    """Whether the placer would move it there on this state."""
+    return not isinstance(target_of(state, job.job_id, nodes), Refusal)

@@ -7,8 +7,8 @@ from penstock.log.port import Partition
 from penstock.model.proposals import PlanProposed, ProposedJob, ProposedUnit, ReadVersion
 from penstock.model.topics import Topic
 from penstock.model.transitions import JobStatus
-from penstock.policies.base import LazyRng
 from penstock.policies.baselines import FirstFit
+from penstock.policies.chance import LazyRng
 from penstock.policies.trial import living_places
 from tests.faults.laboratory.log import Broker
 from tests.faults.laboratory.wire import message

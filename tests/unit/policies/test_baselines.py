@@ -10,7 +10,7 @@ from penstock.ledger.check import check
 from penstock.ledger.index import lowest
 from penstock.model.settings import PlacerSettings
 from penstock.model.types import Estimate
-from penstock.policies.base import LazyRng
+from penstock.policies.chance import LazyRng
 from penstock.policies.gang import Gang, tasks_that_fit
 from penstock.policies.profiles import PROFILES, UnknownProfile, profile_for
 from tests.support import builders as b

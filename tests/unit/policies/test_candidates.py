@@ -29,9 +29,8 @@ from penstock.policies.fair_interleave import FairInterleave
 from penstock.policies.group_plan import group_plan
 from penstock.policies.interleave import Interleave
 from penstock.policies.muri import muri_l, muri_s
-from penstock.policies.ordered import gpus_of
 from penstock.policies.regroup import PROPOSER, Regroup
-from penstock.policies.service import received_s, remaining_s
+from penstock.policies.service import gpus_of, received_s, remaining_s
 from tests.support.driver import CellDriver, estimate, job_spec, node_spec
 from tests.unit.policies.test_group_plan import carried_out
 

@@ -15,9 +15,9 @@ from penstock.model.proposals import CoresProposed
 from penstock.model.settings import PlacerSettings
 from penstock.model.transitions import JobStatus, TaskStatus
 from penstock.model.types import Estimate, JobSpec, ResourceVector
-from penstock.policies.drf import NOTHING, Amounts, Holdings, amounts, job_holds, plus
 from penstock.policies.explain import explain
 from penstock.policies.reasons import Reason
+from penstock.policies.shares import NOTHING, Amounts, Holdings, amounts, job_holds, plus
 from penstock_services.placer.core.step import Step
 from tests.support import builders as b
 from tests.support.driver import CellDriver

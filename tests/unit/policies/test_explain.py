@@ -11,8 +11,8 @@ from penstock.ledger.state import CellState
 from penstock.ledger.timers import timer_id
 from penstock.model import external_events, ledger_events
 from penstock.model.settings import PlacerSettings
-from penstock.policies.base import LazyRng
 from penstock.policies.capacity import never_fits
+from penstock.policies.chance import LazyRng
 from penstock.policies.explain import Explanation, UnknownJob, explain
 from penstock.policies.liquid import Liquid
 from penstock.policies.reasons import ADVICE, Reason

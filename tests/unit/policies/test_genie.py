@@ -13,7 +13,7 @@ from penstock.model.ledger_events import PlacementDecided
 from penstock.model.settings import Genie as Settings
 from penstock.model.settings import PlacerSettings
 from penstock.model.types import Estimate, JobSpec, ResourceVector, ShapeOption
-from penstock.policies.base import LazyRng
+from penstock.policies.chance import LazyRng
 from penstock.policies.deadlines import expected_ms, latency_ms, odds
 from penstock.policies.explain import explain
 from penstock.policies.genie import Genie, cost

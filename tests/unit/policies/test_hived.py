@@ -8,7 +8,8 @@ from penstock.ledger.job_state import JobState
 from penstock.ledger.state import CellState
 from penstock.model.transitions import JobStatus
 from penstock.model.types import TaskPlacement
-from penstock.policies.base import LazyRng, assign
+from penstock.policies.assignment import assign
+from penstock.policies.chance import LazyRng
 from penstock.policies.hived import Block, BuddyCells, choose, cost, free_cells
 from tests.support import builders as b
 

@@ -4,7 +4,7 @@ import pytest
 
 from penstock.model.settings import PlacerSettings
 from penstock.model.transitions import JobStatus
-from penstock.policies.base import LazyRng
+from penstock.policies.chance import LazyRng
 from penstock.policies.explain import explain
 from penstock.policies.profiles import in_force, profile_for
 from penstock.policies.reasons import Reason

@@ -25,9 +25,9 @@ from penstock.policies.load_balance import (
     Sharer,
     sum_of_completions_s,
 )
-from penstock.policies.migrate import Migration, Seen
+from penstock.policies.migrate import Migration, Seen, category_of
 from penstock.policies.service import stop_cost_s
-from penstock.policies.specon import can_go, category_of
+from penstock.policies.validate_moves import can_go
 from tests.support.crowd import share_of
 from tests.support.driver import CellDriver, estimate, job_spec, node_spec
 

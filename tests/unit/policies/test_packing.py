@@ -13,7 +13,9 @@ from penstock.model import external_events
 from penstock.model.settings import PlacerSettings, TypicalTask
 from penstock.model.transitions import JobStatus
 from penstock.model.types import ResourceVector
-from penstock.policies.base import LazyRng, Plan, Policy
+from penstock.policies.assignment import Plan
+from penstock.policies.base import Policy
+from penstock.policies.chance import LazyRng
 from penstock.policies.fgd import recent_tasks, typical_tasks
 from penstock.policies.profiles import profile_for
 from tests.papers import packing_reference as reference

@@ -12,7 +12,8 @@ from penstock.model.estimates import JobEstimated
 from penstock.model.settings import PlacerSettings
 from penstock.model.types import WHOLE_GPU, Estimate, JobSpec, PairSpeed, ResourceRequest, ResourceVector
 from penstock.model.validation import checked
-from penstock.policies.base import LazyRng, Plan, assign
+from penstock.policies.assignment import Plan, assign
+from penstock.policies.chance import LazyRng
 from penstock.policies.explain import explain
 from penstock.policies.profiles import profile_for
 from penstock.policies.reasons import Reason

@@ -21,10 +21,10 @@ from penstock.model.transitions import JobStatus, TaskStatus
 from penstock.model.types import WHOLE_GPU
 from penstock.policies.base import NO_LIMITS, Selection
 from penstock.policies.job_rows import JobRows
-from penstock.policies.ordered import Ordered, gpus_of
+from penstock.policies.ordered import Ordered
 from penstock.policies.profiles import profile_for
 from penstock.policies.reservation import by_end
-from penstock.policies.service import attained_s, remaining_s
+from penstock.policies.service import attained_s, gpus_of, remaining_s
 from penstock.policies.tiresias import Tiresias
 from penstock.simulator.engine import Options, Simulation
 from penstock.simulator.job_models.model import Constant

@@ -24,8 +24,10 @@ from penstock.model.proposals import CoresProposed, MigrationProposed, PlanPropo
 from penstock.model.settings import PlacerSettings
 from penstock.model.transitions import JobStatus, NodeStatus, TaskStatus
 from penstock.model.types import MAX_GANG_TASKS
-from penstock.policies.base import Choose, LazyRng, assign
+from penstock.policies.assignment import assign
+from penstock.policies.base import Choose
 from penstock.policies.capacity import never_fits
+from penstock.policies.chance import LazyRng
 from penstock.policies.gang import tasks_that_fit
 from penstock.policies.liveness import fits_now
 from penstock.policies.moldable import place_moldable

@@ -7,14 +7,17 @@ as a fact (`PlanAdopted`). Where the job lacks only GPUs that are being freed, i
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
+from penstock.ledger.index import set_of
 from penstock.ledger.job_state import JobState
 from penstock.ledger.state import CellState
 from penstock.model import ledger_events
 from penstock.model.event import Event
 from penstock.model.plans import PlanAdopted, PlanUnit
 from penstock.model.types import MAX_GANG_TASKS, MAX_TEXT
-from penstock.policies.base import Choose, LazyRng, Plan, Profile
-from penstock.policies.preemption import Start, Stop, arrange, keeps_room, node_ids, place_as_tried, set_of
+from penstock.policies.assignment import Plan
+from penstock.policies.base import Choose, Profile
+from penstock.policies.chance import LazyRng
+from penstock.policies.preemption import Start, Stop, arrange, keeps_room, node_ids, place_as_tried
 from penstock.policies.succession import NextMembers
 from penstock_services.placer.core.common import continuation, launches_early, start_deadline, stop, wake_up
 from penstock_services.placer.core.explaining import Explain, explained

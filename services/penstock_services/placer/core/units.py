@@ -9,6 +9,7 @@ from collections.abc import Iterator, Sequence
 from itertools import groupby
 from typing import NamedTuple
 
+from penstock.ledger.index import set_of
 from penstock.ledger.job_state import JobState
 from penstock.ledger.plans import reserved_nodes, units_of_profile, units_of_proposals
 from penstock.ledger.state import CellState
@@ -17,9 +18,11 @@ from penstock.model.groups import Turns
 from penstock.model.ledger_events import PlacementDecided
 from penstock.model.plans import MAX_UNITS, PlanAdopted, PlanUnit, UnitRef, Waiting
 from penstock.model.proposals import ProposedUnit
-from penstock.policies.base import Choose, LazyRng, Plan
+from penstock.policies.assignment import Plan
+from penstock.policies.base import Choose
+from penstock.policies.chance import LazyRng
 from penstock.policies.overlay import Gangs, Placed
-from penstock.policies.preemption import Start, fit_of, place_as_tried, set_of
+from penstock.policies.preemption import Start, fit_of, place_as_tried
 from penstock.policies.refusal import Refusal
 from penstock.policies.room import Room
 from penstock.policies.trial import Trial
