@@ -12,10 +12,10 @@ from typing import Any
 import yaml
 
 from infra.codegen.scenario import JOB, START_MS
-from penstock.model.codec import encode
-from penstock.model.envelope import Envelope, to_wire
-from penstock.model.event import Event, wire_type
-from penstock.model.topics import CELL_TOPICS, MAX_EVENT_BYTES, MAX_PLAN_BYTES, NODE_PARTITIONS, Topic
+from penstock.model.schema.event import Event, wire_type
+from penstock.model.schema.topics import CELL_TOPICS, MAX_EVENT_BYTES, MAX_PLAN_BYTES, NODE_PARTITIONS, Topic
+from penstock.model.wire.codec import encode
+from penstock.model.wire.envelope import Envelope, to_wire
 
 ASYNCAPI_VERSION = "3.0.0"
 KAFKA_BINDING_VERSION = "0.5.0"
@@ -169,7 +169,7 @@ def _message(model: type[Event], example: Event) -> Document:
 
 
 def _cloud_event() -> Document:
-    """The headers of binary mode; see penstock.model.envelope."""
+    """The headers of binary mode; see penstock.model.wire.envelope."""
     text: Document = {"type": "string", "minLength": 1}
     return {
         "headers": {

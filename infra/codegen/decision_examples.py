@@ -15,16 +15,16 @@ from infra.codegen.scenario import (
     TOKEN,
     WORKER,
 )
-from penstock.model import ledger_events
-from penstock.model.adjustments import BandwidthDecided, CheckpointDecided, CoresDecided
-from penstock.model.arrays import ArraysSized, CoresReclaimed
-from penstock.model.distrust import NodeDistrusted, NodePutOnProbation, NodeTrusted
-from penstock.model.event import Event
-from penstock.model.groups import GroupDecided, GroupDissolved, KindsApart, Shortfall
-from penstock.model.moves import JobConverged, MoveDecided, MoveGivenUp
-from penstock.model.plans import BatchWindowClosed, BatchWindowOpened, PlanAdopted, PlanUnit
-from penstock.model.settings import PlacerSettings
-from penstock.model.topics import Topic
+from penstock.model.decisions import ledger_events
+from penstock.model.decisions.adjustments import BandwidthDecided, CheckpointDecided, CoresDecided
+from penstock.model.decisions.arrays import ArraysSized, CoresReclaimed
+from penstock.model.decisions.distrust import NodeDistrusted, NodePutOnProbation, NodeTrusted
+from penstock.model.decisions.groups import GroupDecided, GroupDissolved, KindsApart, Shortfall
+from penstock.model.decisions.moves import JobConverged, MoveDecided, MoveGivenUp
+from penstock.model.decisions.plans import BatchWindowClosed, BatchWindowOpened, PlanAdopted, PlanUnit
+from penstock.model.nouns.settings import PlacerSettings
+from penstock.model.schema.event import Event
+from penstock.model.schema.topics import Topic
 
 EXPLANATION = ledger_events.PlacementExplanation(
     job_id=JOB,

@@ -27,9 +27,9 @@ from penstock.log.topic_settings import (
     topic_partitions,
     topic_settings,
 )
-from penstock.model.event import REGISTRY, Event, wire_type
-from penstock.model.topics import CELL_TOPICS, COMPACTED_TOPICS, Topic
-from penstock.model.transitions import JOB_TRANSITIONS, NODE_TRANSITIONS, TASK_TRANSITIONS, mermaid
+from penstock.model.nouns.transitions import JOB_TRANSITIONS, NODE_TRANSITIONS, TASK_TRANSITIONS, mermaid
+from penstock.model.schema.event import REGISTRY, Event, wire_type
+from penstock.model.schema.topics import CELL_TOPICS, COMPACTED_TOPICS, Topic
 from penstock.runtime import settings
 from penstock.sdk.job_sections import Resources, Retry
 from penstock.sdk.jobfile import JobFile, job_schema

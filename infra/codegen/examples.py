@@ -28,23 +28,9 @@ from infra.codegen.scenario import (
     WORKER,
     WORKER_PLACE,
 )
-from penstock.model import external_events, ledger_events
-from penstock.model.adjustments import TaskAdjusted
-from penstock.model.amendments import AmendedFact, LedgerAmended
-from penstock.model.codec import as_written, encode
-from penstock.model.command_runs import JobCommandRun
-from penstock.model.estimates import (
-    Bounds,
-    EtaEstimated,
-    JobEstimated,
-    ModelTrained,
-    Probe,
-    ProfilePlanned,
-    StagesProfiled,
-)
-from penstock.model.event import Event, wire_type
-from penstock.model.followers import FollowerChanged
-from penstock.model.orders import (
+from penstock.model.decisions import ledger_events
+from penstock.model.decisions.adjustments import TaskAdjusted
+from penstock.model.decisions.orders import (
     AnswerJoin,
     CheckpointTask,
     HandOverCheckpoint,
@@ -55,6 +41,21 @@ from penstock.model.orders import (
     StartTask,
     StopTask,
 )
+from penstock.model.inputs import external_events
+from penstock.model.inputs.amendments import AmendedFact, LedgerAmended
+from penstock.model.inputs.command_runs import JobCommandRun
+from penstock.model.inputs.estimates import (
+    Bounds,
+    EtaEstimated,
+    JobEstimated,
+    ModelTrained,
+    Probe,
+    ProfilePlanned,
+    StagesProfiled,
+)
+from penstock.model.inputs.followers import FollowerChanged
+from penstock.model.inputs.saves import SaveRefused
+from penstock.model.nouns.types import Estimate, ResourceVector, Usage
 from penstock.model.proposals import (
     CoresProposed,
     MigrationProposed,
@@ -64,12 +65,8 @@ from penstock.model.proposals import (
     ReadVersion,
     ThrottleProposed,
 )
-from penstock.model.saves import SaveRefused
-from penstock.model.types import (
-    Estimate,
-    ResourceVector,
-    Usage,
-)
+from penstock.model.schema.event import Event, wire_type
+from penstock.model.wire.codec import as_written, encode
 
 _JOBS_AND_ESTIMATES: tuple[Event, ...] = (
     external_events.JobSubmitted(job_id=JOB, spec=SPEC),

@@ -9,7 +9,7 @@ import inspect
 import sys
 from functools import cache
 
-from penstock.model.types import Value
+from penstock.model.nouns.types import Value
 
 
 def field_docs(model: type[Value]) -> dict[str, str]:

@@ -7,8 +7,8 @@ reader does (decision 127):
 
 | where | what is needed |
 |---|---|
-| facts of ledger records | a row in `penstock.model.additions` |
-| reports of nodes and estimator | that row; and the release takes another value instead (`penstock.model.nearest`) |
+| facts of ledger records | a row in `penstock.model.wire.additions` |
+| reports of nodes and estimator | that row; and the release takes another value instead (`penstock.model.wire.nearest`) |
 | orders, amendments, the ledger record itself | nothing helps: raise VERSION, or add a field |
 """
 
@@ -19,10 +19,10 @@ from pathlib import Path
 from typing import Any
 
 from penstock import __version__
-from penstock.model.additions import ADDITIONS, ANY, Addition, is_earlier
-from penstock.model.event import Event, wire_type
-from penstock.model.nearest import TOLERATED
-from penstock.model.topics import INPUT_TOPICS, Topic
+from penstock.model.schema.event import Event, wire_type
+from penstock.model.schema.topics import INPUT_TOPICS, Topic
+from penstock.model.wire.additions import ADDITIONS, ANY, Addition, is_earlier
+from penstock.model.wire.nearest import TOLERATED
 
 RELEASED = "released.json"
 TOLERANT = (Topic.NODES, Topic.ESTIMATES)
@@ -103,7 +103,7 @@ def problems(
 
 def _bad_rows(model: type[Event], rows: Iterable[Addition], version: str) -> Iterator[str]:
     for row in rows:
-        where = f"penstock.model.additions: {wire_type(model)} {row.field}".rstrip()
+        where = f"penstock.model.wire.additions: {wire_type(model)} {row.field}".rstrip()
         if row.needs != ANY and not is_earlier(version, row.needs):
             yield f"{where}: needs {row.needs}, which was released without it; raise penstock.__version__ and name that"
         if is_earlier(__version__, row.needs):
@@ -115,7 +115,7 @@ def _of_new_type(model: type[Event], rows: Sequence[Addition], version: str) -> 
     if in_records and not any(not row.field for row in rows):
         yield (
             f"{wire_type(model)} is new, and readers of {version} stop at it in a ledger record; say in "
-            "penstock.model.additions whether they may leave it out"
+            "penstock.model.wire.additions whether they may leave it out"
         )
 
 
@@ -150,14 +150,14 @@ def _remedy(model: type[Event], path: str, known: Mapping[str, Any], rows: Seque
     if model.TOPIC in TOLERANT and "values" in known and "otherwise" not in known:
         return "they lose the whole report; say it in a new optional field"
     if not any(row.field == path for row in rows):
-        return "add a row to penstock.model.additions, or say it in a new optional field"
+        return "add a row to penstock.model.wire.additions, or say it in a new optional field"
     return ""
 
 
 def main() -> int:
     """Writes the file for this version."""
     from infra.codegen.schemas import ROOT, event_schema
-    from penstock.model.event import REGISTRY
+    from penstock.model.schema.event import REGISTRY
 
     schemas = {model: event_schema(model) for model in REGISTRY.values()}
     (ROOT / "schemas" / RELEASED).write_bytes(release(schemas))

@@ -2,8 +2,8 @@
 
 import msgspec
 
-from penstock.model.nodes import Gpu, NodeSpec
-from penstock.model.types import JobSpec, ResourceRequest, RetryPolicy, TaskPlacement
+from penstock.model.nouns.nodes import Gpu, NodeSpec
+from penstock.model.nouns.types import JobSpec, ResourceRequest, RetryPolicy, TaskPlacement
 
 START_MS = 1_767_604_500_000  # 2026-01-05T09:15:00Z
 MINUTE_MS = 60_000

@@ -34,11 +34,11 @@ from infra.codegen.compatibility import breaks
 from infra.codegen.examples import EXAMPLES, example_bytes
 from infra.codegen.field_docs import field_docs
 from infra.codegen.released import RELEASED, Additions, problems
-from penstock.model.additions import ADDITIONS
-from penstock.model.event import REGISTRY, Event, wire_type
-from penstock.model.json_schema import Generator
-from penstock.model.upcasters import UPCASTERS
-from penstock.model.validation import STRUCT_OF, form
+from penstock.model.schema.event import REGISTRY, Event, wire_type
+from penstock.model.schema.validation import STRUCT_OF, form
+from penstock.model.wire.additions import ADDITIONS
+from penstock.model.wire.json_schema import Generator
+from penstock.model.wire.upcasters import UPCASTERS
 from penstock.sdk.jobfile import job_schema
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -19,7 +19,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import FrameType
 
-LOWEST_PORT = 30_000  # above the ports of jobs (`penstock.ledger.ports`)
+LOWEST_PORT = 30_000  # above the ports of jobs (`penstock.ledger.derived.ports`)
 HIGHEST_PORT = 31_999  # below Linux' ephemeral range (32768 on), so that no outgoing connection takes it
 PORT_ATTEMPTS = 100
 POLL_S = 0.02  # between readiness probes; a probe is one loopback connection

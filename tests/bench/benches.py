@@ -7,7 +7,7 @@ from statistics import median
 
 import uvloop
 
-from penstock.policies.interleave import Interleave
+from penstock.scheduling.groups.interleave import Interleave
 from tests.bench import (
     bursts,
     core,

@@ -8,8 +8,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from penstock.policies.burst_plans import Costs, Gang, Machine, Place, Problem
-from penstock.policies.gga import gga
+from penstock.scheduling.bursts.burst_plans import Costs, Gang, Machine, Place, Problem
+from penstock.scheduling.bursts.gga import gga
 
 SIZES = ((8, 5), (50, 32), (200, 128), (400, 256))
 """(jobs, nodes)."""

@@ -8,7 +8,7 @@ import sys
 from types import FrameType
 from typing import Any
 
-from penstock.model.settings import PlacerSettings
+from penstock.model.nouns.settings import PlacerSettings
 from penstock.simulator.engine import Simulation
 from penstock.simulator.job_models.model import Constant
 from penstock.simulator.job_models.steady import SteadyWork

@@ -10,14 +10,14 @@ from time import perf_counter
 
 import numpy as np
 
-from penstock.ledger.check import check
-from penstock.ledger.replica import Replica
-from penstock.model.estimates import JobEstimated
-from penstock.model.event import Event
-from penstock.model.external_events import JobSubmitted, NodeJoined, TaskExited, TaskStarted
-from penstock.model.ledger_events import PlacementDecided, TermStarted
-from penstock.model.settings import PlacerSettings
-from penstock.model.types import Estimate, ResourceVector
+from penstock.ledger.check.check import check
+from penstock.ledger.replica.replica import Replica
+from penstock.model.decisions.ledger_events import PlacementDecided, TermStarted
+from penstock.model.inputs.estimates import JobEstimated
+from penstock.model.inputs.external_events import JobSubmitted, NodeJoined, TaskExited, TaskStarted
+from penstock.model.nouns.settings import PlacerSettings
+from penstock.model.nouns.types import Estimate, ResourceVector
+from penstock.model.schema.event import Event
 from penstock_services.placer.core.recorder import Recorder
 from tests.support.driver import job_spec, node_spec
 

@@ -15,18 +15,18 @@ from time import perf_counter
 import psutil
 
 from penstock.clock import wall_ms
-from penstock.ledger.record import GENESIS, Draft, write
+from penstock.ledger.record.record import GENESIS, Draft, write
 from penstock.log.open import open_log
 from penstock.log.port import Log, Message, Partition, Reader
 from penstock.log.topic_settings import topic_partitions
-from penstock.model.envelope import Envelope, from_wire, to_wire
-from penstock.model.estimates import JobEstimated, ModelTrained
-from penstock.model.event import Event
-from penstock.model.external_events import JobSubmitted, NodeJoined, TaskExited
-from penstock.model.ledger_events import JobEnded, PlacementDecided, TermStarted
-from penstock.model.settings import PlacerSettings
-from penstock.model.topics import Topic
-from penstock.model.types import Estimate, JobSpec, ResourceVector, TaskPlacement, Usage
+from penstock.model.decisions.ledger_events import JobEnded, PlacementDecided, TermStarted
+from penstock.model.inputs.estimates import JobEstimated, ModelTrained
+from penstock.model.inputs.external_events import JobSubmitted, NodeJoined, TaskExited
+from penstock.model.nouns.settings import PlacerSettings
+from penstock.model.nouns.types import Estimate, JobSpec, ResourceVector, TaskPlacement, Usage
+from penstock.model.schema.event import Event
+from penstock.model.schema.topics import Topic
+from penstock.model.wire.envelope import Envelope, from_wire, to_wire
 from penstock_services.estimator.core.model_lifecycle import MAX_MISSED
 from penstock_services.estimator.core.resource_model.training import table
 from penstock_services.estimator.shell.store import RunStore

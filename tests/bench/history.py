@@ -6,7 +6,7 @@ utilisation have a way of their own per network and kind, so that no simple law 
 
 import numpy as np
 
-from penstock.model.types import JobSpec, ResourceRequest
+from penstock.model.nouns.types import JobSpec, ResourceRequest
 from penstock_services.estimator.core.resource_model.gpus import facts_of
 from penstock_services.estimator.core.resources.history import Run
 from penstock_services.estimator.core.runs import Allocation, Card, FinishedRun, job_info

@@ -14,7 +14,7 @@ import psutil
 from penstock.log.open import open_log
 from penstock.log.port import Log, Partition
 from penstock.log.topic_settings import topic_partitions
-from penstock.runtime.node_keys import key_file_at
+from penstock.runtime.keys.node_keys import key_file_at
 from penstock.runtime.service import main
 from penstock.runtime.settings import Settings
 from tests.bench.machine import Cpu

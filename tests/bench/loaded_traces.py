@@ -12,7 +12,7 @@ import sys
 from time import process_time
 from typing import NamedTuple
 
-from penstock.model.settings import PlacerSettings
+from penstock.model.nouns.settings import PlacerSettings
 from penstock.simulator.engine import Simulation
 from penstock.simulator.job_models.catalogue import work_for
 from penstock.simulator.meter import Figures

@@ -20,11 +20,11 @@ from penstock.clock import wall_ms
 from penstock.log.open import open_log
 from penstock.log.port import Log, Message, Partition
 from penstock.log.topic_settings import topic_partitions
-from penstock.model.envelope import Envelope, to_wire
-from penstock.model.external_events import JobSubmitted
-from penstock.model.topics import Topic
-from penstock.model.types import JobSpec, ResourceRequest
-from penstock.runtime.migrations import schema_of
+from penstock.model.inputs.external_events import JobSubmitted
+from penstock.model.nouns.types import JobSpec, ResourceRequest
+from penstock.model.schema.topics import Topic
+from penstock.model.wire.envelope import Envelope, to_wire
+from penstock.runtime.database.migrations import schema_of
 from penstock.runtime.service import settle_gc
 from penstock.runtime.settings import Settings
 from penstock_services.estimator.shell.service import run as run_estimator

@@ -8,14 +8,14 @@ import time
 from statistics import median
 from typing import NamedTuple
 
-from penstock.model.codec import decode, encode
-from penstock.model.estimates import JobEstimated
-from penstock.model.event import wire_type
-from penstock.model.external_events import JobSubmitted, NodeJoined
-from penstock.model.ledger_events import PlacementDecided, ProposalAnswered, TermStarted, TimerFired
+from penstock.model.decisions.ledger_events import PlacementDecided, ProposalAnswered, TermStarted, TimerFired
+from penstock.model.inputs.estimates import JobEstimated
+from penstock.model.inputs.external_events import JobSubmitted, NodeJoined
+from penstock.model.nouns.settings import PlacerSettings
+from penstock.model.nouns.types import MAX_GPUS_PER_NODE
 from penstock.model.proposals import PlanProposed, ProposedJob, ProposedUnit, ReadVersion
-from penstock.model.settings import PlacerSettings
-from penstock.model.types import MAX_GPUS_PER_NODE
+from penstock.model.schema.event import wire_type
+from penstock.model.wire.codec import decode, encode
 from penstock_services.placer.core.common import RESCHEDULE
 from penstock_services.placer.core.recorder import Recorder
 from tests.support.driver import estimate, job_spec, node_spec

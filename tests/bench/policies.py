@@ -9,11 +9,11 @@ from time import perf_counter_ns
 
 import numpy as np
 
-from penstock.ledger.state import CellState
-from penstock.model.settings import PlacerSettings
-from penstock.policies.assignment import assign
-from penstock.policies.chance import LazyRng
-from penstock.policies.profiles import PROFILES, profile_for
+from penstock.cluster.assignment import assign
+from penstock.cluster.chance import LazyRng
+from penstock.ledger.state.state import CellState
+from penstock.model.nouns.settings import PlacerSettings
+from penstock.scheduling.profiles import PROFILES, profile_for
 from tests.support import builders as b
 
 LOAD = 0.9

@@ -13,17 +13,17 @@ import time
 import asyncpg
 
 from penstock.clock import wall_ms
-from penstock.ledger.record import read
-from penstock.ledger.replica import Replica
+from penstock.ledger.record.record import read
+from penstock.ledger.replica.replica import Replica
 from penstock.log.open import open_log
 from penstock.log.port import MAX_BATCH_RECORDS, Log, Message, Partition
 from penstock.log.topic_settings import topic_partitions
-from penstock.model.envelope import Envelope, to_wire
-from penstock.model.external_events import JobSubmitted
-from penstock.model.topics import Topic
-from penstock.model.types import JobSpec
-from penstock.runtime.migrations import schema_of
-from penstock.runtime.snapshots import save_snapshot
+from penstock.model.inputs.external_events import JobSubmitted
+from penstock.model.nouns.types import JobSpec
+from penstock.model.schema.topics import Topic
+from penstock.model.wire.envelope import Envelope, to_wire
+from penstock.runtime.database.migrations import schema_of
+from penstock.runtime.following.snapshots import save_snapshot
 from penstock_services.placer.shell.term import ledger_headers
 from penstock_services.projector.shell.service import SNAPSHOT_RECORDS, prepare_schema
 from tests.bench.core import CoreBench

@@ -25,14 +25,14 @@ from penstock.clock import wall_ms
 from penstock.log.open import open_log
 from penstock.log.port import MAX_BATCH_RECORDS, Log, Message, Partition
 from penstock.log.topic_settings import topic_partitions
-from penstock.model.envelope import Envelope, to_wire
-from penstock.model.event import Event
-from penstock.model.external_events import NodeJoined
-from penstock.model.ledger_events import TermStarted
-from penstock.model.topics import Topic
-from penstock.runtime.migrations import schema_of
-from penstock.runtime.node_keys import OPERATOR_KEY, key_file_at
-from penstock.runtime.postgres import embedded_postgres
+from penstock.model.decisions.ledger_events import TermStarted
+from penstock.model.inputs.external_events import NodeJoined
+from penstock.model.schema.event import Event
+from penstock.model.schema.topics import Topic
+from penstock.model.wire.envelope import Envelope, to_wire
+from penstock.runtime.database.migrations import schema_of
+from penstock.runtime.database.postgres import embedded_postgres
+from penstock.runtime.keys.node_keys import OPERATOR_KEY, key_file_at
 from penstock.runtime.settings import Settings
 from penstock_services.placer.shell.term import ledger_headers
 from penstock_services.projector.shell.rebuild import rebuild

@@ -10,7 +10,7 @@ from time import process_time
 
 import numpy as np
 
-from penstock.model.settings import PlacerSettings
+from penstock.model.nouns.settings import PlacerSettings
 from penstock.simulator.engine import Simulation
 from penstock.simulator.job_models.model import Constant
 from penstock.simulator.job_models.steady import SteadyWork

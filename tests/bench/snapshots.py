@@ -11,10 +11,10 @@ import time
 from collections.abc import Awaitable, Callable
 from hashlib import sha256
 
-from penstock.ledger.digest import digest
-from penstock.ledger.replica import Replica
-from penstock.runtime import snapshots
-from penstock.runtime.snapshots import Stored
+from penstock.ledger.replica.digest import digest
+from penstock.ledger.replica.replica import Replica
+from penstock.runtime.following import snapshots
+from penstock.runtime.following.snapshots import Stored
 from tests.support.hand_placer import HandPlacer
 
 JOBS = 50_000

@@ -10,14 +10,14 @@ from time import process_time, thread_time
 import msgspec
 import numpy as np
 
-from penstock.ledger.record import GENESIS, Draft, write
-from penstock.model.event import Event
-from penstock.model.external_events import JobSubmitted, NodeJoined, StepsMeasured, TaskStarted
-from penstock.model.ledger_events import PlacementDecided, TermStarted
-from penstock.model.settings import PlacerSettings
-from penstock.model.topics import Topic
-from penstock.model.types import JobSpec, ResourceRequest, TaskPlacement
-from penstock.model.validation import checked
+from penstock.ledger.record.record import GENESIS, Draft, write
+from penstock.model.decisions.ledger_events import PlacementDecided, TermStarted
+from penstock.model.inputs.external_events import JobSubmitted, NodeJoined, StepsMeasured, TaskStarted
+from penstock.model.nouns.settings import PlacerSettings
+from penstock.model.nouns.types import JobSpec, ResourceRequest, TaskPlacement
+from penstock.model.schema.event import Event
+from penstock.model.schema.topics import Topic
+from penstock.model.schema.validation import checked
 from penstock_services.estimator.core.eta.updates import EtaUpdates
 from penstock_services.estimator.core.model_lifecycle import InUse
 from penstock_services.estimator.core.node_capacity import NodeCapacity

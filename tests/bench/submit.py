@@ -18,7 +18,7 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 
 from infra.devservers.processes import Child, free_port
-from penstock.runtime.task_logs import log_path
+from penstock.runtime.files.task_logs import log_path
 from tests.bench.servers import Servers, bench_folder, process, servers
 
 RATE_PER_S = 5.0

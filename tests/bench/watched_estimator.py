@@ -15,8 +15,8 @@ from typing import Any, Self, cast
 
 from penstock.log.open import open_log
 from penstock.log.port import MAX_READ_RECORDS, Log, Message, Partition, Reader, Record
-from penstock.model.topics import Topic
-from penstock.model.types import Estimate, JobSpec
+from penstock.model.nouns.types import Estimate, JobSpec
+from penstock.model.schema.topics import Topic
 from penstock.runtime.service import main
 from penstock.runtime.settings import Settings
 from penstock_services.estimator.core.resource_model.tier import ModelTier

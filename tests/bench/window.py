@@ -14,10 +14,10 @@ from typing import NamedTuple
 
 import numpy as np
 
-from penstock.model.estimates import JobEstimated
-from penstock.model.external_events import JobSubmitted, NodeJoined, TaskExited, TaskStarted
-from penstock.model.ledger_events import TermStarted
-from penstock.model.settings import PlacerSettings
+from penstock.model.decisions.ledger_events import TermStarted
+from penstock.model.inputs.estimates import JobEstimated
+from penstock.model.inputs.external_events import JobSubmitted, NodeJoined, TaskExited, TaskStarted
+from penstock.model.nouns.settings import PlacerSettings
 from penstock_services.placer.core.recorder import Recorder
 from tests.support.driver import estimate, job_spec, node_spec
 

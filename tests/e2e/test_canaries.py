@@ -16,7 +16,7 @@ import pytest
 
 from penstock.log.embedded import EmbeddedLog
 from penstock.log.port import Message, Partition
-from penstock.model.topics import Topic, node_partition
+from penstock.model.schema.topics import Topic, node_partition
 from tests.e2e.conftest import Installation, Start
 from tests.support.canaries import found_in, new_canary, written
 from tests.support.waiting import wait_until

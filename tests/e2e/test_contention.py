@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from penstock.policies.core_search import KEEPS
+from penstock.scheduling.acting.core_search import KEEPS
 from tests.e2e.conftest import Installation, installed, listed
 from tests.e2e.test_cores import before_others
 from tests.support.command_process import ROOT

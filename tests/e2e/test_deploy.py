@@ -16,7 +16,7 @@ import pytest
 from infra.devservers.build_cache import INFRA, REPOSITORY
 from infra.devservers.kafka import obtain_jars
 from penstock.cli.app import tree
-from penstock.runtime.postgres_binaries import find_binaries
+from penstock.runtime.database.postgres_binaries import find_binaries
 from tests.support.machines import Machine, machines
 from tests.support.waiting import wait_until
 

@@ -29,9 +29,9 @@ from penstock.local.services import NAMES as SERVICES
 from penstock.log.kafka import TROUBLE_EVERY_S
 from penstock.log.open import open_log
 from penstock.log.port import Message, Partition
-from penstock.model.ledger_events import JobEnded, PlacementDecided
-from penstock.model.topics import Topic
-from penstock.runtime.node_keys import key_file_at
+from penstock.model.decisions.ledger_events import JobEnded, PlacementDecided
+from penstock.model.schema.topics import Topic
+from penstock.runtime.keys.node_keys import key_file_at
 from tests.conftest import with_database
 from tests.support.batcher import Batcher, answered, facts
 from tests.support.postgres_roles import drop_roles

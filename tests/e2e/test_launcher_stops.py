@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from penstock.model.external_events import TaskCheckpointed, TaskExited
-from penstock.model.orders import CheckpointTask
-from penstock.model.saves import SaveRefused
+from penstock.model.decisions.orders import CheckpointTask
+from penstock.model.inputs.external_events import TaskCheckpointed, TaskExited
+from penstock.model.inputs.saves import SaveRefused
 from penstock_services.node_reporter.options import Options
 from tests.e2e.conftest import Start, listed
 from tests.e2e.test_launchers import FORKS, WORK, environment

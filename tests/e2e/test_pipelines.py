@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from penstock.model.followers import PIPELINE_GONE
+from penstock.model.inputs.followers import PIPELINE_GONE
 from tests.e2e.conftest import ENDLESS, Installation, listed
 from tests.support.command_process import PENSTOCK, ROOT
 from tests.support.waiting import await_until, wait_until

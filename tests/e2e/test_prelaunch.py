@@ -8,7 +8,7 @@ from statistics import median
 
 import pytest
 
-from penstock.model.settings import MAX_PRELAUNCH_WAIT_MS
+from penstock.model.nouns.settings import MAX_PRELAUNCH_WAIT_MS
 from tests.bench.prelaunch import learn, less_idle, measure
 from tests.e2e.conftest import new_place
 from tests.support.phased_job import phased, times

@@ -6,13 +6,13 @@ from pathlib import Path
 
 import pytest
 
-from penstock.ledger.record import Draft, write
-from penstock.ledger.replica import Replica
+from penstock.ledger.record.record import Draft, write
+from penstock.ledger.replica.replica import Replica
 from penstock.log.embedded import EmbeddedLog
 from penstock.log.port import Message, Partition
-from penstock.model.ledger_events import TimerSet, TimerSubject
-from penstock.model.topics import Topic
-from penstock.model.types import MAX_MS
+from penstock.model.decisions.ledger_events import TimerSet, TimerSubject
+from penstock.model.nouns.types import MAX_MS
+from penstock.model.schema.topics import Topic
 from tests.e2e.conftest import Start, listed
 from tests.support.waiting import wait_until
 

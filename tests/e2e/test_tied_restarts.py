@@ -15,7 +15,7 @@ from typing import Any
 import httpx
 import pytest
 
-from penstock.model.followers import PIPELINE_GONE
+from penstock.model.inputs.followers import PIPELINE_GONE
 from tests.support.command_process import PENSTOCK, ROOT
 from tests.support.waiting import await_until
 

@@ -16,7 +16,7 @@ from penstock.errors import NotAllowed
 from penstock.exits import Exit
 from penstock.log.embedded import EmbeddedLog
 from penstock.log.port import Message, Partition
-from penstock.model.topics import NODE_PARTITIONS, Topic
+from penstock.model.schema.topics import NODE_PARTITIONS, Topic
 from tests.e2e.conftest import ENDLESS, Installation, listed, processes_of, until_there
 from tests.support.command_process import PENSTOCK, ROOT
 from tests.support.terminal import Terminal

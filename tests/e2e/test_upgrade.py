@@ -14,12 +14,12 @@ import pytest
 
 from infra.devservers.processes import Child, free_port
 from penstock.clock import wall_ms
-from penstock.ledger.record import read
+from penstock.ledger.record.record import read
 from penstock.local.services import NAMES as SERVICES
 from penstock.log.open import open_log
 from penstock.log.port import Partition
-from penstock.model.topics import CELL_TOPICS, NODE_PARTITIONS, Topic
-from penstock.runtime.node_keys import key_file_at
+from penstock.model.schema.topics import CELL_TOPICS, NODE_PARTITIONS, Topic
+from penstock.runtime.keys.node_keys import key_file_at
 from tests.conftest import reachable_folder
 from tests.e2e.test_kafka_system import database
 from tests.support.processes import processes_with
@@ -212,7 +212,7 @@ def releases(folder: Path) -> tuple[Release, Release, bool]:
     former = of_commit(commit, folder)
     if former is None:
         pytest.skip(f"this clone does not have {commit}: `git fetch --unshallow` gets it")
-    return former, working_tree(), (former.root / "libs/penstock/model/additions.py").exists()
+    return former, working_tree(), (former.root / "libs/penstock/model/wire/additions.py").exists()
 
 
 def test_each_process_is_replaced_by_the_next_version_and_back(postgres_dsn: str, tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ import pytest_asyncio
 from infra.devservers.kafka import KafkaBroker, kafka_broker
 from penstock.log.open import open_log
 from penstock.log.port import Log
-from penstock.runtime.node_keys import OPERATOR_KEY
+from penstock.runtime.keys.node_keys import OPERATOR_KEY
 from tests.faults.fault_cell import FaultCell
 from tests.faults.zygote import Zygote
 

@@ -26,15 +26,15 @@ import numpy as np
 from infra.devservers.processes import free_port
 from penstock.clock import wall_ms
 from penstock.errors import LogError
-from penstock.ledger.replica import Replica
+from penstock.ledger.replica.replica import Replica
 from penstock.log.port import Log, Message, Partition
 from penstock.log.topic_settings import topic_partitions
-from penstock.model.codec import encode
-from penstock.model.envelope import Envelope, to_wire
-from penstock.model.event import Event
-from penstock.model.external_events import JobCancelRequested, JobSubmitted
-from penstock.model.topics import INPUT_TOPICS, Topic
-from penstock.model.types import JobSpec, ResourceRequest, RetryPolicy
+from penstock.model.inputs.external_events import JobCancelRequested, JobSubmitted
+from penstock.model.nouns.types import JobSpec, ResourceRequest, RetryPolicy
+from penstock.model.schema.event import Event
+from penstock.model.schema.topics import INPUT_TOPICS, Topic
+from penstock.model.wire.codec import encode
+from penstock.model.wire.envelope import Envelope, to_wire
 from penstock.runtime.failpoints import NAMES
 from tests.faults import judge_task
 from tests.faults.judge import ends_of

@@ -10,8 +10,8 @@ from typing import Any, NamedTuple
 import numpy as np
 import orjson
 
-from penstock.model.event import REGISTRY
-from penstock.model.topics import MAX_EVENT_BYTES, Topic
+from penstock.model.schema.event import REGISTRY
+from penstock.model.schema.topics import MAX_EVENT_BYTES, Topic
 
 MAX_VALUE_BYTES = 300_000
 DEEP = 20_000

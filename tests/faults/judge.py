@@ -14,10 +14,10 @@ from pathlib import Path
 from typing import Any
 
 from penstock.errors import LogError
-from penstock.ledger.check import check
-from penstock.ledger.replica import Replica
+from penstock.ledger.check.check import check
+from penstock.ledger.replica.replica import Replica
 from penstock.log.port import Log, Partition, Record
-from penstock.model.topics import INPUT_TOPICS, NODE_PARTITIONS, Topic
+from penstock.model.schema.topics import INPUT_TOPICS, NODE_PARTITIONS, Topic
 from penstock_services.placer.shell.replay import Replayer
 from tests.faults.judge_node import read_history
 from tests.faults.ledger_rules import LedgerRules, Violation, kind_of

@@ -30,14 +30,14 @@ from penstock.clock import wall_ms
 from penstock.errors import LogError
 from penstock.log.open import open_log
 from penstock.log.port import Log, Message, Partition, Record
-from penstock.model.envelope import Envelope, from_wire, to_wire
-from penstock.model.errors import EventError
-from penstock.model.event import Event
-from penstock.model.external_events import NodeJoined, OrderRefused, TaskExited, TaskStarted
-from penstock.model.nodes import Gpu, NodeSpec
-from penstock.model.orders import StartTask, StopTask
-from penstock.model.topics import Topic, node_partition
-from penstock.model.types import Usage
+from penstock.model.decisions.orders import StartTask, StopTask
+from penstock.model.inputs.external_events import NodeJoined, OrderRefused, TaskExited, TaskStarted
+from penstock.model.nouns.nodes import Gpu, NodeSpec
+from penstock.model.nouns.types import Usage
+from penstock.model.schema.errors import EventError
+from penstock.model.schema.event import Event
+from penstock.model.schema.topics import Topic, node_partition
+from penstock.model.wire.envelope import Envelope, from_wire, to_wire
 from penstock.runtime.service import main as service_main
 from penstock.runtime.settings import Settings
 

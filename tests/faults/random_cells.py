@@ -20,10 +20,10 @@ import numpy as np
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from penstock.ledger.check import check
-from penstock.model.settings import PlacerSettings
-from penstock.policies import profiles
-from penstock.policies.liveness import stalled
+from penstock.ledger.check.check import check
+from penstock.model.nouns.settings import PlacerSettings
+from penstock.scheduling import profiles
+from penstock.scheduling.liveness import stalled
 from penstock_services.placer.core.common import MAX_PLACEMENTS_PER_RECORD
 from tests.faults.laboratory.parallel import cores, spread
 from tests.faults.laboratory.patching import posing

@@ -12,26 +12,26 @@ import pytest
 
 from infra.codegen.schemas import ROOT
 from penstock.clock import wall_ms
-from penstock.ledger.evolve import evolve
-from penstock.ledger.job_state import JobState
-from penstock.ledger.replica import Replica
-from penstock.ledger.state import CellState
+from penstock.ledger.fold.evolve import evolve
+from penstock.ledger.replica.replica import Replica
+from penstock.ledger.state.job.job_state import JobState
+from penstock.ledger.state.state import CellState
 from penstock.log.port import Log, Message, Partition
-from penstock.model.envelope import Envelope, from_wire, to_wire
-from penstock.model.event import Event
-from penstock.model.external_events import (
+from penstock.model.decisions.ledger_events import PlacementDecided
+from penstock.model.decisions.orders import HandOverCheckpoint, StartTask
+from penstock.model.inputs.external_events import (
     CheckpointFetched,
     JobCheckpointRequested,
     JobSubmitted,
     StepsMeasured,
 )
-from penstock.model.ledger_events import PlacementDecided
-from penstock.model.orders import HandOverCheckpoint, StartTask
+from penstock.model.nouns.transitions import JobStatus
+from penstock.model.nouns.types import JobSpec, ResourceRequest, RetryPolicy
 from penstock.model.proposals import MigrationProposed
-from penstock.model.topics import NODE_PARTITIONS, Topic
-from penstock.model.transitions import JobStatus
-from penstock.model.types import JobSpec, ResourceRequest, RetryPolicy
-from penstock.runtime.log_keys import VARIABLE as LOG_KEY
+from penstock.model.schema.event import Event
+from penstock.model.schema.topics import NODE_PARTITIONS, Topic
+from penstock.model.wire.envelope import Envelope, from_wire, to_wire
+from penstock.runtime.keys.log_keys import VARIABLE as LOG_KEY
 from tests.faults import saving_task
 from tests.faults.fault_cell import SUCCEEDED, FaultCell
 from tests.faults.judge import judge, read_all

@@ -10,11 +10,11 @@ import pytest
 
 from infra.devservers.kafka import KafkaBroker
 from penstock.log.port import Message, Partition, Reader, Record
-from penstock.model.envelope import from_wire
-from penstock.model.errors import EventError
-from penstock.model.external_events import DeadLettered, JobSubmitted
-from penstock.model.topics import INPUT_TOPICS, Topic, node_partition
-from penstock.model.types import JobSpec, ResourceRequest
+from penstock.model.inputs.external_events import DeadLettered, JobSubmitted
+from penstock.model.nouns.types import JobSpec, ResourceRequest
+from penstock.model.schema.errors import EventError
+from penstock.model.schema.topics import INPUT_TOPICS, Topic, node_partition
+from penstock.model.wire.envelope import from_wire
 from penstock.runtime.settings import Settings
 from penstock_services.projector.shell.rebuild import verify
 from tests.faults.fault_cell import FaultCell

@@ -9,13 +9,13 @@ import pytest
 from msgspec import structs
 
 from penstock.errors import AppendFailed
-from penstock.ledger.record import GENESIS, Draft, Head, read_valid, write
-from penstock.ledger.replica import Replica
+from penstock.ledger.record.record import GENESIS, Draft, Head, read_valid, write
+from penstock.ledger.replica.replica import Replica
 from penstock.log.port import Message, Partition
-from penstock.model.envelope import Envelope, from_wire, to_wire
-from penstock.model.estimates import JobEstimated
-from penstock.model.event import Event
-from penstock.model.external_events import (
+from penstock.model.decisions.ledger_events import PlacementDecided, TermStarted
+from penstock.model.decisions.orders import StartTask
+from penstock.model.inputs.estimates import JobEstimated
+from penstock.model.inputs.external_events import (
     JobCancelRequested,
     JobSubmitted,
     NodeJoined,
@@ -23,12 +23,12 @@ from penstock.model.external_events import (
     TaskExited,
     TaskStarted,
 )
-from penstock.model.ledger_events import PlacementDecided, TermStarted
-from penstock.model.orders import StartTask
-from penstock.model.settings import PlacerSettings
-from penstock.model.speakers import by_operator
-from penstock.model.topics import Topic, node_partition
-from penstock.model.transitions import JobStatus
+from penstock.model.nouns.settings import PlacerSettings
+from penstock.model.nouns.transitions import JobStatus
+from penstock.model.schema.event import Event
+from penstock.model.schema.topics import Topic, node_partition
+from penstock.model.wire.envelope import Envelope, from_wire, to_wire
+from penstock.model.wire.speakers import by_operator
 from penstock.runtime.settings import Settings
 from penstock_services.estimator.shell import service as estimator
 from penstock_services.placer.core.orders import start_orders

@@ -19,8 +19,8 @@ import psutil
 import pytest
 
 from penstock.errors import ConfigurationError
-from penstock.model import external_events
-from penstock.runtime.task_logs import log_path
+from penstock.model.inputs import external_events
+from penstock.runtime.files.task_logs import log_path
 from penstock_services.node_reporter.options import IsolationChoice, Options
 from penstock_services.node_reporter.shell.cgroups import Cgroups
 from penstock_services.node_reporter.shell.confinement import PROBE, Confinement

@@ -9,7 +9,7 @@ import pytest
 
 from penstock.errors import AppendFailed, OffsetTaken
 from penstock.log.port import Message, Partition
-from penstock.model.topics import Topic
+from penstock.model.schema.topics import Topic
 from tests.faults.laboratory.log import Broker, Connection
 from tests.faults.laboratory.process import Clock, Process, Service
 from tests.faults.laboratory.world import Rates, World

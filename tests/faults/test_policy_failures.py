@@ -6,15 +6,22 @@ from typing import Any
 import orjson
 import pytest
 
-from penstock.ledger.job_state import JobState
-from penstock.ledger.state import CellState
+from penstock.cluster.assignment import Plan
+from penstock.ledger.state.job.job_state import JobState
+from penstock.ledger.state.state import CellState
 from penstock.log.port import Partition
-from penstock.model.external_events import JobCancelRequested, NodeJoined, NodeLeft, TaskExited, TaskStarted
-from penstock.model.orders import StopTask
-from penstock.model.topics import Topic
-from penstock.model.transitions import JobStatus
-from penstock.policies import profiles, together
-from penstock.policies.assignment import Plan
+from penstock.model.decisions.orders import StopTask
+from penstock.model.inputs.external_events import (
+    JobCancelRequested,
+    NodeJoined,
+    NodeLeft,
+    TaskExited,
+    TaskStarted,
+)
+from penstock.model.nouns.transitions import JobStatus
+from penstock.model.schema.topics import Topic
+from penstock.scheduling import profiles
+from penstock.scheduling.place import together
 from penstock_services.placer.shell import service as placer
 from penstock_services.placer.shell.replay import Replayer
 from tests.faults.test_guards import ORDERS, Stage, play, submission
@@ -165,6 +172,6 @@ def test_a_plan_that_cannot_be_folded_is_not_carried_out(monkeypatch: pytest.Mon
 
 
 def placer_assign() -> Any:
-    from penstock.policies.assignment import assign
+    from penstock.cluster.assignment import assign
 
     return assign

@@ -7,7 +7,7 @@ import asyncpg
 import pytest
 
 from penstock.errors import StoreError
-from penstock.ledger.replica import Replica
+from penstock.ledger.replica.replica import Replica
 from penstock_services.projector.core.projection import Projection
 from penstock_services.projector.shell.service import prepare_schema
 from penstock_services.projector.shell.store import Store

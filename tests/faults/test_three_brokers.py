@@ -21,7 +21,7 @@ from penstock.log.aiokafka_gaps import alter_topic_configs
 from penstock.log.kafka import KafkaLog
 from penstock.log.open import open_log
 from penstock.log.port import Log, Partition, Record
-from penstock.model.topics import Topic
+from penstock.model.schema.topics import Topic
 from penstock.runtime.settings import Settings
 from tests.support.log_load import WRITERS, Load, judge
 from tests.support.waiting import await_until

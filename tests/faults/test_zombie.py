@@ -10,11 +10,11 @@ import pytest_asyncio
 
 from infra.devservers.kafka import KafkaBroker
 from penstock.clock import wall_ms
-from penstock.ledger.record import GENESIS, RawRecord, read_valid
+from penstock.ledger.record.record import GENESIS, RawRecord, read_valid
 from penstock.log.port import Message, Partition
-from penstock.model.envelope import Envelope, to_wire
-from penstock.model.external_events import JobCancelRequested
-from penstock.model.topics import Topic
+from penstock.model.inputs.external_events import JobCancelRequested
+from penstock.model.schema.topics import Topic
+from penstock.model.wire.envelope import Envelope, to_wire
 from tests.faults.fault_cell import FaultCell, Slot
 from tests.faults.judge import ends_of, judge, read_all
 from tests.faults.ledger_book import Book

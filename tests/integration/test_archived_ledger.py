@@ -15,20 +15,20 @@ import pytest
 
 from infra.devservers.kafka import KafkaBroker
 from penstock.errors import ConfigurationError
-from penstock.ledger.replica import Replica
+from penstock.ledger.replica.replica import Replica
 from penstock.log.archive import Archive
 from penstock.log.archived import ArchivedLog
 from penstock.log.open import open_log
 from penstock.log.port import Log, Message, Partition
-from penstock.model.envelope import Envelope, to_wire
-from penstock.model.estimates import JobEstimated
-from penstock.model.event import Event
-from penstock.model.external_events import JobCancelRequested, JobSubmitted, NodeJoined
-from penstock.model.topics import CELL_TOPICS, Topic
-from penstock.model.types import JobSpec
-from penstock.runtime.migrations import schema_of
+from penstock.model.inputs.estimates import JobEstimated
+from penstock.model.inputs.external_events import JobCancelRequested, JobSubmitted, NodeJoined
+from penstock.model.nouns.types import JobSpec
+from penstock.model.schema.event import Event
+from penstock.model.schema.topics import CELL_TOPICS, Topic
+from penstock.model.wire.envelope import Envelope, to_wire
+from penstock.runtime.database.migrations import schema_of
+from penstock.runtime.following.snapshots import save_snapshot
 from penstock.runtime.settings import Settings
-from penstock.runtime.snapshots import save_snapshot
 from penstock_services.placer.shell.archive import archive, verify
 from penstock_services.placer.shell.replay import Replayer, Report
 from penstock_services.placer.shell.service import run as run_placer

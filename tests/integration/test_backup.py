@@ -19,12 +19,12 @@ from penstock.backup.restore import restore
 from penstock.backup.take import partitions_of, take
 from penstock.backup.verify import verify
 from penstock.errors import ConfigurationError, LogError
-from penstock.ledger.record import read
+from penstock.ledger.record.record import read
 from penstock.log.embedded import EmbeddedLog
 from penstock.log.port import Log, Message, Partition, Record
 from penstock.log.topic_settings import topic_partitions
-from penstock.model.topics import Topic
-from penstock.runtime.node_keys import OPERATOR_KEY, key_file_at
+from penstock.model.schema.topics import Topic
+from penstock.runtime.keys.node_keys import OPERATOR_KEY, key_file_at
 from penstock.runtime.settings import Settings
 from tests.conftest import with_database
 from tests.support.hand_placer import HandPlacer, node_spec

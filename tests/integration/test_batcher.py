@@ -16,20 +16,20 @@ import pytest_asyncio
 
 from infra.devservers.kafka import kafka_broker
 from penstock.clock import LedgerClock
-from penstock.ledger.check import check
-from penstock.ledger.evolve import evolve
-from penstock.ledger.record import RawRecord
-from penstock.ledger.replica import Replica
+from penstock.ledger.check.check import check
+from penstock.ledger.fold.evolve import evolve
+from penstock.ledger.record.record import RawRecord
+from penstock.ledger.replica.replica import Replica
 from penstock.log.open import open_log
 from penstock.log.port import Log, Message, Partition
 from penstock.log.topic_settings import topic_partitions
-from penstock.model.envelope import Envelope, from_wire, to_wire
-from penstock.model.external_events import JobSubmitted
-from penstock.model.ledger_events import PlacementDecided, ProposalAnswered
-from penstock.model.plans import BatchWindowClosed, BatchWindowOpened
+from penstock.model.decisions.ledger_events import PlacementDecided, ProposalAnswered
+from penstock.model.decisions.plans import BatchWindowClosed, BatchWindowOpened
+from penstock.model.inputs.external_events import JobSubmitted
+from penstock.model.nouns.types import JobSpec, ResourceRequest
 from penstock.model.proposals import PlanProposed
-from penstock.model.topics import Topic
-from penstock.model.types import JobSpec, ResourceRequest
+from penstock.model.schema.topics import Topic
+from penstock.model.wire.envelope import Envelope, from_wire, to_wire
 from penstock.runtime.settings import Settings
 from penstock_services.estimator.shell.service import run as run_estimator
 from penstock_services.placer.shell import ledger_time

@@ -13,16 +13,16 @@ from aiokafka.protocol.fetch import FetchRequest
 
 from infra.devservers.kafka import KafkaBroker
 from penstock.errors import ConfigurationError
-from penstock.ledger.record import read
+from penstock.ledger.record.record import read
 from penstock.log.aiokafka_gaps import UNKNOWN_TOPIC
 from penstock.log.open import open_log
 from penstock.log.port import Log, Message, Partition, Reader
-from penstock.model.envelope import Envelope, to_wire
-from penstock.model.event import Event
-from penstock.model.external_events import JobSubmitted
-from penstock.model.ledger_events import InputAccepted
-from penstock.model.topics import CELL_TOPICS, Topic
-from penstock.model.types import JobSpec
+from penstock.model.decisions.ledger_events import InputAccepted
+from penstock.model.inputs.external_events import JobSubmitted
+from penstock.model.nouns.types import JobSpec
+from penstock.model.schema.event import Event
+from penstock.model.schema.topics import CELL_TOPICS, Topic
+from penstock.model.wire.envelope import Envelope, to_wire
 from penstock.runtime.settings import Settings
 from penstock_services.placer.shell.accept import accept_input
 from penstock_services.placer.shell.service import run as run_placer

@@ -13,15 +13,15 @@ import msgspec
 import pytest
 
 from infra.codegen.schemas import ROOT
-from penstock.model.external_events import (
+from penstock.model.decisions.orders import CheckpointSource, HandOverCheckpoint, StartTask, StopTask
+from penstock.model.inputs.external_events import (
     CheckpointFetched,
     NodeJoined,
     TaskCheckpointed,
     TaskExited,
     TaskStarted,
 )
-from penstock.model.orders import CheckpointSource, HandOverCheckpoint, StartTask, StopTask
-from penstock.runtime.node_keys import NodeKeys
+from penstock.runtime.keys.node_keys import NodeKeys
 from penstock_services.node_reporter.options import Options
 from penstock_services.node_reporter.shell import checkpoint_fetch
 from penstock_services.node_reporter.shell.checkpoint_server import asks

@@ -6,13 +6,13 @@ from collections.abc import Awaitable, Callable, Iterator
 import pytest
 
 from penstock.client import AsyncClient, Checkpoint, Client, Conflict, TaskCores
-from penstock.model.adjustments import TaskAdjusted
-from penstock.model.envelope import Envelope
-from penstock.model.event import Event
-from penstock.model.external_events import TaskCheckpointed
-from penstock.model.saves import SaveRefused
-from penstock.model.topics import Topic
-from penstock.model.types import JobSpec
+from penstock.model.decisions.adjustments import TaskAdjusted
+from penstock.model.inputs.external_events import TaskCheckpointed
+from penstock.model.inputs.saves import SaveRefused
+from penstock.model.nouns.types import JobSpec
+from penstock.model.schema.event import Event
+from penstock.model.schema.topics import Topic
+from penstock.model.wire.envelope import Envelope
 from tests.integration import test_client
 from tests.support.gateway_cell import Cell, patient
 from tests.support.hand_placer import node_spec

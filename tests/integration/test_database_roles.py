@@ -27,10 +27,10 @@ from penstock.log.embedded_roles import EXPIRES, NODE_REPORTER, NODE_REPORTER_RI
 from penstock.log.kafka_setup import read_rights
 from penstock.log.port import Message, Partition
 from penstock.log.topic_settings import DAY_MS, FOR_EVER, RETENTION_MS
-from penstock.model.topics import Topic, node_partition
-from penstock.runtime.database_roles import ensure_role
-from penstock.runtime.migrations import load_migrations, migrate, schema_of
-from penstock.runtime.node_keys import OPERATOR_KEY
+from penstock.model.schema.topics import Topic, node_partition
+from penstock.runtime.database.database_roles import ensure_role
+from penstock.runtime.database.migrations import load_migrations, migrate, schema_of
+from penstock.runtime.keys.node_keys import OPERATOR_KEY
 from penstock.runtime.settings import Settings
 from tests.support.canaries import found_in, new_canary
 from tests.support.postgres_roles import drop_roles

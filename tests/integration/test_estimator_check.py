@@ -11,12 +11,12 @@ import pytest
 
 from penstock.cli.app import run as penstock
 from penstock.log.port import Message, Partition
-from penstock.model.codec import as_written
-from penstock.model.envelope import Envelope, from_wire, to_wire
-from penstock.model.estimates import JobEstimated, ModelTrained
-from penstock.model.external_events import JobSubmitted
-from penstock.model.topics import Topic
-from penstock.model.types import Estimate, JobSpec
+from penstock.model.inputs.estimates import JobEstimated, ModelTrained
+from penstock.model.inputs.external_events import JobSubmitted
+from penstock.model.nouns.types import Estimate, JobSpec
+from penstock.model.schema.topics import Topic
+from penstock.model.wire.codec import as_written
+from penstock.model.wire.envelope import Envelope, from_wire, to_wire
 from penstock.runtime.settings import Settings
 from penstock_services.estimator.shell.store import estimator_schema
 from tests.integration.test_estimator_service import serving

@@ -10,12 +10,12 @@ import pytest
 
 from penstock.errors import ConfigurationError
 from penstock.log.port import Log
-from penstock.model.envelope import from_wire
-from penstock.model.estimates import JobEstimated, ModelTrained
-from penstock.model.external_events import JobSubmitted, NodeJoined, TaskExited
-from penstock.model.ledger_events import JobEnded, PlacementDecided
-from penstock.model.topics import Topic
-from penstock.model.types import JobSpec, TaskPlacement, Usage
+from penstock.model.decisions.ledger_events import JobEnded, PlacementDecided
+from penstock.model.inputs.estimates import JobEstimated, ModelTrained
+from penstock.model.inputs.external_events import JobSubmitted, NodeJoined, TaskExited
+from penstock.model.nouns.types import JobSpec, TaskPlacement, Usage
+from penstock.model.schema.topics import Topic
+from penstock.model.wire.envelope import from_wire
 from penstock.runtime.pool import WorkerPool
 from penstock.runtime.settings import Settings
 from penstock_services.estimator.core.resource_model.training import MIN_NEW

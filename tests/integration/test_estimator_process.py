@@ -11,10 +11,10 @@ import pytest
 
 from penstock.log.embedded import EmbeddedLog
 from penstock.log.port import Log, Message, Partition
-from penstock.model.envelope import Envelope, from_wire, to_wire
-from penstock.model.external_events import JobSubmitted
-from penstock.model.topics import CELL_TOPICS, Topic
-from penstock.model.types import JobSpec
+from penstock.model.inputs.external_events import JobSubmitted
+from penstock.model.nouns.types import JobSpec
+from penstock.model.schema.topics import CELL_TOPICS, Topic
+from penstock.model.wire.envelope import Envelope, from_wire, to_wire
 from penstock.runtime.settings import Settings
 from tests.support.services import while_alive
 

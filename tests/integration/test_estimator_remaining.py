@@ -5,9 +5,9 @@ import asyncio
 import pytest
 
 from penstock.errors import NotAllowed
-from penstock.model.envelope import Envelope, from_wire
-from penstock.model.estimates import EtaEstimated
-from penstock.model.topics import CELL_TOPICS, Topic
+from penstock.model.inputs.estimates import EtaEstimated
+from penstock.model.schema.topics import CELL_TOPICS, Topic
+from penstock.model.wire.envelope import Envelope, from_wire
 from penstock_services.estimator.shell import publisher
 from penstock_services.estimator.shell.service import run
 from tests.integration.test_estimator_learns import answer

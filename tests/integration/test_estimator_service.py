@@ -11,17 +11,17 @@ import pytest_asyncio
 from msgspec.structs import replace
 
 from penstock.errors import NotAllowed
-from penstock.ledger.record import GENESIS, Draft, Head, write
+from penstock.ledger.record.record import GENESIS, Draft, Head, write
 from penstock.log.embedded import EmbeddedLog
 from penstock.log.port import Headers, Log, Message, Partition
-from penstock.model.envelope import Envelope, from_wire, to_wire
-from penstock.model.estimates import JobEstimated
-from penstock.model.event import Event
-from penstock.model.external_events import JobCancelRequested, JobSubmitted, TaskExited
-from penstock.model.ledger_events import JobEnded, PlacementDecided, TermStarted
-from penstock.model.settings import PlacerSettings
-from penstock.model.topics import CELL_TOPICS, Topic
-from penstock.model.types import Estimate, JobSpec, TaskPlacement, Usage
+from penstock.model.decisions.ledger_events import JobEnded, PlacementDecided, TermStarted
+from penstock.model.inputs.estimates import JobEstimated
+from penstock.model.inputs.external_events import JobCancelRequested, JobSubmitted, TaskExited
+from penstock.model.nouns.settings import PlacerSettings
+from penstock.model.nouns.types import Estimate, JobSpec, TaskPlacement, Usage
+from penstock.model.schema.event import Event
+from penstock.model.schema.topics import CELL_TOPICS, Topic
+from penstock.model.wire.envelope import Envelope, from_wire, to_wire
 from penstock.runtime.settings import Settings
 from penstock.runtime.tracing.context import job_context, to_traceparent
 from penstock_services.estimator.shell import learner, publisher

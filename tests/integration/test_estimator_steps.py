@@ -6,13 +6,12 @@ from typing import TypeVar
 import asyncpg
 import pytest
 
-from penstock.ledger.record import Draft, write
-from penstock.ledger.replica import Replica
+from penstock.ledger.record.record import Draft, write
+from penstock.ledger.replica.replica import Replica
 from penstock.log.port import Log, Message
-from penstock.model.envelope import Envelope, from_wire
-from penstock.model.estimates import EtaEstimated, JobEstimated, ModelTrained
-from penstock.model.event import Event
-from penstock.model.external_events import (
+from penstock.model.decisions.ledger_events import JobEnded, PlacementDecided
+from penstock.model.inputs.estimates import EtaEstimated, JobEstimated, ModelTrained
+from penstock.model.inputs.external_events import (
     JobSubmitted,
     NodeJoined,
     StepsMeasured,
@@ -20,11 +19,12 @@ from penstock.model.external_events import (
     TaskPhaseChanged,
     TaskStarted,
 )
-from penstock.model.ledger_events import JobEnded, PlacementDecided
-from penstock.model.topics import CELL_TOPICS, Topic
-from penstock.model.types import JobSpec, ResourceRequest, TaskPlacement, Usage
-from penstock.runtime.migrations import load_migrations, migrate, schema_of
-from penstock.runtime.snapshots import save_snapshot
+from penstock.model.nouns.types import JobSpec, ResourceRequest, TaskPlacement, Usage
+from penstock.model.schema.event import Event
+from penstock.model.schema.topics import CELL_TOPICS, Topic
+from penstock.model.wire.envelope import Envelope, from_wire
+from penstock.runtime.database.migrations import load_migrations, migrate, schema_of
+from penstock.runtime.following.snapshots import save_snapshot
 from penstock_services.estimator.core.recall import recall
 from penstock_services.estimator.core.resources.estimate import estimate
 from penstock_services.estimator.core.state import State

@@ -6,12 +6,12 @@ from math import nan
 import pytest
 
 from penstock.log.port import Log, Partition
-from penstock.model.envelope import from_wire
-from penstock.model.estimates import JobEstimated, StagesProfiled
-from penstock.model.external_events import JobSubmitted, StageSample, StagesMeasured, TaskExited
-from penstock.model.ledger_events import JobEnded, PlacementDecided
-from penstock.model.topics import CELL_TOPICS, Topic
-from penstock.model.types import Estimate, JobSpec, TaskPlacement
+from penstock.model.decisions.ledger_events import JobEnded, PlacementDecided
+from penstock.model.inputs.estimates import JobEstimated, StagesProfiled
+from penstock.model.inputs.external_events import JobSubmitted, StageSample, StagesMeasured, TaskExited
+from penstock.model.nouns.types import Estimate, JobSpec, TaskPlacement
+from penstock.model.schema.topics import CELL_TOPICS, Topic
+from penstock.model.wire.envelope import from_wire
 from penstock.runtime.settings import Settings
 from penstock.runtime.tracing.tracer import Tracing
 from penstock_services.estimator.core.interference import Interference, Kind, Learned, Measured

@@ -15,18 +15,18 @@ from aiokafka.admin import AIOKafkaAdminClient
 from infra.devservers.kafka import ADMIN, KafkaBroker, kafka_broker
 from penstock.clock import wall_ms
 from penstock.errors import ConfigurationError, LogError, NotAllowed
-from penstock.ledger.replica import Replica
+from penstock.ledger.replica.replica import Replica
 from penstock.log.aiokafka_gaps import alter_topic_configs
 from penstock.log.kafka import KafkaLog
 from penstock.log.open import open_log
 from penstock.log.port import Message, Partition
-from penstock.model.envelope import from_wire
+from penstock.model.nouns.settings import Contention, PlacerSettings
 from penstock.model.proposals import CoresProposed
-from penstock.model.settings import Contention, PlacerSettings
-from penstock.model.topics import GUARD_GROUPS, NODE_PARTITIONS, Topic
-from penstock.policies.telemetry_windows import HELD_WINDOWS, WINDOW_MS, NodeWindow, window_of
+from penstock.model.schema.topics import GUARD_GROUPS, NODE_PARTITIONS, Topic
+from penstock.model.wire.envelope import from_wire
 from penstock.runtime.settings import Settings
 from penstock.runtime.tracing.tracer import Tracing
+from penstock.scheduling.acting.telemetry_windows import HELD_WINDOWS, WINDOW_MS, NodeWindow, window_of
 from penstock_services.contention_guard.shell.faust_windows import PROCESS, FaustWindows
 from penstock_services.contention_guard.shell.service import Watcher
 from penstock_services.contention_guard.shell.windows import LogWindows

@@ -16,9 +16,9 @@ import pytest_asyncio
 
 from penstock.errors import AppendFailed, LogError, NotAllowed, TooLarge
 from penstock.log.embedded import EmbeddedLog
-from penstock.model.external_events import JobCancelRequested, JobSubmitted
-from penstock.model.topics import Topic
-from penstock.runtime.migrations import schema_of
+from penstock.model.inputs.external_events import JobCancelRequested, JobSubmitted
+from penstock.model.schema.topics import Topic
+from penstock.runtime.database.migrations import schema_of
 from tests.support.gateway_cell import JSON, SPEC, Cell, Faulty, problem, running
 from tests.support.hand_placer import HandPlacer, node_spec
 from tests.support.services import port_of
@@ -117,7 +117,7 @@ async def test_a_key_that_was_never_marked_keeps_its_promise_when_the_ledger_has
     cell: Cell, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The gateway died between log and mark. The client repeats after 100,000 other jobs (here: one) have ended."""
-    monkeypatch.setattr("penstock.ledger.evolve_jobs.MAX_ENDED_REMEMBERED", 1)
+    monkeypatch.setattr("penstock.ledger.fold.evolve_jobs.MAX_ENDED_REMEMBERED", 1)
     key = {"Idempotency-Key": "build-18"}
     cell.placer.join(node_spec("n0"))
     job_id = await submitted_and_cancelled(cell, key)

@@ -17,15 +17,15 @@ import pytest_asyncio
 
 from penstock.cli.app import run as cli
 from penstock.errors import ConfigurationError
-from penstock.ledger.replica import Replica
-from penstock.model.external_events import NodeJoined
-from penstock.model.topics import Topic
-from penstock.model.types import JobSpec
-from penstock.runtime.http_limits import Limits
-from penstock.runtime.job_tokens import Claim, made
-from penstock.runtime.node_keys import OPERATOR_KEY, TRUST_LOG, NodeKeys
-from penstock.runtime.postgres import PostgresServer
-from penstock.runtime.snapshots import save_snapshot
+from penstock.ledger.replica.replica import Replica
+from penstock.model.inputs.external_events import NodeJoined
+from penstock.model.nouns.types import JobSpec
+from penstock.model.schema.topics import Topic
+from penstock.runtime.database.postgres import PostgresServer
+from penstock.runtime.following.snapshots import save_snapshot
+from penstock.runtime.http.http_limits import Limits
+from penstock.runtime.keys.job_tokens import Claim, made
+from penstock.runtime.keys.node_keys import OPERATOR_KEY, TRUST_LOG, NodeKeys
 from penstock_services.gateway.shell import service as gateway_service
 from penstock_services.gateway.shell.options import Options
 from penstock_services.gateway.tokens import _append

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from typing import Any
 from unittest.mock import patch
 
-from penstock.model.external_events import NodeJoined
+from penstock.model.inputs.external_events import NodeJoined
 from tests.support.gateway_cell import JSON, SPEC, Cell, running
 from tests.support.hand_placer import node_spec
 from tests.support.waiting import await_until

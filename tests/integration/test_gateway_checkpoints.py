@@ -2,9 +2,9 @@
 
 import pytest
 
-from penstock.model.external_events import JobCheckpointRequested, JobSubmitted
-from penstock.model.topics import Topic
-from penstock.model.types import JobSpec
+from penstock.model.inputs.external_events import JobCheckpointRequested, JobSubmitted
+from penstock.model.nouns.types import JobSpec
+from penstock.model.schema.topics import Topic
 from tests.integration import test_gateway_roles
 from tests.integration.test_gateway_roles import CLOUD_EVENT, as_
 from tests.support.gateway_cell import Cell, problem

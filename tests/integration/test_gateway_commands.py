@@ -15,10 +15,10 @@ import pytest
 import pytest_asyncio
 
 from penstock.client import AsyncClient
-from penstock.model.command_runs import JobCommandRun
-from penstock.model.nodes import LogServer
-from penstock.model.topics import Topic
-from penstock.model.types import Environment, JobSpec
+from penstock.model.inputs.command_runs import JobCommandRun
+from penstock.model.nouns.nodes import LogServer
+from penstock.model.nouns.types import Environment, JobSpec
+from penstock.model.schema.topics import Topic
 from penstock.session_lines import WINDOW_BYTES
 from penstock_services.node_reporter.shell.commands import Commands
 from penstock_services.node_reporter.shell.confinement import Confinement

@@ -9,9 +9,9 @@ import pytest
 import pytest_asyncio
 from jsonschema import Draft202012Validator
 
-from penstock.model.external_events import JobCancelRequested, JobSubmitted
-from penstock.model.topics import Topic
-from penstock.model.types import JobSpec
+from penstock.model.inputs.external_events import JobCancelRequested, JobSubmitted
+from penstock.model.nouns.types import JobSpec
+from penstock.model.schema.topics import Topic
 from penstock_services.gateway.shell.document import PRINTABLE
 from penstock_services.gateway.shell.store import Store
 from tests.support.gateway_cell import JSON, SPEC, Cell, problem, running

@@ -10,8 +10,8 @@ import pytest_asyncio
 from penstock.cli.app import run as penstock
 from penstock.client import AsyncClient
 from penstock.clock import wall_ms
-from penstock.model.estimates import Bounds, EtaEstimated, StagesProfiled
-from penstock.model.types import JobSpec
+from penstock.model.inputs.estimates import Bounds, EtaEstimated, StagesProfiled
+from penstock.model.nouns.types import JobSpec
 from tests.support.gateway_cell import Cell, problem, running
 from tests.support.hand_placer import node_spec
 

@@ -12,8 +12,8 @@ from cloudevents.core.bindings.http import HTTPMessage, to_binary_event, to_stru
 from cloudevents.core.v1.event import CloudEvent
 from jsonschema import Draft202012Validator
 
-from penstock.model.external_events import JobSubmitted
-from penstock.model.topics import Topic
+from penstock.model.inputs.external_events import JobSubmitted
+from penstock.model.schema.topics import Topic
 from tests.support.gateway_cell import DAY_S, Cell, running
 from tests.support.waiting import await_until
 

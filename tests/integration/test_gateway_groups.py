@@ -7,7 +7,7 @@ import pytest
 import pytest_asyncio
 
 from penstock.cli.app import run as penstock
-from penstock.model.external_events import StepsMeasured
+from penstock.model.inputs.external_events import StepsMeasured
 from penstock.model.proposals import PlanProposed, ProposedJob, ProposedUnit
 from tests.support.gateway_cell import Cell, running
 from tests.support.hand_placer import node_spec

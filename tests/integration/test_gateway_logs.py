@@ -17,11 +17,11 @@ from msgspec.structs import replace
 from infra.devservers.kafka import make_certificates
 from penstock.cli import follow
 from penstock.client import AsyncClient, BadRequest, Client
-from penstock.model.external_events import NodeJoined, NodeLeft, RunningTask
-from penstock.model.nodes import LogServer
-from penstock.model.types import JobSpec, RetryPolicy
-from penstock.runtime.log_archive import LogArchive
-from penstock.runtime.task_logs import log_name, log_path
+from penstock.model.inputs.external_events import NodeJoined, NodeLeft, RunningTask
+from penstock.model.nouns.nodes import LogServer
+from penstock.model.nouns.types import JobSpec, RetryPolicy
+from penstock.runtime.files.log_archive import LogArchive
+from penstock.runtime.files.task_logs import log_name, log_path
 from penstock_services.gateway.shell import log_reader, logs
 from penstock_services.gateway.shell.store import Store
 from penstock_services.node_reporter.shell.log_server import TaskLogServer

@@ -5,10 +5,10 @@ from collections.abc import AsyncIterator
 import pytest
 import pytest_asyncio
 
-from penstock.model.external_events import JobCancelRequested, JobSubmitted
-from penstock.model.followers import FollowerChanged
-from penstock.model.topics import Topic
-from penstock.model.types import JobSpec
+from penstock.model.inputs.external_events import JobCancelRequested, JobSubmitted
+from penstock.model.inputs.followers import FollowerChanged
+from penstock.model.nouns.types import JobSpec
+from penstock.model.schema.topics import Topic
 from penstock_services.gateway.core import followers
 from tests.support.gateway_cell import SPEC, Cell, running
 from tests.support.hand_placer import node_spec

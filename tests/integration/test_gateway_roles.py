@@ -13,13 +13,13 @@ import httpx
 import pytest
 import pytest_asyncio
 
-from penstock.model.external_events import JobSubmitted, NodeJoined, TaskExited
-from penstock.model.token import seq_of
-from penstock.model.topics import Topic
-from penstock.model.types import JobSpec, RetryPolicy
-from penstock.runtime.job_tokens import Claim, made
-from penstock.runtime.node_keys import NodeKeys
-from penstock.runtime.task_logs import log_path
+from penstock.model.inputs.external_events import JobSubmitted, NodeJoined, TaskExited
+from penstock.model.nouns.token import seq_of
+from penstock.model.nouns.types import JobSpec, RetryPolicy
+from penstock.model.schema.topics import Topic
+from penstock.runtime.files.task_logs import log_path
+from penstock.runtime.keys.job_tokens import Claim, made
+from penstock.runtime.keys.node_keys import NodeKeys
 from penstock_services.gateway.core.access import Role
 from penstock_services.gateway.core.submission import keyed_job_id, tenants_key
 from penstock_services.gateway.shell.app import required_roles

@@ -11,9 +11,9 @@ import pytest_asyncio
 from penstock.cli.app import run as penstock
 from penstock.cli.tables import clock
 from penstock.clock import wall_ms
-from penstock.model.estimates import JobEstimated
-from penstock.model.external_events import JobSubmitted
-from penstock.model.types import Estimate, JobSpec, ResourceVector
+from penstock.model.inputs.estimates import JobEstimated
+from penstock.model.inputs.external_events import JobSubmitted
+from penstock.model.nouns.types import Estimate, JobSpec, ResourceVector
 from tests.support.gateway_cell import Cell, running
 from tests.support.hand_placer import node_spec
 from tests.support.waiting import await_until

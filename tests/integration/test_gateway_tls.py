@@ -22,9 +22,9 @@ from penstock.client import Client, WaitTimeout
 from penstock.client import streams as client_streams
 from penstock.errors import ConfigurationError
 from penstock.exits import Exit, Stop
-from penstock.model.topics import Topic
+from penstock.model.schema.topics import Topic
 from penstock.retry import Backoff
-from penstock.runtime.node_keys import OPERATOR_KEY, TRUST_LOG
+from penstock.runtime.keys.node_keys import OPERATOR_KEY, TRUST_LOG
 from penstock.tls import client_context
 from penstock_services.gateway.shell.options import Options
 from penstock_services.gateway.shell.service import listening_socket

@@ -11,12 +11,12 @@ import httpx
 import pytest
 import pytest_asyncio
 
-from penstock.ledger.replica import Replica
+from penstock.ledger.replica.replica import Replica
 from penstock.log.archive import Archive, Writer
 from penstock.log.archived import ArchivedLog
 from penstock.log.port import Partition
-from penstock.model.topics import Topic
-from penstock.runtime.snapshots import save_snapshot
+from penstock.model.schema.topics import Topic
+from penstock.runtime.following.snapshots import save_snapshot
 from tests.support.gateway_cell import Cell, problem, running
 from tests.support.hand_placer import MS_PER_INPUT, node_spec
 from tests.support.waiting import await_until

@@ -21,7 +21,7 @@ from penstock.log.kafka_topics import OPERATIONS
 from penstock.log.open import open_log
 from penstock.log.port import Message, Partition
 from penstock.log.topic_settings import topic_partitions
-from penstock.model.topics import Topic
+from penstock.model.schema.topics import Topic
 from penstock.runtime.settings import Settings
 from tests.support.canaries import found_in, new_canary
 from tests.support.forgeries import WRITERS, forged_records_change_nothing

@@ -9,8 +9,8 @@ from aiokafka.record.default_records import _DefaultRecordBatchBuilderPy
 from penstock.log import aiokafka_gaps
 from penstock.log.kafka import KafkaLog
 from penstock.log.port import Headers, Message, Partition, Record
-from penstock.model.envelope import Envelope, from_wire, to_wire
-from penstock.model.external_events import JobCancelRequested
+from penstock.model.inputs.external_events import JobCancelRequested
+from penstock.model.wire.envelope import Envelope, from_wire, to_wire
 
 pytestmark = pytest.mark.kafka
 

@@ -16,7 +16,7 @@ from infra.devservers import build_cache
 from infra.devservers.build_cache import Part, obtain
 from infra.devservers.kafka import KafkaBroker, kafka_broker
 from infra.devservers.processes import HIGHEST_PORT, LOWEST_PORT, Child, LaunchError, free_port
-from penstock.model.topics import NODE_PARTITIONS, Topic
+from penstock.model.schema.topics import NODE_PARTITIONS, Topic
 from tests.support.waiting import wait_until
 
 JOBS = TopicPartition(str(Topic.JOBS), 0)

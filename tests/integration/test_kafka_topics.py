@@ -20,7 +20,7 @@ from penstock.errors import ConfigurationError, LogError
 from penstock.log.kafka import KafkaLog
 from penstock.log.port import Message, Partition
 from penstock.log.topic_settings import topic_settings
-from penstock.model.topics import Topic
+from penstock.model.schema.topics import Topic
 from tests.support.system import clean_environment
 from tests.support.waiting import await_until
 

@@ -19,8 +19,8 @@ from penstock.log.embedded import EmbeddedLog
 from penstock.log.kafka import KafkaLog
 from penstock.log.open import open_log
 from penstock.log.port import Message, Partition, Record
-from penstock.model.topics import Topic
-from penstock.runtime.postgres import PostgresServer
+from penstock.model.schema.topics import Topic
+from penstock.runtime.database.postgres import PostgresServer
 from tests.support.log_load import run_under_kills
 from tests.support.waiting import await_until
 

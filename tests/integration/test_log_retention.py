@@ -11,7 +11,7 @@ from penstock.log.embedded import EmbeddedLog
 from penstock.log.kafka import KafkaLog
 from penstock.log.port import Message, Partition
 from penstock.log.topic_settings import DAY_MS, FOR_EVER, RETENTION_MS
-from penstock.model.topics import INPUT_TOPICS, NODE_PARTITIONS, Topic
+from penstock.model.schema.topics import INPUT_TOPICS, NODE_PARTITIONS, Topic
 
 TOPICS = dict.fromkeys(map(str, Topic), 2)
 LIMITED = sorted(topic for topic, ms in RETENTION_MS.items() if ms != FOR_EVER)

@@ -10,18 +10,18 @@ from urllib.parse import parse_qsl, urlsplit
 import asyncpg
 import pytest
 
-from penstock.ledger.replica import Replica
+from penstock.ledger.replica.replica import Replica
 from penstock.local.reach import log_findings
 from penstock.log.embedded import EmbeddedLog
 from penstock.log.embedded_schema import made_by
 from penstock.log.port import Log, Message, Partition
 from penstock.log.topic_settings import topic_partitions
-from penstock.model.envelope import Envelope, to_wire
-from penstock.model.estimates import JobEstimated
-from penstock.model.event import Event
-from penstock.model.external_events import JobSubmitted
-from penstock.model.topics import Topic
-from penstock.model.types import JobSpec
+from penstock.model.inputs.estimates import JobEstimated
+from penstock.model.inputs.external_events import JobSubmitted
+from penstock.model.nouns.types import JobSpec
+from penstock.model.schema.event import Event
+from penstock.model.schema.topics import Topic
+from penstock.model.wire.envelope import Envelope, to_wire
 from penstock.runtime.race import first_of
 from penstock.runtime.settings import Settings
 from penstock_services.placer.shell.service import run as run_placer

@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 from infra.codegen.schemas import ROOT
-from penstock.model import external_events
-from penstock.model.adjustments import TaskAdjusted
-from penstock.model.orders import SetBandwidth, SetCores
+from penstock.model.decisions.adjustments import TaskAdjusted
+from penstock.model.decisions.orders import SetBandwidth, SetCores
+from penstock.model.inputs import external_events
 from penstock_services.node_reporter.options import Options
 from penstock_services.node_reporter.shell.cgroups import QUOTA_V1, QUOTA_V2
 from penstock_services.node_reporter.shell.cpu_quota import PERIOD_US

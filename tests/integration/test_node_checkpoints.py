@@ -15,9 +15,9 @@ import msgspec
 import pytest
 
 from infra.codegen.schemas import ROOT
-from penstock.model import external_events
-from penstock.model.orders import CheckpointTask, Peer, StartTask
-from penstock.runtime.task_logs import log_path
+from penstock.model.decisions.orders import CheckpointTask, Peer, StartTask
+from penstock.model.inputs import external_events
+from penstock.runtime.files.task_logs import log_path
 from penstock.sdk.checkpoint import SAVED_STATUS
 from penstock_services.node_reporter.options import IsolationChoice, Options
 from tests.support import node_fixtures

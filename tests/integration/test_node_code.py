@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from penstock.model.external_events import TaskExited
-from penstock.model.types import Environment
-from penstock.runtime.task_logs import log_path
+from penstock.model.inputs.external_events import TaskExited
+from penstock.model.nouns.types import Environment
+from penstock.runtime.files.task_logs import log_path
 from penstock.sdk.code_archive import pack
 from penstock_services.node_reporter.options import IsolationChoice, Options
 from tests.support import node_fixtures

@@ -17,8 +17,8 @@ import httpx
 import psutil
 import pytest
 
-from penstock.model import external_events
-from penstock.runtime.log_keys import ATTACH_PATH, EXEC_PATH, LogKey, key_in_file
+from penstock.model.inputs import external_events
+from penstock.runtime.keys.log_keys import ATTACH_PATH, EXEC_PATH, LogKey, key_in_file
 from penstock.session_lines import CHUNK_BYTES, UPGRADE, WINDOW_BYTES, line
 from penstock_services.gateway.core.log_text import NoAnswer
 from penstock_services.gateway.shell.node_session import NodeSession

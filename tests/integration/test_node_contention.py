@@ -14,9 +14,9 @@ from pathlib import Path
 import pytest
 
 from infra.codegen.schemas import ROOT
-from penstock.model import external_events
-from penstock.model.envelope import from_wire
-from penstock.model.external_events import TelemetrySampled
+from penstock.model.inputs import external_events
+from penstock.model.inputs.external_events import TelemetrySampled
+from penstock.model.wire.envelope import from_wire
 from penstock_services.node_reporter.options import Options
 from penstock_services.node_reporter.shell import meters, pressure, sampler
 from penstock_services.node_reporter.shell.pinning import real_cores

@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
-from penstock.model import external_events
-from penstock.model.orders import StartTask
-from penstock.model.types import Environment
-from penstock.runtime.task_logs import log_path
+from penstock.model.decisions.orders import StartTask
+from penstock.model.inputs import external_events
+from penstock.model.nouns.types import Environment
+from penstock.runtime.files.task_logs import log_path
 from penstock_services.node_reporter.options import Options
 from tests.support import node_fixtures
 from tests.support.memory_log import MemoryBroker, MemoryLog

@@ -12,8 +12,8 @@ import psutil
 import pytest
 from msgspec import structs
 
-from penstock.model import external_events
-from penstock.model.orders import Companion, StartTask
+from penstock.model.decisions.orders import Companion, StartTask
+from penstock.model.inputs import external_events
 from penstock_services.node_reporter.options import IsolationChoice, Options
 from penstock_services.node_reporter.shell.savers import SAVERS
 from penstock_services.node_reporter.shell.task_folders import PHASES, WORK

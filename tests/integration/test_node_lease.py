@@ -20,8 +20,8 @@ import pytest
 from penstock.clock import boot_s
 from penstock.errors import LogError
 from penstock.log.port import Partition
-from penstock.model.external_events import NodeJoined, NodeLeft, OrderRefused, TaskExited, TaskStarted
-from penstock.model.orders import ProbeNode
+from penstock.model.decisions.orders import ProbeNode
+from penstock.model.inputs.external_events import NodeJoined, NodeLeft, OrderRefused, TaskExited, TaskStarted
 from penstock.runtime.settings import Settings
 from penstock.runtime.this_machine import boot_id
 from penstock.sdk.code_archive import pack

@@ -7,9 +7,9 @@ import sys
 import msgspec
 import pytest
 
-from penstock.model import external_events
-from penstock.model.orders import SetCores
-from penstock.runtime.task_logs import log_path
+from penstock.model.decisions.orders import SetCores
+from penstock.model.inputs import external_events
+from penstock.runtime.files.task_logs import log_path
 from penstock_services.node_reporter.options import Options
 from penstock_services.node_reporter.shell import cgroups
 from tests.support import node_fixtures

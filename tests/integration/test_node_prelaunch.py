@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from penstock.model import external_events
-from penstock.model.orders import StartTask
-from penstock.runtime.task_logs import log_path
+from penstock.model.decisions.orders import StartTask
+from penstock.model.inputs import external_events
+from penstock.runtime.files.task_logs import log_path
 from penstock_services.node_reporter.options import Options
 from penstock_services.node_reporter.shell.cgroups import GPU_MAJOR, Cgroups
 from tests.support import node_fixtures

@@ -17,11 +17,11 @@ import psutil
 import pytest
 
 from penstock.log.port import Message, Partition
-from penstock.model import external_events
-from penstock.model.envelope import from_wire
-from penstock.model.orders import Peer, pack_peers
-from penstock.model.topics import Topic, node_partition
-from penstock.runtime.task_logs import Folder, TaskLog, Wanted, log_path
+from penstock.model.decisions.orders import Peer, pack_peers
+from penstock.model.inputs import external_events
+from penstock.model.schema.topics import Topic, node_partition
+from penstock.model.wire.envelope import from_wire
+from penstock.runtime.files.task_logs import Folder, TaskLog, Wanted, log_path
 from penstock_services.node_reporter.options import Options
 from penstock_services.node_reporter.shell.journal import Journal
 from penstock_services.node_reporter.shell.linux import LinuxHost

@@ -10,10 +10,10 @@ import msgspec
 import pytest
 
 from penstock.log.port import Message
-from penstock.model import external_events
-from penstock.model.envelope import from_wire
-from penstock.model.orders import Order
-from penstock.model.token import token_of
+from penstock.model.decisions.orders import Order
+from penstock.model.inputs import external_events
+from penstock.model.nouns.token import token_of
+from penstock.model.wire.envelope import from_wire
 from penstock.runtime.settings import Settings
 from penstock_services.node_reporter.shell import node as node_module
 from penstock_services.node_reporter.shell.ports import Started

@@ -10,8 +10,8 @@ import pytest
 
 from penstock.log.kafka import KafkaLog
 from penstock.log.port import Partition
-from penstock.model import external_events
-from penstock.model.topics import Topic
+from penstock.model.inputs import external_events
+from penstock.model.schema.topics import Topic
 from penstock_services.node_reporter.options import Options
 from tests.support import node_fixtures
 from tests.support.node_cell import (

@@ -9,12 +9,12 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
-from penstock.model import external_events
-from penstock.model.orders import Companion
-from penstock.model.settings import PlacerSettings
-from penstock.model.transitions import JobStatus
-from penstock.model.types import JobSpec
-from penstock.runtime.task_logs import log_path
+from penstock.model.decisions.orders import Companion
+from penstock.model.inputs import external_events
+from penstock.model.nouns.settings import PlacerSettings
+from penstock.model.nouns.transitions import JobStatus
+from penstock.model.nouns.types import JobSpec
+from penstock.runtime.files.task_logs import log_path
 from penstock_services.node_reporter.shell.faults import classify
 from penstock_services.node_reporter.shell.inventory import identifier
 from penstock_services.node_reporter.shell.sampler import OVER_TICKS, PERIOD_S

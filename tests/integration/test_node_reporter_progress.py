@@ -15,13 +15,13 @@ import pytest
 
 from infra.codegen.schemas import ROOT
 from infra.devservers.processes import free_port  # below the ports that connections get by themselves
-from penstock.model import external_events
-from penstock.model.event import Event
-from penstock.model.orders import Peer
-from penstock.model.types import TaskPlacement
-from penstock.runtime.log_archive import LogArchive
-from penstock.runtime.log_keys import key_in_file
-from penstock.runtime.task_logs import Output, framed, log_name, log_path
+from penstock.model.decisions.orders import Peer
+from penstock.model.inputs import external_events
+from penstock.model.nouns.types import TaskPlacement
+from penstock.model.schema.event import Event
+from penstock.runtime.files.log_archive import LogArchive
+from penstock.runtime.files.task_logs import Output, framed, log_name, log_path
+from penstock.runtime.keys.log_keys import key_in_file
 from penstock_services.node_reporter.options import IsolationChoice, Options
 from penstock_services.node_reporter.shell import archiver
 from penstock_services.node_reporter.shell.spawner import lock_state

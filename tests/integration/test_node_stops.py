@@ -10,9 +10,9 @@ import msgspec
 import pytest
 
 from infra.codegen.schemas import ROOT
-from penstock.model.external_events import TaskCheckpointed, TaskExited, TaskStarted
-from penstock.model.orders import CheckpointTask, Peer
-from penstock.model.saves import SaveRefused
+from penstock.model.decisions.orders import CheckpointTask, Peer
+from penstock.model.inputs.external_events import TaskCheckpointed, TaskExited, TaskStarted
+from penstock.model.inputs.saves import SaveRefused
 from penstock_services.node_reporter.options import Options
 from penstock_services.node_reporter.shell import cgroups
 from tests.support import node_fixtures

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from penstock.model import external_events
+from penstock.model.inputs import external_events
 from penstock_services.node_reporter.options import Options
 from penstock_services.node_reporter.shell import task_folders
 from penstock_services.node_reporter.shell.linux import LinuxHost

@@ -12,20 +12,20 @@ import pytest
 
 from penstock import __version__
 from penstock.errors import OffsetTaken
-from penstock.ledger.check import check
-from penstock.ledger.evolve import FOLD_VERSION
-from penstock.ledger.record import Draft, write
-from penstock.ledger.replica import Replica
+from penstock.ledger.check.check import check
+from penstock.ledger.fold.evolve import FOLD_VERSION
+from penstock.ledger.record.record import Draft, write
+from penstock.ledger.replica.replica import Replica
 from penstock.log.embedded import EmbeddedLog
 from penstock.log.port import MAX_READ_RECORDS, Log, Message, Partition, Reader, Record
 from penstock.log.topic_settings import topic_partitions
-from penstock.model.envelope import Envelope, to_wire
-from penstock.model.event import Event
-from penstock.model.external_events import JobCancelRequested, JobSubmitted
-from penstock.model.ledger_events import TermStarted
-from penstock.model.settings import PlacerSettings
-from penstock.model.topics import Topic
-from penstock.model.types import JobSpec, ResourceRequest
+from penstock.model.decisions.ledger_events import TermStarted
+from penstock.model.inputs.external_events import JobCancelRequested, JobSubmitted
+from penstock.model.nouns.settings import PlacerSettings
+from penstock.model.nouns.types import JobSpec, ResourceRequest
+from penstock.model.schema.event import Event
+from penstock.model.schema.topics import Topic
+from penstock.model.wire.envelope import Envelope, to_wire
 from penstock.runtime.race import first_of
 from penstock.runtime.settings import Settings
 from penstock.runtime.tracing.tracer import Tracing

@@ -8,12 +8,12 @@ import pytest
 
 from penstock import clock
 from penstock.clock import LedgerClock, wall_ms
-from penstock.ledger.replica import Replica
+from penstock.ledger.replica.replica import Replica
 from penstock.log.port import Message, Partition
-from penstock.model.envelope import Envelope, to_wire
-from penstock.model.external_events import JobSubmitted
-from penstock.model.topics import Topic
-from penstock.model.types import JobSpec
+from penstock.model.inputs.external_events import JobSubmitted
+from penstock.model.nouns.types import JobSpec
+from penstock.model.schema.topics import Topic
+from penstock.model.wire.envelope import Envelope, to_wire
 from penstock.runtime.settings import Settings
 from penstock_services.placer.shell import ledger_time, service, term
 from tests.faults.fault_cell import TOPICS

@@ -9,14 +9,14 @@ from contextlib import asynccontextmanager
 import pytest
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
-from penstock.ledger.replica import Replica
+from penstock.ledger.replica.replica import Replica
 from penstock.log.port import Message, Partition
 from penstock.log.topic_settings import topic_partitions
-from penstock.model.envelope import Envelope, from_wire, to_wire
-from penstock.model.external_events import JobSubmitted
-from penstock.model.orders import StartTask
-from penstock.model.topics import NODE_PARTITIONS, Topic
-from penstock.model.types import JobSpec, ResourceRequest
+from penstock.model.decisions.orders import StartTask
+from penstock.model.inputs.external_events import JobSubmitted
+from penstock.model.nouns.types import JobSpec, ResourceRequest
+from penstock.model.schema.topics import NODE_PARTITIONS, Topic
+from penstock.model.wire.envelope import Envelope, from_wire, to_wire
 from penstock.runtime.race import first_of
 from penstock.runtime.settings import Settings
 from penstock.runtime.tracing.context import from_traceparent

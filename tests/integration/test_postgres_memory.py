@@ -9,7 +9,7 @@ import pytest
 
 from penstock.log.embedded import EmbeddedLog
 from penstock.log.topic_settings import topic_partitions
-from penstock.model.topics import CELL_TOPICS
+from penstock.model.schema.topics import CELL_TOPICS
 from penstock_services.estimator.shell.store import RunStore
 from penstock_services.projector.shell.service import prepare_schema
 from penstock_services.projector.shell.store import Store

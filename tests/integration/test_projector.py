@@ -16,18 +16,18 @@ import pytest
 
 from infra.devservers.kafka import KafkaBroker
 from penstock.errors import ConfigurationError
-from penstock.ledger.replica import Replica
-from penstock.ledger.snapshot import dump
+from penstock.ledger.replica.replica import Replica
+from penstock.ledger.replica.snapshot import dump
 from penstock.log.embedded import EmbeddedLog
 from penstock.log.open import open_log
 from penstock.log.port import Message
-from penstock.model.external_events import NodeLeft
-from penstock.model.settings import PlacerSettings
-from penstock.model.topics import Topic
-from penstock.runtime import snapshots
-from penstock.runtime.migrations import load_migrations, migrate, schema_of
+from penstock.model.inputs.external_events import NodeLeft
+from penstock.model.nouns.settings import PlacerSettings
+from penstock.model.schema.topics import Topic
+from penstock.runtime.database.migrations import load_migrations, migrate, schema_of
+from penstock.runtime.following import snapshots
+from penstock.runtime.following.snapshots import Until, load_latest, save_snapshot
 from penstock.runtime.settings import Settings
-from penstock.runtime.snapshots import Until, load_latest, save_snapshot
 from penstock_services.projector.core.projection import Projection
 from penstock_services.projector.shell import service
 from penstock_services.projector.shell.rebuild import rebuild, verify
@@ -150,7 +150,7 @@ async def test_rows_of_forgotten_nodes_go(
     dsn: str, cell: Settings, log: EmbeddedLog, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Machines have a new name each day: the tables hold those that the ledger's fold still knows, and replay agrees."""
-    monkeypatch.setattr("penstock.ledger.departed.MAX_GONE_NODES", 2)
+    monkeypatch.setattr("penstock.ledger.derived.departed.MAX_GONE_NODES", 2)
     placer = busy(20)
     async with projecting(cell, log):
         for number in range(12):
@@ -360,7 +360,7 @@ async def test_old_jobs_go_a_few_at_a_time_and_the_oldest_first(
 
 async def test_a_nul_in_a_label_does_not_stop_it(dsn: str, cell: Settings, log: EmbeddedLog) -> None:
     """Whatever text a user manages to submit, the tables go on."""
-    from penstock.model.types import JobSpec
+    from penstock.model.nouns.types import JobSpec
 
     placer = HandPlacer()
     placer.join(node_spec("n0", 1))

@@ -6,12 +6,12 @@ import asyncpg
 import pytest
 import pytest_asyncio
 
-from penstock.ledger.replica import Replica
+from penstock.ledger.replica.replica import Replica
 from penstock.log.embedded import EmbeddedLog
 from penstock.log.port import Message
-from penstock.model.external_events import GpuFaulted, TaskExited, TaskStarted
-from penstock.model.settings import PlacerSettings
-from penstock.model.types import Usage
+from penstock.model.inputs.external_events import GpuFaulted, TaskExited, TaskStarted
+from penstock.model.nouns.settings import PlacerSettings
+from penstock.model.nouns.types import Usage
 from penstock.runtime.settings import Settings
 from penstock_services.projector.core.projection import JOB_CHANGES, Batch, Projection
 from penstock_services.projector.shell import service

@@ -9,7 +9,7 @@ import pytest
 
 from penstock.errors import ConfigurationError, StoreError
 from penstock.log.embedded import EmbeddedLog
-from penstock.runtime.migrations import Migration, load_migrations, migrate
+from penstock.runtime.database.migrations import Migration, load_migrations, migrate
 from penstock.runtime.settings import Settings
 from penstock_services.projector.shell import service
 from penstock_services.projector.shell.rebuild import rebuild, verify

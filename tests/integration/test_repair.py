@@ -14,22 +14,22 @@ import pytest_asyncio
 
 from infra.devservers.kafka import KafkaBroker
 from penstock.cli.app import run as penstock
-from penstock.ledger.record import Draft, write
-from penstock.ledger.replica import Replica
+from penstock.ledger.record.record import Draft, write
+from penstock.ledger.replica.replica import Replica
 from penstock.log.embedded import EmbeddedLog
 from penstock.log.open import open_log
 from penstock.log.port import Log, Message, Partition
 from penstock.log.topic_settings import topic_partitions
-from penstock.model.amendments import AmendedFact, LedgerAmended
-from penstock.model.envelope import Envelope, to_wire
-from penstock.model.event import Event
-from penstock.model.external_events import JobSubmitted, NodeJoined
-from penstock.model.ledger_events import JobEnded, TimerSet, TimerSubject
-from penstock.model.topics import Topic
-from penstock.model.types import MAX_MS
-from penstock.runtime.amended_log import AmendedLog
+from penstock.model.decisions.ledger_events import JobEnded, TimerSet, TimerSubject
+from penstock.model.inputs.amendments import AmendedFact, LedgerAmended
+from penstock.model.inputs.external_events import JobSubmitted, NodeJoined
+from penstock.model.nouns.types import MAX_MS
+from penstock.model.schema.event import Event
+from penstock.model.schema.topics import Topic
+from penstock.model.wire.envelope import Envelope, to_wire
+from penstock.runtime.following.amended_log import AmendedLog
+from penstock.runtime.following.snapshots import load_latest_from
 from penstock.runtime.settings import Settings
-from penstock.runtime.snapshots import load_latest_from
 from penstock_services.batcher.shell import service as batcher
 from penstock_services.contention_guard.shell import service as contention_guard
 from penstock_services.estimator.shell import service as estimator

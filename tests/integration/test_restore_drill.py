@@ -22,12 +22,12 @@ from infra.devservers.kafka import KafkaBroker, new_cluster_id
 from infra.devservers.processes import Child, free_port
 from penstock.log.open import open_log
 from penstock.log.port import Message, Partition, Record
-from penstock.model.envelope import from_wire
-from penstock.model.orders import StartTask
-from penstock.model.token import seq_of, token_of
-from penstock.model.topics import Topic, node_partition
-from penstock.runtime.node_keys import key_file_at
-from penstock.runtime.postgres_server import PostgresServer
+from penstock.model.decisions.orders import StartTask
+from penstock.model.nouns.token import seq_of, token_of
+from penstock.model.schema.topics import Topic, node_partition
+from penstock.model.wire.envelope import from_wire
+from penstock.runtime.database.postgres_server import PostgresServer
+from penstock.runtime.keys.node_keys import key_file_at
 from tests.conftest import reachable_folder
 from tests.support.command_process import PENSTOCK
 from tests.support.processes import processes_with

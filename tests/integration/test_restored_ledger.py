@@ -11,17 +11,17 @@ import asyncpg
 import pytest
 
 from penstock.errors import ConfigurationError, LogError
-from penstock.ledger.replica import Replica
+from penstock.ledger.replica.replica import Replica
 from penstock.log.embedded import EmbeddedLog
 from penstock.log.port import Log, Message, Partition
 from penstock.log.topic_settings import topic_partitions
-from penstock.model.codec import decode
-from penstock.model.envelope import Envelope, from_wire, to_wire
-from penstock.model.event import Event
-from penstock.model.external_events import NodeJoined, RunningTask, TaskExited, TaskStarted
-from penstock.model.orders import StartTask, StopTask
-from penstock.model.token import seq_of, token_of
-from penstock.model.topics import Topic, node_partition
+from penstock.model.decisions.orders import StartTask, StopTask
+from penstock.model.inputs.external_events import NodeJoined, RunningTask, TaskExited, TaskStarted
+from penstock.model.nouns.token import seq_of, token_of
+from penstock.model.schema.event import Event
+from penstock.model.schema.topics import Topic, node_partition
+from penstock.model.wire.codec import decode
+from penstock.model.wire.envelope import Envelope, from_wire, to_wire
 from penstock.runtime.settings import Settings
 from penstock.runtime.tracing.tracer import tracing
 from penstock_services.estimator.shell.service import run as run_estimator

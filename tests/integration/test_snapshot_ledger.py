@@ -9,14 +9,14 @@ import asyncpg
 import pytest
 
 from penstock.errors import ConfigurationError
-from penstock.ledger.record import record_id
-from penstock.ledger.replica import Replica
+from penstock.ledger.record.record import record_id
+from penstock.ledger.replica.replica import Replica
 from penstock.log.port import Log, Partition
-from penstock.model.external_events import JobSubmitted
-from penstock.model.topics import CELL_TOPICS, Topic
-from penstock.runtime.migrations import schema_of
+from penstock.model.inputs.external_events import JobSubmitted
+from penstock.model.schema.topics import CELL_TOPICS, Topic
+from penstock.runtime.database.migrations import schema_of
+from penstock.runtime.following.snapshots import save_snapshot
 from penstock.runtime.settings import Settings
-from penstock.runtime.snapshots import save_snapshot
 from penstock_services.estimator.shell.service import run as run_estimator
 from penstock_services.estimator.shell.store import RunStore
 from penstock_services.placer.shell.service import run as run_placer

@@ -13,8 +13,8 @@ from types import SimpleNamespace
 import pytest
 
 from penstock import keepalive
-from penstock.model.external_events import NodeSuspected
-from penstock.model.topics import Topic
+from penstock.model.inputs.external_events import NodeSuspected
+from penstock.model.schema.topics import Topic
 from penstock.runtime.race import first_of
 from penstock.runtime.settings import Settings
 from penstock_services.gateway.shell import connections

@@ -11,16 +11,16 @@ import pytest
 from penstock.clock import wall_ms
 from penstock.errors import ConfigurationError
 from penstock.log.port import Record
-from penstock.model import external_events
-from penstock.model.envelope import Envelope, from_wire
-from penstock.model.estimates import JobEstimated
-from penstock.model.event import Event
-from penstock.model.ledger_events import NodeJoinRefused, TaskLost
-from penstock.model.settings import PlacerSettings
-from penstock.model.topics import Topic
-from penstock.model.transitions import JobStatus, NodeStatus
-from penstock.model.types import JobSpec
-from penstock.runtime.node_keys import PlacerKeys
+from penstock.model.decisions.ledger_events import NodeJoinRefused, TaskLost
+from penstock.model.inputs import external_events
+from penstock.model.inputs.estimates import JobEstimated
+from penstock.model.nouns.settings import PlacerSettings
+from penstock.model.nouns.transitions import JobStatus, NodeStatus
+from penstock.model.nouns.types import JobSpec
+from penstock.model.schema.event import Event
+from penstock.model.schema.topics import Topic
+from penstock.model.wire.envelope import Envelope, from_wire
+from penstock.runtime.keys.node_keys import PlacerKeys
 from penstock.runtime.settings import Settings
 from penstock_services.node_reporter.options import Options
 from penstock_services.node_reporter.shell import inventory

@@ -18,10 +18,10 @@ from typing import NamedTuple
 import numpy as np
 from msgspec.structs import replace
 
-from penstock.model.nodes import Isolation, NodeSpec
-from penstock.model.settings import Contention
-from penstock.model.types import Estimate
-from penstock.policies.profiles import CODA as AS_IN_SOURCE
+from penstock.model.nouns.nodes import Isolation, NodeSpec
+from penstock.model.nouns.settings import Contention
+from penstock.model.nouns.types import Estimate
+from penstock.scheduling.profiles import CODA as AS_IN_SOURCE
 from penstock.simulator.commands.options import validate
 from penstock.simulator.engine import Simulation
 from penstock.simulator.generators.base import source

@@ -17,8 +17,8 @@ from typing import Literal, NamedTuple
 
 from msgspec.structs import replace
 
-from penstock.model.settings import Contention, Stage
-from penstock.model.types import Category, Estimate
+from penstock.model.nouns.settings import Contention, Stage
+from penstock.model.nouns.types import Category, Estimate
 from penstock.simulator.commands.options import validate
 from penstock.simulator.engine import Simulation
 from penstock.simulator.generators.coda import CORES_PER_NODE

@@ -10,7 +10,7 @@ from typing import NamedTuple, get_args
 
 import numpy as np
 
-from penstock.model.settings import Contention, Stage
+from penstock.model.nouns.settings import Contention, Stage
 from penstock.simulator.engine import Durations
 from tests.papers import coda_workload, genie_tables, liquid_tables, muri_tables, specon_tables
 from tests.papers.resampling import Interval, ratio

@@ -18,10 +18,10 @@ from typing import NamedTuple
 
 import msgspec
 
-from penstock.ledger.job_state import JobState
-from penstock.model.settings import Genie, PlacerSettings, Stage
-from penstock.model.types import Estimate, ShapeOption
-from penstock.policies.deadlines import odds
+from penstock.ledger.state.job.job_state import JobState
+from penstock.model.nouns.settings import Genie, PlacerSettings, Stage
+from penstock.model.nouns.types import Estimate, ShapeOption
+from penstock.scheduling.order.deadlines import odds
 from penstock.simulator.engine import Options, Simulation
 from penstock.simulator.generators.base import source
 from penstock.simulator.generators.genie import MODELS

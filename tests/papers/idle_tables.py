@@ -20,7 +20,7 @@ from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
-from penstock.model.settings import PlacerSettings
+from penstock.model.nouns.settings import PlacerSettings
 from penstock.simulator.engine import Durations, Options, Simulation
 from penstock.simulator.generators.base import rng_of, source
 from penstock.simulator.job_models.measured import read_all

@@ -1,4 +1,4 @@
-"""Liquid Alg. 1 line by line, without any index: the yardstick for `penstock.policies.liquid`.
+"""Liquid Alg. 1 line by line, without any index: the yardstick for `penstock.scheduling.place.liquid`.
 
 Every plan is evaluated from nothing with exact fractions; only the last step, eq. 4, is in floating point.
 The readings of the paper are those named in the product's docstring. Slow on purpose: O(tasks² · nodes).
@@ -8,11 +8,11 @@ from fractions import Fraction
 from itertools import pairwise
 from typing import NamedTuple
 
-from penstock.ledger.demand import Demand
-from penstock.ledger.node_state import NodeState
-from penstock.ledger.state import CellState
-from penstock.model.transitions import NodeStatus
-from penstock.model.types import ResourceVector
+from penstock.ledger.state.job.demand import Demand
+from penstock.ledger.state.node.node_state import NodeState
+from penstock.ledger.state.state import CellState
+from penstock.model.nouns.transitions import NodeStatus
+from penstock.model.nouns.types import ResourceVector
 
 
 class Placed(NamedTuple):

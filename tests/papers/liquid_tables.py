@@ -9,7 +9,7 @@ from statistics import fmean
 
 import msgspec
 
-from penstock.model.settings import Stage
+from penstock.model.nouns.settings import Stage
 from penstock.simulator.commands.options import validate
 from penstock.simulator.engine import Simulation
 from penstock.simulator.job_models.steps import StageTimes

@@ -13,9 +13,9 @@ from math import inf
 from statistics import fmean, geometric_mean
 from typing import NamedTuple
 
-from penstock.policies.group_plan import group_plan
-from penstock.policies.group_search import MAX_IN_ORDER
-from penstock.policies.interleave import Interleave
+from penstock.scheduling.groups.group_plan import group_plan
+from penstock.scheduling.groups.interleave import Interleave
+from penstock.scheduling.groups.search.group_search import MAX_IN_ORDER
 from tests.papers import muri_reference as reference
 from tests.papers.muri_mixes import mix, noisy
 from tests.papers.muri_planned import Planned, Profiled, measured

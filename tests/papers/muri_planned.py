@@ -4,9 +4,9 @@ from collections.abc import Callable, Sequence
 from itertools import islice
 from time import perf_counter
 
-from penstock.model.types import StageTimes
-from penstock.policies.candidates import place_in_list, place_in_queue
-from penstock.policies.regroup import Answer, Candidate, Question
+from penstock.model.nouns.types import StageTimes
+from penstock.scheduling.groups.candidates import place_in_list, place_in_queue
+from penstock.scheduling.stages.regroup import Answer, Candidate, Question
 from tests.papers.muri_reference import SAME, SAME_S, SLOWER, Filled, Job, Muri
 
 Solve = Callable[[Question], Answer]

@@ -20,7 +20,7 @@ from functools import lru_cache
 from pathlib import Path
 from statistics import fmean, geometric_mean
 
-from penstock.model.settings import Grouping, PlacerSettings, Stage
+from penstock.model.nouns.settings import Grouping, PlacerSettings, Stage
 from penstock.simulator.engine import Durations, Options, Simulation
 from penstock.simulator.generators.registry import generate, generator_of
 from penstock.simulator.job_models.catalogue import work_for

@@ -10,12 +10,12 @@ from dataclasses import dataclass
 from fractions import Fraction
 from math import exp
 
-from penstock.ledger.demand import Demand
-from penstock.ledger.node_state import NodeState
-from penstock.ledger.state import CellState
-from penstock.model.settings import TypicalTask
-from penstock.model.transitions import NodeStatus
-from penstock.model.types import ResourceVector
+from penstock.ledger.state.job.demand import Demand
+from penstock.ledger.state.node.node_state import NodeState
+from penstock.ledger.state.state import CellState
+from penstock.model.nouns.settings import TypicalTask
+from penstock.model.nouns.transitions import NodeStatus
+from penstock.model.nouns.types import ResourceVector
 
 WHOLE = 1_000
 

@@ -13,8 +13,8 @@ from statistics import fmean
 
 import numpy as np
 
-from penstock.model.types import Category
-from penstock.policies.core_search import Next, Seen, search, walk
+from penstock.model.nouns.types import Category
+from penstock.scheduling.acting.core_search import Next, Seen, search, walk
 from penstock_services.estimator.core.resource_model.measurements import Runs
 from penstock_services.estimator.core.resources.cores import PastJob, n_start
 from penstock_services.estimator.core.step_time.fit import learn_prior, reference_batch

@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from penstock.policies.profiles import READ_DURATIONS
+from penstock.scheduling.profiles import READ_DURATIONS
 from penstock.simulator.commands.options import validate
 from penstock.simulator.engine import Durations, Simulation
 from tests.papers.parallel_runs import simulated

@@ -21,9 +21,9 @@ from typing import Literal, NamedTuple
 import msgspec
 import numpy as np
 
-from penstock.model.settings import PlacerSettings
-from penstock.model.types import Estimate, PairSpeed
-from penstock.policies.sharing import refused
+from penstock.model.nouns.settings import PlacerSettings
+from penstock.model.nouns.types import Estimate, PairSpeed
+from penstock.scheduling.place.sharing import refused
 from penstock.simulator.engine import Options, Simulation
 from penstock.simulator.job_models.colocation import Colocation, Config, Throughputs
 from penstock.simulator.job_models.model import JobModel

@@ -12,7 +12,7 @@ from typing import NamedTuple
 import msgspec
 import numpy as np
 
-from penstock.model.settings import Convergence, Stage
+from penstock.model.nouns.settings import Convergence, Stage
 from penstock.simulator.commands.options import validate
 from penstock.simulator.engine import Simulation
 from penstock.simulator.traces.importing import Trace

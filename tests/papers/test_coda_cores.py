@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 import pytest
 
-from penstock.policies.core_search import search, walk
+from penstock.scheduling.acting.core_search import search, walk
 from penstock_services.estimator.core.resources.cores import PastJob
 from tests.papers.prediction_tables import CATEGORY, DATA, settled
 

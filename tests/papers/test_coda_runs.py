@@ -2,9 +2,9 @@
 
 import pytest
 
-from penstock.model.settings import PlacerSettings
-from penstock.policies.guard import Guard
-from penstock.policies.profiles import profile_for
+from penstock.model.nouns.settings import PlacerSettings
+from penstock.scheduling.acting.guard import Guard
+from penstock.scheduling.profiles import profile_for
 from penstock.simulator.generators.coda_month import make
 from tests.papers.coda_runs import (
     ABLATIONS,

@@ -6,7 +6,7 @@ Its simulator reports 13,818 s of average JCT on 32 V100; the same jobs without 
 
 import pytest
 
-from penstock.model.settings import PlacerSettings
+from penstock.model.nouns.settings import PlacerSettings
 from penstock.simulator.engine import Options, Simulation
 from penstock.simulator.job_models.catalogue import Run, work_for
 from penstock.simulator.traces.cluster import nodes_of

@@ -4,13 +4,13 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from penstock.ledger.check import check
-from penstock.ledger.demand import Demand
-from penstock.ledger.state import CellState
-from penstock.model import external_events
-from penstock.model.allowed import Allowed, models_of
-from penstock.policies.chance import LazyRng
-from penstock.policies.liquid import Liquid, PairCost
+from penstock.cluster.chance import LazyRng
+from penstock.ledger.check.check import check
+from penstock.ledger.state.job.demand import Demand
+from penstock.ledger.state.state import CellState
+from penstock.model.inputs import external_events
+from penstock.model.nouns.allowed import Allowed, models_of
+from penstock.scheduling.place.liquid import Liquid, PairCost
 from tests.papers import liquid_reference as reference
 from tests.support import builders as b
 

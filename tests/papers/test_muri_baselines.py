@@ -7,7 +7,7 @@ import csv
 
 import pytest
 
-from penstock.model.settings import PlacerSettings
+from penstock.model.nouns.settings import PlacerSettings
 from penstock.simulator.engine import Simulation
 from penstock.simulator.job_models.catalogue import work_for
 from penstock.simulator.meter import Figures

@@ -5,9 +5,9 @@ References: `data/muri/reference_results.csv` (the authors' plots) and reruns of
 
 import pytest
 
-from penstock.model.settings import Grouping
-from penstock.policies.group_plan import group_plan
-from penstock.policies.muri import muri_l, muri_s
+from penstock.model.nouns.settings import Grouping
+from penstock.scheduling.groups.group_plan import group_plan
+from penstock_papers.muri.muri import muri_l, muri_s
 from tests.papers import muri_reference as reference
 from tests.papers.muri_interleave import ours
 from tests.papers.muri_mixes import mix

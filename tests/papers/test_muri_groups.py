@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.model.settings import Grouping, PlacerSettings
+from penstock.model.nouns.settings import Grouping, PlacerSettings
 from penstock.simulator.engine import Simulation
 from penstock.simulator.job_models.catalogue import work_for
 from penstock.simulator.job_models.muri_period import iteration_together_s

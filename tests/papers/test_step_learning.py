@@ -10,7 +10,7 @@ from functools import cache
 import numpy as np
 import pytest
 
-from penstock.model.types import JobSpec
+from penstock.model.nouns.types import JobSpec
 from penstock_services.estimator.core.model_lifecycle import Trained
 from penstock_services.estimator.core.resources.history import Run
 from penstock_services.estimator.core.runs import Allocation, Card, FinishedRun, Steps, job_info

@@ -15,16 +15,16 @@ from typing import Any
 import msgspec
 import pytest
 
-from penstock.ledger.check import check
-from penstock.ledger.evolve import FOLD_VERSION, begin, evolve
-from penstock.ledger.replica import Replica
-from penstock.ledger.snapshot import dump
-from penstock.ledger.state import FailedChoices
+from penstock.ledger.check.check import check
+from penstock.ledger.fold.evolve import FOLD_VERSION, begin, evolve
+from penstock.ledger.replica.replica import Replica
+from penstock.ledger.replica.snapshot import dump
+from penstock.ledger.state.state import FailedChoices
 from penstock.log.port import Message, Partition
-from penstock.model.event import Event
-from penstock.model.external_events import NodeJoined, NodeLeft
-from penstock.model.ledger_events import NodeLost
-from penstock.model.topics import INPUT_TOPICS, Topic
+from penstock.model.decisions.ledger_events import NodeLost
+from penstock.model.inputs.external_events import NodeJoined, NodeLeft
+from penstock.model.schema.event import Event
+from penstock.model.schema.topics import INPUT_TOPICS, Topic
 from penstock_services.placer.shell.replay import Replayer, upcast
 from tests.simulation.test_profiles import run
 from tests.support.data import DATA_ROOT
@@ -182,7 +182,7 @@ def expected_state() -> Any:
 def test_a_changed_fold_has_a_new_version() -> None:
     """A developer changes what a fact means; without a new FOLD_VERSION services would go on from snapshots of the former meaning.
 
-    When this fails: raise `penstock.ledger.evolve.FOLD_VERSION` and add its digest to `golden/folds.json`. From version 14 on
+    When this fails: raise `penstock.ledger.fold.evolve.FOLD_VERSION` and add its digest to `golden/folds.json`. From version 14 on
     it is of the golden ledger's state after more nodes than stay known have come and gone.
     """
     golden, replica = read("ledger.json.gz"), Replica()

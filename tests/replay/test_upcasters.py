@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 
 from infra.codegen.schemas import LOCK, ROOT
-from penstock.model import codec
-from penstock.model.codec import decode, decode_fact, encode
-from penstock.model.errors import Invalid, UnknownVersion
-from penstock.model.event import REGISTRY, Event
-from penstock.model.upcasters import UPCASTERS
+from penstock.model.schema.errors import Invalid, UnknownVersion
+from penstock.model.schema.event import REGISTRY, Event
+from penstock.model.wire import codec
+from penstock.model.wire.codec import decode, decode_fact, encode
+from penstock.model.wire.upcasters import UPCASTERS
 
 GOLDEN = sorted((ROOT / "schemas/examples").glob("*.json"))
 

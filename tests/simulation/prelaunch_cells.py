@@ -13,7 +13,7 @@ from rich.console import Console
 from rich.table import Table
 
 from penstock.counting import count
-from penstock.model.settings import PlacerSettings, Stage
+from penstock.model.nouns.settings import PlacerSettings, Stage
 from penstock.simulator.engine import Durations, Options, Simulation
 from penstock.simulator.job_models.model import Constant
 from penstock.simulator.job_models.restarts import RestartCost, RestartingWork

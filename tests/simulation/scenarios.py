@@ -3,8 +3,8 @@
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from penstock.model.settings import PlacerSettings
-from penstock.model.topics import Topic
+from penstock.model.nouns.settings import PlacerSettings
+from penstock.model.schema.topics import Topic
 from penstock.simulator.engine import Options, Simulation
 from penstock.simulator.job_models.model import Constant
 from penstock.simulator.job_models.steady import SteadyWork

@@ -7,12 +7,12 @@ import msgspec
 import pytest
 
 from penstock.cli.app import run as main
-from penstock.model.estimates import JobEstimated
-from penstock.model.event import wire_type
-from penstock.model.external_events import JobSubmitted, TaskExited
-from penstock.model.ledger_events import TermStarted
-from penstock.model.types import JobSpec
-from penstock.policies.profiles import PROFILES, READ_DURATIONS
+from penstock.model.decisions.ledger_events import TermStarted
+from penstock.model.inputs.estimates import JobEstimated
+from penstock.model.inputs.external_events import JobSubmitted, TaskExited
+from penstock.model.nouns.types import JobSpec
+from penstock.model.schema.event import wire_type
+from penstock.scheduling.profiles import PROFILES, READ_DURATIONS
 from penstock.simulator.engine import Durations, Options
 from penstock.simulator.report.measured import measured
 from penstock.simulator.report.timeline import Timeline

@@ -6,10 +6,10 @@ from collections.abc import Mapping, Sequence
 import pytest
 from msgspec.structs import replace
 
-from penstock.model.adjustments import TaskAdjusted
-from penstock.model.nodes import Isolation
+from penstock.model.decisions.adjustments import TaskAdjusted
+from penstock.model.nouns.nodes import Isolation
+from penstock.model.nouns.settings import PlacerSettings
 from penstock.model.proposals import CoresProposed, ThrottleProposed
-from penstock.model.settings import PlacerSettings
 from penstock.simulator.engine import Options, Simulation
 from penstock.simulator.job_models.cores import Cpu, amdahl
 from penstock.simulator.job_models.model import Allocation, Constant, End, JobModel

@@ -5,9 +5,9 @@ from collections.abc import Sequence
 
 import pytest
 
-from penstock.ledger.check import check
-from penstock.ledger.replica import Replica
-from penstock.ledger.snapshot import dump
+from penstock.ledger.check.check import check
+from penstock.ledger.replica.replica import Replica
+from penstock.ledger.replica.snapshot import dump
 from penstock.simulator.engine import Options
 from penstock.simulator.job_models.model import Allocation, End, JobModel, Neighbour, Placement
 from penstock.simulator.job_models.steady import SteadyWork

@@ -11,13 +11,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from penstock.cli.app import run as main
-from penstock.model import external_events, ledger_events
-from penstock.model.codec import encode
-from penstock.model.estimates import JobEstimated
-from penstock.model.event import Event
-from penstock.model.nodes import Gpu, NodeSpec
-from penstock.model.types import Estimate, ResourceVector, TaskPlacement
-from penstock.runtime.event_import import read_events, read_ledger
+from penstock.model.decisions import ledger_events
+from penstock.model.inputs import external_events
+from penstock.model.inputs.estimates import JobEstimated
+from penstock.model.nouns.nodes import Gpu, NodeSpec
+from penstock.model.nouns.types import Estimate, ResourceVector, TaskPlacement
+from penstock.model.schema.event import Event
+from penstock.model.wire.codec import encode
+from penstock.runtime.files.event_import import read_events, read_ledger
 from penstock.simulator.commands.export import lines_of
 from penstock.simulator.engine import Options
 from penstock.simulator.nodes import Latency

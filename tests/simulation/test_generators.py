@@ -9,8 +9,8 @@ from statistics import fmean
 
 import pytest
 
-from penstock.model.settings import PlacerSettings
-from penstock.runtime.csv_import import BadFile
+from penstock.model.nouns.settings import PlacerSettings
+from penstock.runtime.files.csv_import import BadFile
 from penstock.simulator.engine import Options, Simulation
 from penstock.simulator.generators.base import poisson_arrivals, rng_of
 from penstock.simulator.generators.registry import GENERATORS, generate, generator_of

@@ -6,11 +6,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from penstock.model.estimates import JobEstimated
-from penstock.model.event import Event, wire_type
-from penstock.model.ledger_events import PlacementDecided
+from penstock.model.decisions.ledger_events import PlacementDecided
+from penstock.model.inputs.estimates import JobEstimated
+from penstock.model.nouns.settings import PlacerSettings
 from penstock.model.proposals import PlanProposed, ProposedJob, ProposedUnit
-from penstock.model.settings import PlacerSettings
+from penstock.model.schema.event import Event, wire_type
 from penstock.simulator.engine import Options, Simulation
 from penstock.simulator.job_models.model import Constant, JobModel, Neighbour, Placement
 from penstock.simulator.job_models.steady import SteadyWork

@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 import pytest
 from msgspec.structs import replace
 
-from penstock.model.nodes import BandwidthCap, Isolation
-from penstock.model.settings import Contention, PlacerSettings
+from penstock.model.nouns.nodes import BandwidthCap, Isolation
+from penstock.model.nouns.settings import Contention, PlacerSettings
 from penstock.simulator.engine import Options, Simulation
 from penstock.simulator.job_models.cores import Cpu
 from penstock.simulator.job_models.model import Constant, JobModel

@@ -5,8 +5,8 @@ from statistics import fmean
 
 import pytest
 
-from penstock.model.settings import PlacerSettings
-from penstock.runtime.csv_import import BadFile
+from penstock.model.nouns.settings import PlacerSettings
+from penstock.runtime.files.csv_import import BadFile
 from penstock.simulator.engine import Options, Simulation
 from penstock.simulator.job_models.colocation import Colocation, Config
 from penstock.simulator.job_models.model import Allocation, NotMeasured

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from penstock.runtime.csv_import import BadFile
+from penstock.runtime.files.csv_import import BadFile
 from penstock.simulator.job_models.convergence import Convergence, LossCurve
 from penstock.simulator.job_models.model import Allocation, Constant, NotMeasured
 from penstock.simulator.job_models.tables import read_charrnn, read_curves

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from penstock.runtime.csv_import import BadFile
+from penstock.runtime.files.csv_import import BadFile
 from penstock.simulator.job_models.cores import MIB_PER_GB, Cpu
 from penstock.simulator.job_models.model import Allocation, NotMeasured
 from penstock.simulator.job_models.tables import SENSITIVITY, read_sensitivity

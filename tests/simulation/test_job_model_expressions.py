@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from penstock.model.external_events import TelemetrySampled
-from penstock.model.settings import PlacerSettings
-from penstock.runtime.csv_import import BadFile
+from penstock.model.inputs.external_events import TelemetrySampled
+from penstock.model.nouns.settings import PlacerSettings
+from penstock.runtime.files.csv_import import BadFile
 from penstock.simulator.engine import Options, Simulation
 from penstock.simulator.job_models.catalogue import JOB_MODELS, checked_job_model, work_for
 from penstock.simulator.job_models.convergence import Convergence, LossCurve
@@ -162,7 +162,7 @@ def test_no_job_model_rests_on_what_penstock_decides_with(module: str) -> None:
     names = {node.module or "" for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)}
     names |= {alias.name for node in ast.walk(tree) if isinstance(node, ast.Import) for alias in node.names}
     allowed = {"penstock.simulator.traces.jobs", *(f"penstock.simulator.job_models.{name}" for name in PURE)}
-    allowed |= {"penstock.model.types", "penstock.model.external_events"}
+    allowed |= {"penstock.model.nouns.types", "penstock.model.inputs.external_events"}
     ours = {name for name in names if name.startswith("penstock")}
     assert ours <= allowed
     assert not names & {

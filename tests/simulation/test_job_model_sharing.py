@@ -6,7 +6,7 @@ import msgspec
 import numpy as np
 import pytest
 
-from penstock.model.types import TaskPlacement
+from penstock.model.nouns.types import TaskPlacement
 from penstock.simulator.job_models.model import (
     Allocation,
     Constant,

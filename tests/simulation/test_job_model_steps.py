@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from penstock.model.settings import PlacerSettings
+from penstock.model.nouns.settings import PlacerSettings
 from penstock.simulator.engine import Options, Simulation
 from penstock.simulator.job_models.measured import read_model
 from penstock.simulator.job_models.model import Allocation, NotMeasured

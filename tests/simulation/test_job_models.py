@@ -5,8 +5,8 @@ from pathlib import Path
 import orjson
 import pytest
 
-from penstock.model.external_events import JobProgress
-from penstock.runtime.csv_import import BadFile
+from penstock.model.inputs.external_events import JobProgress
+from penstock.runtime.files.csv_import import BadFile
 from penstock.simulator.job_models.interpolation import interpolate
 from penstock.simulator.job_models.measured import read_model
 from penstock.simulator.job_models.model import Allocation, End, NotMeasured

@@ -6,8 +6,8 @@ from statistics import fmean
 
 import pytest
 
-from penstock.model.settings import PlacerSettings, Stage
-from penstock.policies.prelaunch import MAX_FALSE_ENDS
+from penstock.model.nouns.settings import PlacerSettings, Stage
+from penstock.scheduling.make_room.prelaunch import MAX_FALSE_ENDS
 from penstock.simulator.engine import Durations, Options, Simulation
 from penstock.simulator.job_models.model import Constant
 from penstock.simulator.job_models.sharing import Phases

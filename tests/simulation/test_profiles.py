@@ -9,12 +9,12 @@ from pathlib import Path
 
 import pytest
 
-from penstock.policies.explain import explain
-from penstock.policies.profiles import PROFILES
-from penstock.policies.reasons import Reason
+from penstock.cluster.reasons import Reason
+from penstock.scheduling.profiles import PROFILES
 from penstock.simulator.commands.options import validate
 from penstock.simulator.commands.simulate import SimulateOptions
 from penstock.simulator.engine import Simulation
+from penstock.why.explain import explain
 from tests.support.command_line import simulate_options
 
 HEADER = (

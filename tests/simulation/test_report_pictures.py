@@ -8,8 +8,8 @@ from penstock.charts.plots import DAY_S, LEGEND_CHARACTERS, WIDTH, duration_doma
 from penstock.charts.plots import legend as legend_of
 from penstock.charts.render import html
 from penstock.charts.report import Page
-from penstock.model.external_events import JobCancelRequested
-from penstock.model.types import JobSpec
+from penstock.model.inputs.external_events import JobCancelRequested
+from penstock.model.nouns.types import JobSpec
 from penstock.simulator.report.charts import PALETTE, sections
 from penstock.simulator.report.figures import figures_of
 from penstock.simulator.report.series import series_of

@@ -8,24 +8,24 @@ from typing import Any
 import numpy as np
 import pytest
 
-from penstock.ledger.demand import Demand
-from penstock.ledger.job_state import JobState
-from penstock.ledger.state import CellState
-from penstock.model.plans import PlanUnit
-from penstock.model.settings import PlacerSettings
-from penstock.policies import array_reclaim, reservation
-from penstock.policies.capacity import never_fits
-from penstock.policies.reservation import Reservation
-from penstock.policies.service import ends_s, remaining_s
-from penstock.policies.trial import Fit, Trial, living_places
+from penstock.cluster.capacity import never_fits
+from penstock.cluster.trial import Fit, Trial, living_places
+from penstock.ledger.state.job.demand import Demand
+from penstock.ledger.state.job.job_state import JobState
+from penstock.ledger.state.state import CellState
+from penstock.model.decisions.plans import PlanUnit
+from penstock.model.nouns.settings import PlacerSettings
+from penstock.scheduling.make_room import array_reclaim, reservation
+from penstock.scheduling.make_room.reservation import Reservation
+from penstock.scheduling.service import ends_s, remaining_s
 from penstock.simulator.engine import Simulation
 from penstock.simulator.job_models.model import Constant
 from penstock.simulator.job_models.steady import SteadyWork
 from penstock.simulator.traces.cluster import nodes_of
 from penstock.simulator.traces.jobs import TraceJob
-from penstock_services.placer.core.backfilling import PassReservation
 from penstock_services.placer.core.decide import Decider
-from penstock_services.placer.core.reclaiming import Reclaiming
+from penstock_services.placer.core.waiting.backfilling import PassReservation
+from penstock_services.placer.core.waiting.reclaiming import Reclaiming
 from tests.simulation.test_still_waiting import KINDS
 from tests.support.chance import rate, seeds_for
 

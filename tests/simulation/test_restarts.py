@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from penstock.model.external_events import TaskCheckpointed
-from penstock.model.orders import CheckpointTask
-from penstock.model.settings import PlacerSettings
+from penstock.model.decisions.orders import CheckpointTask
+from penstock.model.inputs.external_events import TaskCheckpointed
+from penstock.model.nouns.settings import PlacerSettings
 from penstock.simulator.engine import Options, Simulation
 from penstock.simulator.job_models.measured_restarts import STOPS_AND_STARTS, measured_costs, state_mib
 from penstock.simulator.job_models.model import Allocation, Checkpoint, Constant, End, Work

@@ -7,11 +7,12 @@ from typing import Any
 
 import pytest
 
-from penstock.model.estimates import EtaEstimated, JobEstimated
-from penstock.model.event import Event, wire_type
-from penstock.model.external_events import TaskStarted, TelemetrySampled
-from penstock.model.ledger_events import ProposalAnswered, TermStarted
-from penstock.model.orders import StopTask
+from penstock.model.decisions.ledger_events import ProposalAnswered, TermStarted
+from penstock.model.decisions.orders import StopTask
+from penstock.model.inputs.estimates import EtaEstimated, JobEstimated
+from penstock.model.inputs.external_events import TaskStarted, TelemetrySampled
+from penstock.model.nouns.settings import PlacerSettings
+from penstock.model.nouns.types import Estimate, ResourceVector
 from penstock.model.proposals import (
     CoresProposed,
     MigrationProposed,
@@ -22,9 +23,8 @@ from penstock.model.proposals import (
     ReadVersion,
     ThrottleProposed,
 )
-from penstock.model.settings import PlacerSettings
-from penstock.model.topics import Topic
-from penstock.model.types import Estimate, ResourceVector
+from penstock.model.schema.event import Event, wire_type
+from penstock.model.schema.topics import Topic
 from penstock.simulator.engine import Options, Simulation
 from penstock.simulator.job_models.cores import Cpu, amdahl
 from penstock.simulator.job_models.model import Constant

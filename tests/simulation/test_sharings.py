@@ -7,10 +7,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.ledger.state import CellState
-from penstock.model.groups import GroupDecided, Turns
+from penstock.ledger.state.state import CellState
+from penstock.model.decisions.groups import GroupDecided, Turns
+from penstock.model.nouns.types import StageTimes
 from penstock.model.proposals import PlanProposed, ProposedJob, ProposedUnit
-from penstock.model.types import StageTimes
 from penstock.simulator.report.charts import sections
 from penstock.simulator.report.series import series_of
 from penstock.simulator.report.sharings import ALONE, Sharings

@@ -6,9 +6,9 @@ from contextlib import contextmanager
 import numpy as np
 import pytest
 
-from penstock.ledger.state import CellState
-from penstock.model.plans import PlanUnit
-from penstock.model.settings import PlacerSettings
+from penstock.ledger.state.state import CellState
+from penstock.model.decisions.plans import PlanUnit
+from penstock.model.nouns.settings import PlacerSettings
 from penstock.simulator.engine import Simulation
 from penstock.simulator.job_models.model import Constant
 from penstock.simulator.job_models.steady import SteadyWork

@@ -5,8 +5,8 @@ from collections.abc import Sequence
 import numpy as np
 import pytest
 
-from penstock.ledger.replica import Replica
-from penstock.model.transitions import NodeStatus
+from penstock.ledger.replica.replica import Replica
+from penstock.model.nouns.transitions import NodeStatus
 from penstock.simulator.engine import Options
 from penstock.simulator.report.charts import sections
 from penstock.simulator.report.figures import figures_of

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from penstock.model.settings import TypicalTask
+from penstock.model.nouns.settings import TypicalTask
 from penstock.simulator.commands.options import validate
 from penstock.simulator.traces.jobs import Shape, TraceJob
 from penstock.simulator.traces.resources import cores_of, request_of, typical_of

@@ -2,8 +2,8 @@
 
 from collections.abc import Callable, Iterator, Sequence
 
-from penstock.model.nodes import NodeSpec
-from penstock.model.transitions import JobStatus
+from penstock.model.nouns.nodes import NodeSpec
+from penstock.model.nouns.transitions import JobStatus
 from penstock_services.placer.core.step import Step
 from tests.support import builders as b
 from tests.support.driver import CellDriver

@@ -5,14 +5,14 @@ from contextlib import ExitStack
 from typing import Any, Self
 
 from penstock.clock import wall_ms
-from penstock.ledger.record import RawRecord, Unreadable, read
+from penstock.ledger.record.record import RawRecord, Unreadable, read
 from penstock.log.open import open_log
 from penstock.log.port import Message, Partition
-from penstock.model.envelope import Envelope, to_wire
-from penstock.model.event import Event
-from penstock.model.ledger_events import ProposalAnswered
+from penstock.model.decisions.ledger_events import ProposalAnswered
 from penstock.model.proposals import PlanProposed, ProposedJob, ProposedUnit
-from penstock.model.topics import Topic
+from penstock.model.schema.event import Event
+from penstock.model.schema.topics import Topic
+from penstock.model.wire.envelope import Envelope, to_wire
 from tests.support.story import told
 
 LEDGER, PROPOSALS = Partition(Topic.LEDGER, 0), Partition(Topic.PROPOSALS, 0)

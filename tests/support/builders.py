@@ -5,19 +5,20 @@ Every call is one record of the ledger: `seq` and time move on by one step.
 
 from collections.abc import Sequence
 
-from penstock.ledger.evolve import begin, evolve
-from penstock.ledger.job_state import JobState
-from penstock.ledger.state import CellState
-from penstock.model import external_events, ledger_events
-from penstock.model.estimates import JobEstimated
-from penstock.model.event import Event
-from penstock.model.nodes import Gpu, NodeSpec
-from penstock.model.settings import PlacerSettings
-from penstock.model.types import Estimate, JobSpec, ResourceVector, RetryPolicy
-from penstock.policies.assignment import Plan, assign
-from penstock.policies.base import Policy
-from penstock.policies.chance import LazyRng
-from penstock.policies.profiles import profile_for
+from penstock.cluster.assignment import Plan, assign
+from penstock.cluster.chance import LazyRng
+from penstock.ledger.fold.evolve import begin, evolve
+from penstock.ledger.state.job.job_state import JobState
+from penstock.ledger.state.state import CellState
+from penstock.model.decisions import ledger_events
+from penstock.model.inputs import external_events
+from penstock.model.inputs.estimates import JobEstimated
+from penstock.model.nouns.nodes import Gpu, NodeSpec
+from penstock.model.nouns.settings import PlacerSettings
+from penstock.model.nouns.types import Estimate, JobSpec, ResourceVector, RetryPolicy
+from penstock.model.schema.event import Event
+from penstock.scheduling.profiles import profile_for
+from penstock.scheduling.stages.protocols import Policy
 
 STEP_MS = 10  # between two records
 

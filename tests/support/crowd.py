@@ -1,8 +1,8 @@
 """Shares of cores, recounted from the whole state."""
 
-from penstock.ledger.job_state import JobState
-from penstock.ledger.state import CellState
-from penstock.model.transitions import TaskStatus
+from penstock.ledger.state.job.job_state import JobState
+from penstock.ledger.state.state import CellState
+from penstock.model.nouns.transitions import TaskStatus
 
 
 def share_of(state: CellState, job: JobState) -> float:

@@ -7,17 +7,23 @@ must be sound and agree.
 from collections.abc import Sequence
 from typing import Any
 
-from penstock.ledger.check import check
-from penstock.ledger.job_state import JobState
-from penstock.ledger.replica import Replica
-from penstock.model.estimates import Bounds, EtaEstimated, JobEstimated
-from penstock.model.event import Event
-from penstock.model.external_events import JobSubmitted, NodeJoined, RunningTask, TaskExited, TaskStarted
-from penstock.model.ledger_events import PlacementExplanation, TermStarted, TimerFired
-from penstock.model.nodes import Gpu, NodeSpec
-from penstock.model.orders import Order, StartTask
-from penstock.model.settings import PlacerSettings
-from penstock.model.types import Estimate, JobSpec, ResourceRequest, ResourceVector, RetryPolicy
+from penstock.ledger.check.check import check
+from penstock.ledger.replica.replica import Replica
+from penstock.ledger.state.job.job_state import JobState
+from penstock.model.decisions.ledger_events import PlacementExplanation, TermStarted, TimerFired
+from penstock.model.decisions.orders import Order, StartTask
+from penstock.model.inputs.estimates import Bounds, EtaEstimated, JobEstimated
+from penstock.model.inputs.external_events import (
+    JobSubmitted,
+    NodeJoined,
+    RunningTask,
+    TaskExited,
+    TaskStarted,
+)
+from penstock.model.nouns.nodes import Gpu, NodeSpec
+from penstock.model.nouns.settings import PlacerSettings
+from penstock.model.nouns.types import Estimate, JobSpec, ResourceRequest, ResourceVector, RetryPolicy
+from penstock.model.schema.event import Event
 from penstock_services.node_reporter.core.environment import task_environment
 from penstock_services.placer.core.orders import outstanding
 from penstock_services.placer.core.recorder import Recorder

@@ -10,12 +10,12 @@ import msgspec
 import numpy as np
 from msgspec import Meta
 
-from penstock.ledger.state import CellState
-from penstock.model.codec import decode, encode
-from penstock.model.errors import EventError
-from penstock.model.event import Event, wire_type
-from penstock.model.external_events import JobSubmitted
-from penstock.model.types import Value
+from penstock.ledger.state.state import CellState
+from penstock.model.inputs.external_events import JobSubmitted
+from penstock.model.nouns.types import Value
+from penstock.model.schema.errors import EventError
+from penstock.model.schema.event import Event, wire_type
+from penstock.model.wire.codec import decode, encode
 
 UNBOUNDED = (1 << 53, 1 << 63, 1 << 64, 1 << 70)
 """For whole numbers without an upper bound: beyond what floats, and what 64 bits, hold."""

@@ -13,13 +13,13 @@ import msgspec
 
 from penstock.clock import wall_ms
 from penstock.log.port import Log, Message, Partition, Record
-from penstock.model.codec import encode
-from penstock.model.envelope import headers
-from penstock.model.event import Event
-from penstock.model.external_events import NodeJoined, OrderRefused, TaskExited, TaskStarted
-from penstock.model.nodes import NodeSpec
-from penstock.model.orders import StartTask, StopTask
-from penstock.model.topics import NODE_PARTITIONS, Topic
+from penstock.model.decisions.orders import StartTask, StopTask
+from penstock.model.inputs.external_events import NodeJoined, OrderRefused, TaskExited, TaskStarted
+from penstock.model.nouns.nodes import NodeSpec
+from penstock.model.schema.event import Event
+from penstock.model.schema.topics import NODE_PARTITIONS, Topic
+from penstock.model.wire.codec import encode
+from penstock.model.wire.envelope import headers
 
 START_TASK = f"{StartTask.TYPE}.v{StartTask.VERSION}".encode()
 STOP_TASK = f"{StopTask.TYPE}.v{StopTask.VERSION}".encode()

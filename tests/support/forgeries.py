@@ -7,14 +7,12 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from penstock.ledger.replica import Replica
-from penstock.ledger.snapshot import dump
-from penstock.ledger.state import CellState
+from penstock.ledger.replica.replica import Replica
+from penstock.ledger.replica.snapshot import dump
+from penstock.ledger.state.state import CellState
 from penstock.log.port import Log, Message, Partition, Record
-from penstock.model.envelope import SIGNATURE, Envelope, Headers, from_wire, signed_bytes, to_wire
-from penstock.model.estimates import JobEstimated
-from penstock.model.event import Event
-from penstock.model.external_events import (
+from penstock.model.inputs.estimates import JobEstimated
+from penstock.model.inputs.external_events import (
     CheckpointFetched,
     DeadLettered,
     GpuFaulted,
@@ -31,9 +29,11 @@ from penstock.model.external_events import (
     TaskPhaseChanged,
     TaskStarted,
 )
-from penstock.model.saves import SaveRefused
-from penstock.model.topics import Topic
-from penstock.runtime.node_keys import NodeKeys, operators_code
+from penstock.model.inputs.saves import SaveRefused
+from penstock.model.schema.event import Event
+from penstock.model.schema.topics import Topic
+from penstock.model.wire.envelope import SIGNATURE, Envelope, Headers, from_wire, signed_bytes, to_wire
+from penstock.runtime.keys.node_keys import NodeKeys, operators_code
 from penstock.runtime.settings import Settings
 from penstock_services.placer.shell.service import run as run_placer
 from tests.support.driver import estimate, job_spec, node_spec

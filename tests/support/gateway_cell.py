@@ -15,8 +15,8 @@ from penstock.errors import LogError
 from penstock.log.embedded import EmbeddedLog
 from penstock.log.over import LogOver
 from penstock.log.port import Log, Message, Partition, Reader, Record
-from penstock.model.envelope import Envelope, from_wire
-from penstock.model.topics import CELL_TOPICS, Topic
+from penstock.model.schema.topics import CELL_TOPICS, Topic
+from penstock.model.wire.envelope import Envelope, from_wire
 from penstock.runtime.settings import Settings
 from penstock.tls import client_context
 from penstock_services.gateway.shell import checkpoints, cores, holds, moves, operators

@@ -4,14 +4,14 @@ from collections.abc import Callable
 
 from msgspec.structs import replace
 
-from penstock.model.adjustments import Enforcement, TaskAdjusted
-from penstock.model.event import Event
-from penstock.model.external_events import TelemetrySampled
-from penstock.model.nodes import BandwidthCap, Isolation, NodeSpec
-from penstock.model.orders import SetBandwidth, SetCores
+from penstock.model.decisions.adjustments import Enforcement, TaskAdjusted
+from penstock.model.decisions.orders import SetBandwidth, SetCores
+from penstock.model.inputs.external_events import TelemetrySampled
+from penstock.model.nouns.nodes import BandwidthCap, Isolation, NodeSpec
+from penstock.model.nouns.settings import Contention, PlacerSettings
 from penstock.model.proposals import CoresProposed, ThrottleProposed
-from penstock.model.settings import Contention, PlacerSettings
-from penstock.policies.telemetry_windows import WINDOW_MS, NodeWindow, merged, window_of
+from penstock.model.schema.event import Event
+from penstock.scheduling.acting.telemetry_windows import WINDOW_MS, NodeWindow, merged, window_of
 from penstock_services.contention_guard.core.guard import ContentionGuard
 from penstock_services.placer.core.step import Step
 from tests.support.driver import CellDriver, estimate, node_spec

@@ -7,23 +7,23 @@ from collections.abc import Iterable
 
 import numpy as np
 
-from penstock.ledger.replica import Replica
+from penstock.ledger.replica.replica import Replica
 from penstock.log.port import Log, Message, Partition
-from penstock.model.estimates import JobEstimated
-from penstock.model.event import Event
-from penstock.model.external_events import (
+from penstock.model.decisions.ledger_events import TermStarted, TimerFired
+from penstock.model.inputs.estimates import JobEstimated
+from penstock.model.inputs.external_events import (
     JobCancelRequested,
     JobSubmitted,
     NodeJoined,
     TaskExited,
     TaskStarted,
 )
-from penstock.model.ledger_events import TermStarted, TimerFired
-from penstock.model.nodes import Gpu, LogServer, NodeSpec
-from penstock.model.settings import PlacerSettings
-from penstock.model.topics import Topic
-from penstock.model.transitions import JobStatus
-from penstock.model.types import Estimate, JobSpec, ResourceVector, RetryPolicy
+from penstock.model.nouns.nodes import Gpu, LogServer, NodeSpec
+from penstock.model.nouns.settings import PlacerSettings
+from penstock.model.nouns.transitions import JobStatus
+from penstock.model.nouns.types import Estimate, JobSpec, ResourceVector, RetryPolicy
+from penstock.model.schema.event import Event
+from penstock.model.schema.topics import Topic
 from penstock_services.placer.core.recorder import Recorder
 
 STORY_RECORDS, STORY_CHARS = 25, 300

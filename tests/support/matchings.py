@@ -6,7 +6,7 @@ import numpy as np
 import rustworkx
 from numpy.typing import NDArray
 
-from penstock.policies.matching_chains import Pairs
+from penstock_papers.muri.matching_chains import Pairs
 
 ENOUGH = 0.999
 ENOUGH_OF_FEW = 0.998  # of some hundreds that all differ; one pair of them weighs that much

@@ -13,14 +13,14 @@ from weakref import WeakSet
 import psutil
 
 from penstock.log.port import Log, Message, Partition
-from penstock.model.envelope import Envelope, from_wire, to_wire
-from penstock.model.event import Event
-from penstock.model.external_events import NodeJoined, TelemetrySampled
-from penstock.model.orders import Order, Peer, StartTask, StopTask
-from penstock.model.topics import NODE_PARTITIONS, Topic, node_partition
-from penstock.model.types import TaskPlacement
+from penstock.model.decisions.orders import Order, Peer, StartTask, StopTask
+from penstock.model.inputs.external_events import NodeJoined, TelemetrySampled
+from penstock.model.nouns.types import TaskPlacement
+from penstock.model.schema.event import Event
+from penstock.model.schema.topics import NODE_PARTITIONS, Topic, node_partition
+from penstock.model.wire.envelope import Envelope, from_wire, to_wire
+from penstock.runtime.files.task_logs import log_path
 from penstock.runtime.settings import Settings
-from penstock.runtime.task_logs import log_path
 from penstock.runtime.this_machine import boot_id
 from penstock_services.node_reporter.options import Options
 from penstock_services.node_reporter.shell.run import runner

@@ -12,7 +12,7 @@ import pytest_asyncio
 
 from penstock.log.embedded import EmbeddedLog
 from penstock.log.port import Log, Partition
-from penstock.model.topics import Topic
+from penstock.model.schema.topics import Topic
 from penstock.runtime.settings import Settings
 from penstock_services.projector.shell import service
 from penstock_services.projector.shell.rebuild import verify

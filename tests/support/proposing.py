@@ -5,10 +5,10 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from typing import Protocol, TypeVar
 
-from penstock.ledger.replica import Replica
+from penstock.ledger.replica.replica import Replica
 from penstock.log.port import Log, Message, Partition
-from penstock.model.settings import PlacerSettings
-from penstock.model.topics import Topic
+from penstock.model.nouns.settings import PlacerSettings
+from penstock.model.schema.topics import Topic
 from penstock.runtime.settings import Settings
 from penstock.runtime.tracing.tracer import Tracing
 from tests.support.driver import CellDriver

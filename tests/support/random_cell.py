@@ -7,11 +7,11 @@ from typing import TypeVar
 import numpy as np
 
 from infra.codegen.examples import EXAMPLES
-from penstock.ledger.job_state import JobState
-from penstock.ledger.snapshot import dump, load
-from penstock.model.estimates import EtaEstimated, JobEstimated
-from penstock.model.event import Event
-from penstock.model.external_events import (
+from penstock.ledger.replica.snapshot import dump, load
+from penstock.ledger.state.job.job_state import JobState
+from penstock.model.decisions.ledger_events import TermStarted, TimerFired
+from penstock.model.inputs.estimates import EtaEstimated, JobEstimated
+from penstock.model.inputs.external_events import (
     GpuFaulted,
     JobCancelRequested,
     JobHoldRequested,
@@ -27,13 +27,13 @@ from penstock.model.external_events import (
     TaskStarted,
     WorkProgressed,
 )
-from penstock.model.ledger_events import TermStarted, TimerFired
-from penstock.model.nodes import NodeSpec
-from penstock.model.settings import MAX_OVERTAKES, Coda, PlacerSettings, Stage
-from penstock.model.topics import INPUT_TOPICS
-from penstock.model.transitions import TaskStatus
-from penstock.model.types import MAX_MS, Estimate, JobSpec, ResourceRequest, ResourceVector, ShapeOption
-from penstock.policies.liveness import Undelaying, stalled
+from penstock.model.nouns.nodes import NodeSpec
+from penstock.model.nouns.settings import MAX_OVERTAKES, Coda, PlacerSettings, Stage
+from penstock.model.nouns.transitions import TaskStatus
+from penstock.model.nouns.types import MAX_MS, Estimate, JobSpec, ResourceRequest, ResourceVector, ShapeOption
+from penstock.model.schema.event import Event
+from penstock.model.schema.topics import INPUT_TOPICS
+from penstock.scheduling.liveness import Undelaying, stalled
 from penstock_services.placer.core.recorder import Recorder
 from penstock_services.placer.core.step import PlacerCore, Step
 from tests.support.driver import node_spec

@@ -1,13 +1,13 @@
 """The fold of each service that reads the ledger, without its process."""
 
-from penstock.ledger.evolve import evolve
-from penstock.ledger.record import RawRecord
-from penstock.ledger.replica import Replica
-from penstock.ledger.snapshot import dump, load
-from penstock.ledger.state import CellState
-from penstock.model.amendments import LedgerAmended
-from penstock.model.event import Event
-from penstock.model.topics import Topic
+from penstock.ledger.fold.evolve import evolve
+from penstock.ledger.record.record import RawRecord
+from penstock.ledger.replica.replica import Replica
+from penstock.ledger.replica.snapshot import dump, load
+from penstock.ledger.state.state import CellState
+from penstock.model.inputs.amendments import LedgerAmended
+from penstock.model.schema.event import Event
+from penstock.model.schema.topics import Topic
 from penstock_services.batcher.core.batcher import Batcher
 from penstock_services.contention_guard.core.guard import ContentionGuard
 from penstock_services.estimator.core.state import State

@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from infra.devservers.build_cache import REPOSITORY
 from penstock import __version__
-from penstock.ledger.evolve import FOLD_VERSION
+from penstock.ledger.fold.evolve import FOLD_VERSION
 
 PARTS = ("libs", "services")
 NEXT = "99.0.0"
@@ -69,7 +69,7 @@ NEW_ROWS = f"""from penstock.model import estimates, external_events, ledger_eve
 NEXT_VERSION = (
     Change("libs/penstock/__init__.py", f'"{__version__}"', f'"{NEXT}"'),
     Change(
-        "libs/penstock/ledger/evolve.py",
+        "libs/penstock/ledger/fold/evolve.py",
         f"FOLD_VERSION = {FOLD_VERSION}",
         f"FOLD_VERSION = {FOLD_VERSION + 1}",
     ),
@@ -96,7 +96,7 @@ NEXT_VERSION = (
     Change(
         f"{NODE}/shell/node.py",
         "        joined = joining(self.state",
-        "        from penstock.model.external_events import NodeGreeted\n\n"
+        "        from penstock.model.inputs.external_events import NodeGreeted\n\n"
         '        greeted = self._envelope(f"greeted-{number}", NodeGreeted(node_id=self.spec.node_id))\n'
         "        self.feed([greeted], durable=True)\n"
         "        joined = joining(self.state",

@@ -5,13 +5,13 @@ from contextlib import contextmanager
 from typing import Any
 from unittest import mock
 
-from penstock.ledger.state import CellState
+from penstock.ledger.state.state import CellState
+from penstock.model.nouns.settings import PlacerSettings
 from penstock.model.proposals import ProposedJob, ProposedUnit
-from penstock.model.settings import PlacerSettings
-from penstock.policies import profiles
-from penstock.policies.base import Profile
-from penstock.policies.baselines import FirstFit
-from penstock.policies.regroup import Answer, GroupPlan, PlannedGroup, Question
+from penstock.scheduling import profiles
+from penstock.scheduling.stages.protocols import Profile
+from penstock.scheduling.stages.regroup import Answer, GroupPlan, PlannedGroup, Question
+from penstock_papers.baselines.baselines import FirstFit
 
 Asked = tuple[tuple[str, int], ...]
 """(job, its tasks) of who waits."""

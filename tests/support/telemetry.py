@@ -5,9 +5,9 @@ from collections.abc import Iterable, Iterator
 import numpy as np
 
 from penstock.log.port import Headers, Message, Partition
-from penstock.model.envelope import Envelope, to_wire
-from penstock.model.external_events import TelemetrySampled
-from penstock.model.topics import Topic, node_partition
+from penstock.model.inputs.external_events import TelemetrySampled
+from penstock.model.schema.topics import Topic, node_partition
+from penstock.model.wire.envelope import Envelope, to_wire
 
 
 def sample(node_id: str = "n1", task_id: str | None = "a.1.w0", **values: float) -> TelemetrySampled:

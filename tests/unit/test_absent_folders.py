@@ -6,9 +6,9 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from penstock.ledger.node_state import NodeState
-from penstock.model.transitions import NodeStatus
-from penstock.model.types import Environment, JobSpec
+from penstock.ledger.state.node.node_state import NodeState
+from penstock.model.nouns.transitions import NodeStatus
+from penstock.model.nouns.types import Environment, JobSpec
 from penstock.runtime.this_machine import boot_id, machine_id
 from penstock_services.gateway.shell import absent_folders as module
 from penstock_services.gateway.shell.absent_folders import MAX_LOOKS, absent_folders

@@ -5,16 +5,16 @@ from typing import Any
 import msgspec
 import pytest
 
-from penstock.ledger.evolve import evolve
-from penstock.ledger.snapshot import dump, load
-from penstock.model.adjustments import BandwidthDecided, CoresDecided, TaskAdjusted
-from penstock.model.external_events import JobCancelRequested, NodeSuspected, TaskStarted
-from penstock.model.ledger_events import LedgerAccepted, ProposalAnswered
-from penstock.model.nodes import Isolation
-from penstock.model.orders import SetBandwidth, SetCores, StartTask, StopTask
+from penstock.ledger.fold.evolve import evolve
+from penstock.ledger.replica.snapshot import dump, load
+from penstock.model.decisions.adjustments import BandwidthDecided, CoresDecided, TaskAdjusted
+from penstock.model.decisions.ledger_events import LedgerAccepted, ProposalAnswered
+from penstock.model.decisions.orders import SetBandwidth, SetCores, StartTask, StopTask
+from penstock.model.inputs.external_events import JobCancelRequested, NodeSuspected, TaskStarted
+from penstock.model.nouns.nodes import Isolation
+from penstock.model.nouns.token import token_of
+from penstock.model.nouns.transitions import JobStatus
 from penstock.model.proposals import CoresProposed, ThrottleProposed
-from penstock.model.token import token_of
-from penstock.model.transitions import JobStatus
 from penstock_services.placer.core.orders import orders_of, outstanding
 from tests.support.driver import CellDriver, estimate, job_spec, kinds, node_spec
 

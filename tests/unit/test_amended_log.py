@@ -6,21 +6,21 @@ from pathlib import Path
 
 import pytest
 
-from penstock.ledger.amendment import propose
-from penstock.ledger.record import Amended, Draft, Head, record_id, write
-from penstock.ledger.replica import Replica
+from penstock.ledger.record.amendment import propose
+from penstock.ledger.record.record import Amended, Draft, Head, record_id, write
+from penstock.ledger.replica.replica import Replica
 from penstock.log.archive import Archive, Writer
 from penstock.log.archived import ArchivedLog
 from penstock.log.port import Message, Partition
-from penstock.model.amendments import AmendedFact, LedgerAmended
-from penstock.model.envelope import Envelope, signed_bytes, to_wire
-from penstock.model.event import Event
-from penstock.model.ledger_events import TermStarted, TimerSet, TimerSubject
-from penstock.model.settings import PlacerSettings
-from penstock.model.topics import Topic
-from penstock.model.types import MAX_MS
-from penstock.runtime.amended_log import AmendedLog, Repairs, Signer
-from penstock.runtime.node_keys import operators_code
+from penstock.model.decisions.ledger_events import TermStarted, TimerSet, TimerSubject
+from penstock.model.inputs.amendments import AmendedFact, LedgerAmended
+from penstock.model.nouns.settings import PlacerSettings
+from penstock.model.nouns.types import MAX_MS
+from penstock.model.schema.event import Event
+from penstock.model.schema.topics import Topic
+from penstock.model.wire.envelope import Envelope, signed_bytes, to_wire
+from penstock.runtime.following.amended_log import AmendedLog, Repairs, Signer
+from penstock.runtime.keys.node_keys import operators_code
 from tests.support.forgeries import GATEWAYS
 from tests.support.memory_log import MemoryBroker, MemoryLog
 from tests.support.virtual_time import run_virtually

@@ -7,9 +7,9 @@ from typing import Any
 import msgspec
 import pytest
 
-from penstock.ledger.amendment import NotAmendable, amend, digest, place_as_written, propose
-from penstock.ledger.evolve import evolve
-from penstock.ledger.record import (
+from penstock.ledger.fold.evolve import evolve
+from penstock.ledger.record.amendment import NotAmendable, amend, digest, place_as_written, propose
+from penstock.ledger.record.record import (
     Amended,
     Draft,
     Head,
@@ -20,15 +20,15 @@ from penstock.ledger.record import (
     record_id,
     write,
 )
-from penstock.ledger.replica import Replica
-from penstock.ledger.snapshot import dump
-from penstock.model.amendments import AmendedFact, LedgerAmended
-from penstock.model.event import Event
-from penstock.model.ledger_events import JobEnded, TermStarted, TimerSet, TimerSubject
-from penstock.model.plans import PlanAdopted, PlanUnit
-from penstock.model.settings import PlacerSettings
-from penstock.model.topics import Topic
-from penstock.model.types import MAX_MS
+from penstock.ledger.replica.replica import Replica
+from penstock.ledger.replica.snapshot import dump
+from penstock.model.decisions.ledger_events import JobEnded, TermStarted, TimerSet, TimerSubject
+from penstock.model.decisions.plans import PlanAdopted, PlanUnit
+from penstock.model.inputs.amendments import AmendedFact, LedgerAmended
+from penstock.model.nouns.settings import PlacerSettings
+from penstock.model.nouns.types import MAX_MS
+from penstock.model.schema.event import Event
+from penstock.model.schema.topics import Topic
 from penstock_services.estimator.core.state import State
 from penstock_services.projector.core.projection import Projection
 from tests.support.driver import CellDriver, node_spec

@@ -4,14 +4,14 @@ from typing import Any
 
 import pytest
 
-from penstock.ledger.snapshot import dump, load
-from penstock.model.external_events import JobCancelRequested
-from penstock.model.ledger_events import PlacementDecided
-from penstock.model.plans import BatchWindowClosed, BatchWindowOpened
+from penstock.cluster.reasons import Reason
+from penstock.ledger.replica.snapshot import dump, load
+from penstock.model.decisions.ledger_events import PlacementDecided
+from penstock.model.decisions.plans import BatchWindowClosed, BatchWindowOpened
+from penstock.model.inputs.external_events import JobCancelRequested
+from penstock.model.nouns.settings import PlacerSettings
 from penstock.model.proposals import PlanProposed, ProposedJob, ProposedUnit
-from penstock.model.settings import PlacerSettings
-from penstock.policies.explain import explain
-from penstock.policies.reasons import Reason
+from penstock.why.explain import explain
 from penstock_services.placer.core.step import Step
 from tests.support.driver import CellDriver, estimate, job_spec, kinds, node_spec
 

@@ -6,18 +6,18 @@ from typing import Any
 import msgspec
 import pytest
 
-from penstock.model.codec import encode
-from penstock.model.estimates import StagesProfiled
-from penstock.model.event import Event
-from penstock.model.external_events import JobCancelRequested, NodeCordoned
-from penstock.model.ledger_events import (
+from penstock.model.decisions.ledger_events import (
     MAX_RANKS,
     JobRank,
     PlacementDecided,
     ProposalAnswered,
     TermStarted,
 )
-from penstock.model.plans import MAX_PROPOSED_UNITS, MAX_UNITS
+from penstock.model.decisions.plans import MAX_PROPOSED_UNITS, MAX_UNITS
+from penstock.model.inputs.estimates import StagesProfiled
+from penstock.model.inputs.external_events import JobCancelRequested, NodeCordoned
+from penstock.model.nouns.settings import PlacerSettings
+from penstock.model.nouns.types import MAX_GANG_TASKS, MAX_TEXT
 from penstock.model.proposals import (
     ANSWER_WITHIN_MS,
     MAX_PLANNED_STOPS,
@@ -25,10 +25,10 @@ from penstock.model.proposals import (
     ProposedJob,
     ProposedUnit,
 )
-from penstock.model.settings import PlacerSettings
-from penstock.model.topics import MAX_PLAN_BYTES
-from penstock.model.types import MAX_GANG_TASKS, MAX_TEXT
-from penstock.policies.interleave import LIMITS_GPU_S
+from penstock.model.schema.event import Event
+from penstock.model.schema.topics import MAX_PLAN_BYTES
+from penstock.model.wire.codec import encode
+from penstock.scheduling.groups.interleave import LIMITS_GPU_S
 from penstock_services.batcher.core.batcher import LONGEST_RETRY_MS, RETRY_MS, VALID_MS, Batcher, Work, solve
 from penstock_services.batcher.core.proposal import Planned, proposal_of
 from penstock_services.placer.core.step import Step

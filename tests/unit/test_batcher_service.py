@@ -9,11 +9,11 @@ import msgspec
 import pytest
 
 from penstock.errors import LogError
-from penstock.ledger.replica import Replica
+from penstock.ledger.replica.replica import Replica
 from penstock.log.port import Message, Partition
 from penstock.log.topic_settings import topic_partitions
-from penstock.model.topics import Topic
-from penstock.runtime.ledger_follower import MAX_VOIDS
+from penstock.model.schema.topics import Topic
+from penstock.runtime.following.ledger_follower import MAX_VOIDS
 from penstock.runtime.settings import Settings
 from penstock.runtime.tracing.tracer import Tracing
 from penstock_services.batcher.core.batcher import Work, solve

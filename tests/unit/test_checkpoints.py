@@ -6,9 +6,10 @@ import pytest
 from msgspec.structs import replace
 
 from penstock.ledger import views
-from penstock.ledger.snapshot import dump, load
-from penstock.model.adjustments import CheckpointDecided
-from penstock.model.external_events import (
+from penstock.ledger.replica.snapshot import dump, load
+from penstock.model.decisions.adjustments import CheckpointDecided
+from penstock.model.decisions.orders import CheckpointSource, CheckpointTask, HandOverCheckpoint, StartTask
+from penstock.model.inputs.external_events import (
     CheckpointFetched,
     JobCancelRequested,
     JobCheckpointRequested,
@@ -16,9 +17,8 @@ from penstock.model.external_events import (
     NodeLeft,
     TaskCheckpointed,
 )
-from penstock.model.nodes import LogServer
-from penstock.model.orders import CheckpointSource, CheckpointTask, HandOverCheckpoint, StartTask
-from penstock.model.saves import SaveRefused
+from penstock.model.inputs.saves import SaveRefused
+from penstock.model.nouns.nodes import LogServer
 from penstock_services.placer.core.orders import orders_of, start_orders
 from tests.support.driver import CellDriver, estimate, job_spec, kinds, node_spec
 

@@ -22,9 +22,9 @@ from penstock.cli.session import Session
 from penstock.client import Client
 from penstock.commandline import Entry
 from penstock.exits import MEANING, OF_JOB, Exit, of_job
-from penstock.model import external_events, ledger_events, proposals  # noqa: F401 - fill the registry
-from penstock.model.event import REGISTRY
-from penstock.model.transitions import TERMINAL
+from penstock.model import proposals  # noqa: F401 - fill the registry
+from penstock.model.nouns.transitions import TERMINAL
+from penstock.model.schema.event import REGISTRY
 from tests.support.command_line import penstock
 from tests.support.command_process import PENSTOCK, ROOT, run
 

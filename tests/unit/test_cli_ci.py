@@ -17,7 +17,7 @@ from penstock.cli.signals import exit_code, terminable
 from penstock.cli.submit import Submission
 from penstock.client import Client, NotPermitted
 from penstock.exits import Exit
-from penstock.model.types import JobSpec
+from penstock.model.nouns.types import JobSpec
 from penstock.screen import console, plain_table
 from tests.support.command_process import PENSTOCK
 

@@ -7,7 +7,7 @@ import pytest
 from penstock.cli.doctor import _isolation
 from penstock.cli.event_text import adjustment
 from penstock.cli.tables import isolation, measures
-from penstock.model.nodes import BandwidthCap
+from penstock.model.nouns.nodes import BandwidthCap
 
 STRONG = {
     "exits": "pid_namespace",

@@ -6,8 +6,8 @@ import pytest
 
 from penstock.cli.jobspec import build, default_name, pairs, read_job_file
 from penstock.exits import Stop
-from penstock.model.types import Environment, JobSpec
-from penstock.model.validation import checked_json
+from penstock.model.nouns.types import Environment, JobSpec
+from penstock.model.schema.validation import checked_json
 from tests.support.command_line import penstock
 from tests.support.command_process import ROOT, run
 

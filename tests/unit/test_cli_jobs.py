@@ -4,9 +4,9 @@ from rich.console import Console
 
 from penstock.cli.tables import jobs_table
 from penstock.ledger.views import job_row
+from penstock.model.nouns.settings import Contention, PlacerSettings
 from penstock.model.proposals import CoresProposed
-from penstock.model.settings import Contention, PlacerSettings
-from penstock.policies.guard import PROPOSER
+from penstock.scheduling.acting.guard import PROPOSER
 from tests.support.driver import CellDriver, estimate, node_spec
 
 WIDTH = 100

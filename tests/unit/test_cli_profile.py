@@ -4,7 +4,7 @@ import pytest
 
 from penstock.cli.profile import _asked
 from penstock.exits import Stop
-from penstock.model.types import JobSpec, ResourceVector
+from penstock.model.nouns.types import JobSpec, ResourceVector
 from tests.support.command_process import run
 
 GIVEN = ("--workers", "1", "--batches", "16")

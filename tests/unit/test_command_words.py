@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from penstock.model.types import JobSpec
+from penstock.model.nouns.types import JobSpec
 from penstock.sdk.command_words import script_command, slips
 from penstock.sdk.job_warnings import warnings_of
 from penstock.sdk.jobfile import BadJob, parse_job

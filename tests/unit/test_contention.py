@@ -7,13 +7,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from penstock.ledger.evolve import evolve
-from penstock.model.adjustments import MAX_CORE_CHANGES, MAX_THROTTLES
-from penstock.model.ledger_events import LedgerAccepted
-from penstock.model.nodes import BandwidthCap
+from penstock.ledger.fold.evolve import evolve
+from penstock.model.decisions.adjustments import MAX_CORE_CHANGES, MAX_THROTTLES
+from penstock.model.decisions.ledger_events import LedgerAccepted
+from penstock.model.nouns.nodes import BandwidthCap
+from penstock.model.nouns.settings import Contention
 from penstock.model.proposals import CoresProposed, ThrottleProposed
-from penstock.model.settings import Contention
-from penstock.policies.eliminator import CAPS, RELEASE_MS, calm_after_ms, left
+from penstock.scheduling.acting.eliminator import CAPS, RELEASE_MS, calm_after_ms, left
 from penstock_services.contention_guard.core.guard import ContentionGuard
 from tests.support.guarded_cell import GuardedCell, node
 
@@ -388,7 +388,7 @@ def test_under_a_profile_without_a_guard_nothing_is_done() -> None:
 
 
 STEPS_OF_DAYS_MS = 10_000_000_000
-"""Steps of up to eleven days are sampled: so long a speed may take to settle (`penstock.policies.settling`)."""
+"""Steps of up to eleven days are sampled: so long a speed may take to settle (`penstock.scheduling.acting.settling`)."""
 SAMPLES = st.lists(
     st.tuples(
         st.sampled_from(["a.1.w0", "b.1.w0", "hog.1.w0", "ghost.1.w0", None]),

@@ -8,8 +8,8 @@ from faust.types import TP
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from penstock.policies.telemetry_windows import CAME_BACK_MS, HELD_WINDOWS, WINDOW_MS, NodeWindow
-from penstock.runtime.telemetry import Sampled
+from penstock.runtime.following.telemetry import Sampled
+from penstock.scheduling.acting.telemetry_windows import CAME_BACK_MS, HELD_WINDOWS, WINDOW_MS, NodeWindow
 from penstock_services.contention_guard.shell.faust_table import Transport, _Places
 from penstock_services.contention_guard.shell.windows import Held
 from tests.support.telemetry import sample

@@ -8,19 +8,19 @@ from contextlib import AbstractAsyncContextManager
 import pytest
 
 from penstock.errors import LogError
-from penstock.ledger.state import CellState
+from penstock.ledger.state.state import CellState
 from penstock.log.port import Message, Partition
 from penstock.log.topic_settings import topic_partitions
-from penstock.model.adjustments import TaskAdjusted
-from penstock.model.envelope import Envelope, from_wire, to_wire
-from penstock.model.external_events import TelemetrySampled
-from penstock.model.ledger_events import TermStarted
+from penstock.model.decisions.adjustments import TaskAdjusted
+from penstock.model.decisions.ledger_events import TermStarted
+from penstock.model.inputs.external_events import TelemetrySampled
+from penstock.model.nouns.settings import Contention, PlacerSettings
 from penstock.model.proposals import CoresProposed, ThrottleProposed
-from penstock.model.settings import Contention, PlacerSettings
-from penstock.model.topics import Topic, node_partition
-from penstock.policies import settling
-from penstock.policies.telemetry_windows import NodeWindow
-from penstock.runtime.proposing import AFTER_BUG_S
+from penstock.model.schema.topics import Topic, node_partition
+from penstock.model.wire.envelope import Envelope, from_wire, to_wire
+from penstock.runtime.following.proposing import AFTER_BUG_S
+from penstock.scheduling.acting import settling
+from penstock.scheduling.acting.telemetry_windows import NodeWindow
 from penstock_services.contention_guard.core.guard import ContentionGuard
 from penstock_services.contention_guard.core.searches import Search
 from penstock_services.contention_guard.shell import service

@@ -4,11 +4,11 @@ from collections.abc import Sequence
 
 import pytest
 
-from penstock.model.nodes import BandwidthCap
+from penstock.model.nouns.nodes import BandwidthCap
+from penstock.model.nouns.settings import Contention
 from penstock.model.proposals import CoresProposed, ThrottleProposed
-from penstock.model.settings import Contention
-from penstock.policies.eliminator import CAPS, RELEASE_MS, calm_after_ms
-from penstock.policies.telemetry_windows import CAME_BACK_MS, WINDOW_MS
+from penstock.scheduling.acting.eliminator import CAPS, RELEASE_MS, calm_after_ms
+from penstock.scheduling.acting.telemetry_windows import CAME_BACK_MS, WINDOW_MS
 from penstock_services.contention_guard.core.searches import Search
 from tests.support.guarded_cell import GuardedCell, node
 

@@ -7,7 +7,7 @@ from penstock.backup.manifest import CopiedPartition, digest_of
 from penstock.backup.partitions import copy_back
 from penstock.log.archive import INDEX, Archive, Writer
 from penstock.log.port import Partition, Record
-from penstock.model.topics import Topic
+from penstock.model.schema.topics import Topic
 from tests.support.memory_log import MemoryBroker, MemoryLog
 
 JOBS = Partition(Topic.JOBS, 0)

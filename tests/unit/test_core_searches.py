@@ -6,21 +6,21 @@ from typing import Any, Literal, get_args
 import pytest
 from msgspec.structs import replace
 
-from penstock.ledger.evolve import evolve
-from penstock.model.adjustments import (
+from penstock.ledger.fold.evolve import evolve
+from penstock.model.decisions.adjustments import (
     MAX_CORE_CHANGES,
     MAX_CORE_PROBES,
     AdjustmentCause,
     CoresDecided,
     TaskAdjusted,
 )
-from penstock.model.external_events import JobCancelRequested
-from penstock.model.ledger_events import LedgerAccepted
-from penstock.model.orders import SetCores
+from penstock.model.decisions.ledger_events import LedgerAccepted
+from penstock.model.decisions.orders import SetCores
+from penstock.model.inputs.external_events import JobCancelRequested
+from penstock.model.nouns.settings import Contention
+from penstock.model.nouns.types import ResourceRequest
 from penstock.model.proposals import CoresProposed, PlanProposed, ProposedJob, ProposedUnit, ThrottleProposed
-from penstock.model.settings import Contention
-from penstock.model.types import ResourceRequest
-from penstock.policies.settling import MAX_REPORTS, QUIET_MS
+from penstock.scheduling.acting.settling import MAX_REPORTS, QUIET_MS
 from penstock_services.contention_guard.core.guard import ContentionGuard
 from penstock_services.contention_guard.core.searches import MEASURES_MS
 from tests.support.driver import estimate, job_spec

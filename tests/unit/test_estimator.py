@@ -5,15 +5,22 @@ from typing import Any
 import msgspec
 import pytest
 
-from penstock.ledger.record import GENESIS, Draft, Head, write
-from penstock.ledger.replica import Replica
-from penstock.model.estimates import JobEstimated
-from penstock.model.event import Event
-from penstock.model.external_events import JobSubmitted, NodeJoined, TaskExited
-from penstock.model.ledger_events import JobEnded, JobRequeued, PlacementDecided, TermStarted
-from penstock.model.settings import PlacerSettings
-from penstock.model.topics import Topic
-from penstock.model.types import WHOLE_GPU, JobSpec, ResourceRequest, ResourceVector, TaskPlacement, Usage
+from penstock.ledger.record.record import GENESIS, Draft, Head, write
+from penstock.ledger.replica.replica import Replica
+from penstock.model.decisions.ledger_events import JobEnded, JobRequeued, PlacementDecided, TermStarted
+from penstock.model.inputs.estimates import JobEstimated
+from penstock.model.inputs.external_events import JobSubmitted, NodeJoined, TaskExited
+from penstock.model.nouns.settings import PlacerSettings
+from penstock.model.nouns.types import (
+    WHOLE_GPU,
+    JobSpec,
+    ResourceRequest,
+    ResourceVector,
+    TaskPlacement,
+    Usage,
+)
+from penstock.model.schema.event import Event
+from penstock.model.schema.topics import Topic
 from penstock_services.estimator.core import state as follow
 from penstock_services.estimator.core.from_snapshot import begin_at
 from penstock_services.estimator.core.limits import HISTORY_KEYS

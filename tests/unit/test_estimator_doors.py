@@ -8,12 +8,12 @@ import msgspec
 import pytest
 
 from penstock.log.port import Headers, Partition, Record
-from penstock.model.codec import as_written
-from penstock.model.envelope import from_wire
-from penstock.model.estimates import JobEstimated
-from penstock.model.external_events import JobSubmitted
-from penstock.model.topics import Topic
-from penstock.model.types import JobSpec, ResourceRequest
+from penstock.model.inputs.estimates import JobEstimated
+from penstock.model.inputs.external_events import JobSubmitted
+from penstock.model.nouns.types import JobSpec, ResourceRequest
+from penstock.model.schema.topics import Topic
+from penstock.model.wire.codec import as_written
+from penstock.model.wire.envelope import from_wire
 from penstock.runtime.settings import Settings
 from penstock.runtime.tracing.tracer import Tracing
 from penstock_services.estimator.core.state import State

@@ -3,7 +3,7 @@
 import random
 from fractions import Fraction
 
-from penstock.model.types import JobSpec
+from penstock.model.nouns.types import JobSpec
 from penstock_services.estimator.core.limits import (
     NEAREST_NETWORKS,
     NEAREST_NETWORKS_OF_ONE,

@@ -10,9 +10,9 @@ import msgspec
 import orjson
 import pytest
 
-from penstock.ledger.record import GENESIS, read_valid
-from penstock.model.external_events import TaskExited
-from penstock.model.types import Usage
+from penstock.ledger.record.record import GENESIS, read_valid
+from penstock.model.inputs.external_events import TaskExited
+from penstock.model.nouns.types import Usage
 from tests.support.command_line import penstock
 from tests.support.driver import CellDriver, estimate, node_spec
 from tests.unit.estimator.month import month as month_of

@@ -5,8 +5,8 @@ from functools import cache
 import numpy as np
 import pytest
 
-from penstock.model.nodes import NodeSpec
-from penstock.model.types import JobSpec, ResourceRequest
+from penstock.model.nouns.nodes import NodeSpec
+from penstock.model.nouns.types import JobSpec, ResourceRequest
 from penstock_services.estimator.core.model_lifecycle import Due, Trained
 from penstock_services.estimator.core.node_capacity import NodeCapacity
 from penstock_services.estimator.core.resource_model import model as learned

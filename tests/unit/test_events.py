@@ -15,15 +15,16 @@ from pydantic import ValidationError
 from infra.codegen.examples import EXAMPLES
 from infra.codegen.scenario import JOB, START_MS
 from infra.codegen.schemas import ROOT
-from penstock.ledger.record import Draft, Head, read, write
-from penstock.model import external_events, ledger_events
-from penstock.model.codec import decode, decode_fact, encode
-from penstock.model.envelope import Envelope, from_wire, rfc3339, to_wire, topic_of
-from penstock.model.errors import EventError, Invalid, TooBig, Undecodable, UnknownType, UnknownVersion
-from penstock.model.estimates import ModelTrained
-from penstock.model.event import REGISTRY, Event, event, wire_type
-from penstock.model.topics import MAX_EVENT_BYTES, NODE_PARTITIONS, Topic, node_partition
-from penstock.model.validation import checked, checked_json
+from penstock.ledger.record.record import Draft, Head, read, write
+from penstock.model.decisions import ledger_events
+from penstock.model.inputs import external_events
+from penstock.model.inputs.estimates import ModelTrained
+from penstock.model.schema.errors import EventError, Invalid, TooBig, Undecodable, UnknownType, UnknownVersion
+from penstock.model.schema.event import REGISTRY, Event, event, wire_type
+from penstock.model.schema.topics import MAX_EVENT_BYTES, NODE_PARTITIONS, Topic, node_partition
+from penstock.model.schema.validation import checked, checked_json
+from penstock.model.wire.codec import decode, decode_fact, encode
+from penstock.model.wire.envelope import Envelope, from_wire, rfc3339, to_wire, topic_of
 
 NAMES = sorted(REGISTRY)
 

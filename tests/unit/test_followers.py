@@ -4,16 +4,16 @@ from typing import Any
 
 import pytest
 
-from penstock.ledger.snapshot import dump, load
-from penstock.model.external_events import JobHoldRequested
-from penstock.model.followers import PIPELINE_GONE, FollowerChanged
-from penstock.model.ledger_events import JobEnded, StopDecided
-from penstock.model.topics import Topic
-from penstock.model.transitions import JobStatus
-from penstock.model.types import JobSpec
+from penstock.ledger.replica.snapshot import dump, load
+from penstock.model.decisions.ledger_events import JobEnded, StopDecided
+from penstock.model.inputs.external_events import JobHoldRequested
+from penstock.model.inputs.followers import PIPELINE_GONE, FollowerChanged
+from penstock.model.nouns.transitions import JobStatus
+from penstock.model.nouns.types import JobSpec
+from penstock.model.schema.topics import Topic
 from penstock_services.gateway.core.followers import APART_S, RETURNED_WITHIN_S, Followers
 from penstock_services.gateway.core.submission import spec_digest
-from penstock_services.placer.core.followers import FIRST_MS, LEAST_MS
+from penstock_services.placer.core.members.followers import FIRST_MS, LEAST_MS
 from penstock_services.placer.core.step import Step
 from tests.support.driver import CellDriver, job_spec, kinds, node_spec
 

@@ -2,10 +2,10 @@
 
 from msgspec.structs import replace
 
-from penstock.ledger.snapshot import dump
-from penstock.model.external_events import NodeCordoned
+from penstock.ledger.replica.snapshot import dump
+from penstock.model.inputs.external_events import NodeCordoned
 from penstock.model.proposals import MigrationProposed
-from penstock.policies.forecast import Holder, expected_start
+from penstock.why.forecast import Holder, expected_start
 from tests.support.driver import CellDriver, estimate, node_spec
 
 

@@ -4,12 +4,12 @@ byte."""
 import pytest
 from msgspec.structs import replace
 
-from penstock.ledger.snapshot import dump, load
-from penstock.model.estimates import JobEstimated
-from penstock.model.external_events import JobSubmitted, NodeCordoned, NodeJoined, NodeUncordoned
-from penstock.model.settings import PlacerSettings
-from penstock.model.types import ShapeOption
-from penstock.policies.profiles import PROFILES
+from penstock.ledger.replica.snapshot import dump, load
+from penstock.model.inputs.estimates import JobEstimated
+from penstock.model.inputs.external_events import JobSubmitted, NodeCordoned, NodeJoined, NodeUncordoned
+from penstock.model.nouns.settings import PlacerSettings
+from penstock.model.nouns.types import ShapeOption
+from penstock.scheduling.profiles import PROFILES
 from penstock_services.placer.core.recorder import Recorder
 from penstock_services.placer.core.step import PlacerCore
 from tests.support.driver import CellDriver, estimate, job_spec, node_spec

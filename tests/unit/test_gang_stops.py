@@ -7,11 +7,11 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from penstock.model.event import Event
-from penstock.model.external_events import JobCancelRequested, NodeLeft
-from penstock.model.ledger_events import StopDecided
-from penstock.model.orders import StopTask
-from penstock.model.saves import SaveRefused
+from penstock.model.decisions.ledger_events import StopDecided
+from penstock.model.decisions.orders import StopTask
+from penstock.model.inputs.external_events import JobCancelRequested, NodeLeft
+from penstock.model.inputs.saves import SaveRefused
+from penstock.model.schema.event import Event
 from penstock_services.node_reporter.core.actions import KillAt, Signal
 from penstock_services.node_reporter.core.inputs import Drain, Gone, Outcome
 from penstock_services.placer.core.orders import orders_of

@@ -6,11 +6,11 @@ from typing import Any
 
 import pytest
 
-from penstock.ledger.replica import Replica
-from penstock.model.estimates import JobEstimated
-from penstock.model.external_events import JobSubmitted
-from penstock.model.topics import Topic
-from penstock.model.types import JobSpec
+from penstock.ledger.replica.replica import Replica
+from penstock.model.inputs.estimates import JobEstimated
+from penstock.model.inputs.external_events import JobSubmitted
+from penstock.model.nouns.types import JobSpec
+from penstock.model.schema.topics import Topic
 from penstock_services.gateway.shell import alarms
 from penstock_services.gateway.shell.alarms import Alarms
 from penstock_services.gateway.shell.differences import Differences

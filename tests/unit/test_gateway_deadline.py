@@ -8,11 +8,11 @@ import pytest
 from msgspec.structs import replace
 
 from penstock.cli import deadlines
-from penstock.ledger.job_state import JobState
-from penstock.ledger.snapshot import dump
-from penstock.model.settings import PlacerSettings
-from penstock.model.types import Estimate, JobSpec, ResourceVector, ShapeOption
-from penstock.policies.forecast import expected_start, expected_starts
+from penstock.ledger.replica.snapshot import dump
+from penstock.ledger.state.job.job_state import JobState
+from penstock.model.nouns.settings import PlacerSettings
+from penstock.model.nouns.types import Estimate, JobSpec, ResourceVector, ShapeOption
+from penstock.why.forecast import expected_start, expected_starts
 from penstock_services.gateway.core.deadline import (
     NO_ESTIMATE,
     NO_INTERVAL,

@@ -8,9 +8,9 @@ import pytest
 
 from penstock.cli import eta
 from penstock.cli.output import duration
-from penstock.ledger.remaining import Remaining, remaining_of
-from penstock.model.estimates import Bounds, EtaEstimated
-from penstock.model.types import Estimate, ResourceVector
+from penstock.ledger.state.job.remaining import Remaining, remaining_of
+from penstock.model.inputs.estimates import Bounds, EtaEstimated
+from penstock.model.nouns.types import Estimate, ResourceVector
 from penstock_services.gateway.core.eta import (
     FIELDS,
     MAX_LEFT_MS,

@@ -2,9 +2,9 @@
 
 import pytest
 
-from penstock.model.envelope import Envelope
-from penstock.model.external_events import JobSubmitted
-from penstock.model.types import MAX_JOB_ID_CHARS, JobSpec
+from penstock.model.inputs.external_events import JobSubmitted
+from penstock.model.nouns.types import MAX_JOB_ID_CHARS, JobSpec
+from penstock.model.wire.envelope import Envelope
 from penstock.sdk.job_warnings import warnings_of
 from penstock.sdk.jobfile import parse_job
 from penstock_services.gateway.core.problems import Problem

@@ -3,13 +3,13 @@ run."""
 
 import pytest
 
-from penstock.model.allowed import Allowed
-from penstock.model.gpu_names import allows
-from penstock.model.settings import PlacerSettings
-from penstock.model.types import JobSpec, NodeChoice, ResourceRequest
-from penstock.policies.capacity import never_fits
-from penstock.policies.free_gpus import GpuKinds
-from penstock.policies.profiles import PROFILES
+from penstock.cluster.capacity import never_fits
+from penstock.cluster.free_gpus import GpuKinds
+from penstock.model.nouns.allowed import Allowed
+from penstock.model.nouns.gpu_names import allows
+from penstock.model.nouns.settings import PlacerSettings
+from penstock.model.nouns.types import JobSpec, NodeChoice, ResourceRequest
+from penstock.scheduling.profiles import PROFILES
 from penstock.sdk.jobfile import BadJob, parse_job
 from penstock_services.gateway.core.impossible import impossible
 from tests.support import builders as b

@@ -9,8 +9,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from penstock.cli.tables import gpu_names, short_uuid
-from penstock.ledger.snapshot import dump, load
-from penstock.model.external_events import (
+from penstock.ledger.replica.snapshot import dump, load
+from penstock.model.decisions.orders import AnswerJoin, StartTask
+from penstock.model.inputs.external_events import (
     GpuFaulted,
     NodeChanged,
     NodeJoined,
@@ -18,10 +19,9 @@ from penstock.model.external_events import (
     OrderRefused,
     RunningTask,
 )
-from penstock.model.nodes import Gpu, GpuFault, NodeSpec
-from penstock.model.orders import AnswerJoin, StartTask
-from penstock.model.settings import PlacerSettings
-from penstock.model.transitions import JobStatus, NodeStatus
+from penstock.model.nouns.nodes import Gpu, GpuFault, NodeSpec
+from penstock.model.nouns.settings import PlacerSettings
+from penstock.model.nouns.transitions import JobStatus, NodeStatus
 from penstock_services.placer.core.orders import orders_of
 from tests.support.driver import CellDriver, estimate
 

@@ -11,9 +11,9 @@ from typing import Any
 import msgspec
 import pytest
 
-from penstock.model.external_events import TelemetrySampled
-from penstock.model.nodes import Gpu, NodeSpec
-from penstock.model.orders import Companion
+from penstock.model.decisions.orders import Companion
+from penstock.model.inputs.external_events import TelemetrySampled
+from penstock.model.nouns.nodes import Gpu, NodeSpec
 from penstock.sdk.gpu_memory import keep_promise, promised_mib
 from penstock.sdk.phases import phase
 from penstock_services.node_reporter.core.environment import task_environment

@@ -5,12 +5,12 @@ from random import Random
 
 import pytest
 
-from penstock.model.types import StageTimes
-from penstock.policies.companions import clash, marks_of
-from penstock.policies.explain import explain
-from penstock.policies.interleave import Interleave
-from penstock.policies.profiles import PROFILES
-from penstock.policies.regroup import Candidate, Question
+from penstock.model.nouns.types import StageTimes
+from penstock.scheduling.groups.companions import clash, marks_of
+from penstock.scheduling.groups.interleave import Interleave
+from penstock.scheduling.profiles import PROFILES
+from penstock.scheduling.stages.regroup import Candidate, Question
+from penstock.why.explain import explain
 from tests.unit.test_group_promises import COMPUTER, READER, Cell
 
 ONE_GPU = (1, 1, 0, 0)

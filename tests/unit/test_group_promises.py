@@ -5,16 +5,16 @@ from typing import Any
 
 import pytest
 
-from penstock.ledger.snapshot import dump, load
-from penstock.model.external_events import StepsMeasured
-from penstock.model.groups import SPEED_STEP, GroupDissolved, KindsApart, Shortfall, Turns
-from penstock.model.ledger_events import JobPreempted, ProposalAnswered, StopDecided, TimerFired
+from penstock.ledger.replica.snapshot import dump, load
+from penstock.model.decisions.groups import SPEED_STEP, GroupDissolved, KindsApart, Shortfall, Turns
+from penstock.model.decisions.ledger_events import JobPreempted, ProposalAnswered, StopDecided, TimerFired
+from penstock.model.inputs.external_events import StepsMeasured
+from penstock.model.nouns.settings import PlacerSettings
+from penstock.model.nouns.transitions import JobStatus
+from penstock.model.nouns.types import Estimate, ResourceVector, StageTimes
 from penstock.model.proposals import PlanProposed, ProposedJob, ProposedUnit
-from penstock.model.settings import PlacerSettings
-from penstock.model.transitions import JobStatus
-from penstock.model.types import Estimate, ResourceVector, StageTimes
-from penstock.policies.dissolution import APART_MS, LOSES_S, PATIENCE_MS
-from penstock.policies.explain import explain
+from penstock.proposals.dissolution import APART_MS, LOSES_S, PATIENCE_MS
+from penstock.why.explain import explain
 from penstock_services.batcher.core.batcher import Batcher, solve
 from penstock_services.placer.core.step import Step
 from tests.support.driver import CellDriver, job_spec, node_spec

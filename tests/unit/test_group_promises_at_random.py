@@ -5,10 +5,10 @@ from random import Random
 
 import pytest
 
-from penstock.ledger.snapshot import dump, load
-from penstock.model.groups import GroupDecided, GroupDissolved
-from penstock.model.ledger_events import JobPreempted, PlacementDecided
-from penstock.model.transitions import JobStatus
+from penstock.ledger.replica.snapshot import dump, load
+from penstock.model.decisions.groups import GroupDecided, GroupDissolved
+from penstock.model.decisions.ledger_events import JobPreempted, PlacementDecided
+from penstock.model.nouns.transitions import JobStatus
 from tests.unit.test_group_promises import COMPUTER, READER, Cell
 
 MINUTE_MS = 60_000

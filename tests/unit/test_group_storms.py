@@ -2,14 +2,14 @@
 
 from random import Random
 
-from penstock.ledger.check import check
-from penstock.ledger.job_state import JobState
-from penstock.ledger.snapshot import dump, load
-from penstock.ledger.succession import awaited
-from penstock.model.external_events import JobCancelRequested, NodeJoined
+from penstock.ledger.check.check import check
+from penstock.ledger.derived.succession import awaited
+from penstock.ledger.replica.snapshot import dump, load
+from penstock.ledger.state.job.job_state import JobState
+from penstock.model.inputs.external_events import JobCancelRequested, NodeJoined
+from penstock.model.nouns.settings import PlacerSettings
+from penstock.model.nouns.transitions import JobStatus
 from penstock.model.proposals import CoresProposed
-from penstock.model.settings import PlacerSettings
-from penstock.model.transitions import JobStatus
 from tests.support.driver import job_spec, node_spec
 from tests.unit.test_groups import BOTH, Cell, answer_in, needs
 

@@ -7,22 +7,26 @@ import pytest
 from msgspec.structs import replace
 
 from penstock.cli.tables import gpu_state
-from penstock.ledger.check import check
-from penstock.ledger.snapshot import dump, load
+from penstock.cluster.overlay import Overlay
+from penstock.cluster.refusal import Refusal
+from penstock.ledger.check.check import check
+from penstock.ledger.replica.snapshot import dump, load
 from penstock.ledger.views import gpu_use
-from penstock.model.adjustments import CoresDecided
-from penstock.model.event import Event
-from penstock.model.external_events import (
+from penstock.model.decisions.adjustments import CoresDecided
+from penstock.model.decisions.groups import GroupDecided
+from penstock.model.decisions.ledger_events import PlacementDecided, ProposalAnswered
+from penstock.model.decisions.orders import Companion, StartTask
+from penstock.model.inputs.external_events import (
     GpuFaulted,
     JobCancelRequested,
     NodeChanged,
     NodeCordoned,
     NodeJoined,
 )
-from penstock.model.groups import GroupDecided
-from penstock.model.ledger_events import PlacementDecided, ProposalAnswered
-from penstock.model.nodes import Isolation
-from penstock.model.orders import Companion, StartTask
+from penstock.model.nouns.nodes import Isolation
+from penstock.model.nouns.settings import PlacerSettings
+from penstock.model.nouns.transitions import JobStatus
+from penstock.model.nouns.types import Estimate, ResourceVector
 from penstock.model.proposals import (
     CoresProposed,
     MigrationProposed,
@@ -30,12 +34,8 @@ from penstock.model.proposals import (
     ProposedJob,
     ProposedUnit,
 )
-from penstock.model.settings import PlacerSettings
-from penstock.model.transitions import JobStatus
-from penstock.model.types import Estimate, ResourceVector
-from penstock.policies.overlay import Overlay
-from penstock.policies.refusal import Refusal
-from penstock.policies.validate_groups import formed
+from penstock.model.schema.event import Event
+from penstock.scheduling.groups.validate_groups import formed
 from penstock_services.placer.core.orders import start_orders
 from penstock_services.placer.core.step import Step
 from tests.support.driver import CellDriver, estimate, job_spec, kinds, node_spec

@@ -8,17 +8,17 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from penstock.ledger import departed
-from penstock.ledger.check import check
-from penstock.ledger.evolve import begin, evolve
-from penstock.ledger.node_state import NodeState
-from penstock.ledger.replica import Replica
-from penstock.ledger.snapshot import dump, load
-from penstock.ledger.state import CellState
-from penstock.model.external_events import NodeCordoned, NodeJoined, NodeLeft, NodeUncordoned
-from penstock.model.ledger_events import NodeLost
-from penstock.model.orders import AnswerJoin
-from penstock.model.settings import PlacerSettings
+from penstock.ledger.check.check import check
+from penstock.ledger.derived import departed
+from penstock.ledger.fold.evolve import begin, evolve
+from penstock.ledger.replica.replica import Replica
+from penstock.ledger.replica.snapshot import dump, load
+from penstock.ledger.state.node.node_state import NodeState
+from penstock.ledger.state.state import CellState
+from penstock.model.decisions.ledger_events import NodeLost
+from penstock.model.decisions.orders import AnswerJoin
+from penstock.model.inputs.external_events import NodeCordoned, NodeJoined, NodeLeft, NodeUncordoned
+from penstock.model.nouns.settings import PlacerSettings
 from penstock_services.placer.core.guard import refusal
 from penstock_services.placer.core.orders import orders_of
 from tests.support.driver import CellDriver, job_spec, node_spec
@@ -41,7 +41,7 @@ def test_timers_of_ended_jobs_leave_nothing_behind() -> None:
 
 def test_nodes_that_are_gone_for_good_are_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
     """A cloud's machines have a new name each day. The last few that left stay known; a late copy of an old joining is refused."""
-    monkeypatch.setattr("penstock.ledger.departed.MAX_GONE_NODES", 3)
+    monkeypatch.setattr("penstock.ledger.derived.departed.MAX_GONE_NODES", 3)
     cell = CellDriver()
     cell.join(node_spec("stays"))
     cell.feed(cordon("stays"))
@@ -68,7 +68,7 @@ def test_nodes_that_are_gone_for_good_are_forgotten(monkeypatch: pytest.MonkeyPa
 
 def test_a_gone_node_that_a_gang_still_names_is_not_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
     """One member of a gang was lost with its node; the other is being stopped, and its orders name all places."""
-    monkeypatch.setattr("penstock.ledger.departed.MAX_GONE_NODES", 0)
+    monkeypatch.setattr("penstock.ledger.derived.departed.MAX_GONE_NODES", 0)
     cell = CellDriver()
     cell.join(node_spec("n1", gpus=1), node_spec("n2", gpus=1))
     cell.submit("g", job_spec(workers=2))
@@ -124,7 +124,7 @@ def test_a_cloud_of_nodes_that_leaves_at_once_is_forgotten() -> None:
 
 def test_nodes_that_left_within_the_freeze_window_are_not_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
     """A switch dies and a watch reports one machine after the other as deleted: past half of them, the cell freezes."""
-    monkeypatch.setattr("penstock.ledger.departed.MAX_GONE_NODES", 1)
+    monkeypatch.setattr("penstock.ledger.derived.departed.MAX_GONE_NODES", 1)
     cell = CellDriver()
     cell.join(*(node_spec(f"n{number}") for number in range(10)))
     for number in range(6):
@@ -135,7 +135,7 @@ def test_nodes_that_left_within_the_freeze_window_are_not_forgotten(monkeypatch:
 
 def test_holes_at_the_end_are_cut_off(monkeypatch: pytest.MonkeyPatch) -> None:
     """The machines that came last go for good: nothing is as wide as the cell once was, and a replica from a snapshot agrees."""
-    monkeypatch.setattr("penstock.ledger.departed.MAX_GONE_NODES", 0)
+    monkeypatch.setattr("penstock.ledger.derived.departed.MAX_GONE_NODES", 0)
     cell = CellDriver(PlacerSettings(freeze_window_ms=0))
     cell.join(*(node_spec(f"n{number}") for number in range(40)))
     for number in [*range(1, 20), *range(21, 40)]:

@@ -6,7 +6,7 @@ from statistics import NormalDist, median
 
 import pytest
 
-from penstock.runtime.csv_import import BadFile
+from penstock.runtime.files.csv_import import BadFile
 from penstock.simulator.generators.summary import JOBS, LOAD, MOST_S, Law, Sums, generator_from, law_of
 from penstock.simulator.traces.cluster import nodes_of
 

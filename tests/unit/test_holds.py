@@ -2,15 +2,15 @@
 
 import pytest
 
-from penstock.ledger.check import check
-from penstock.ledger.snapshot import dump, load
-from penstock.model.event import Event
-from penstock.model.external_events import JobHoldRequested, JobReleaseRequested, NodeLeft
-from penstock.model.ledger_events import StopDecided, TimerFired
-from penstock.model.settings import PlacerSettings
-from penstock.model.transitions import JobStatus
-from penstock.policies.explain import explain
-from penstock.policies.reasons import Reason
+from penstock.cluster.reasons import Reason
+from penstock.ledger.check.check import check
+from penstock.ledger.replica.snapshot import dump, load
+from penstock.model.decisions.ledger_events import StopDecided, TimerFired
+from penstock.model.inputs.external_events import JobHoldRequested, JobReleaseRequested, NodeLeft
+from penstock.model.nouns.settings import PlacerSettings
+from penstock.model.nouns.transitions import JobStatus
+from penstock.model.schema.event import Event
+from penstock.why.explain import explain
 from tests.support.driver import CellDriver, estimate, job_spec, kinds, node_spec
 
 

@@ -15,10 +15,10 @@ from typing import Any, NamedTuple
 import pytest
 
 from infra.devservers.kafka import make_certificates
-from penstock.runtime.http_limits import Limits
-from penstock.runtime.http_server import Server
-from penstock.runtime.http_switch import Switch, switch_of
-from penstock.runtime.tls_server import server_context
+from penstock.runtime.http.http_limits import Limits
+from penstock.runtime.http.http_server import Server
+from penstock.runtime.http.http_switch import Switch, switch_of
+from penstock.runtime.http.tls_server import server_context
 from penstock.tls import client_context
 from tests.support.waiting import await_until
 

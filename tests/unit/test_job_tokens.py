@@ -11,12 +11,12 @@ import pytest
 from msgspec.structs import replace
 
 from penstock.bearer import bearer_token
-from penstock.ledger.job_state import JobState
-from penstock.model.external_events import JobCancelRequested, NodeJoined, TaskExited
-from penstock.model.orders import StartTask
-from penstock.model.types import JobSpec
-from penstock.runtime.job_tokens import PREFIX, Claim, made, parsed
-from penstock.runtime.node_keys import NodeKeys
+from penstock.ledger.state.job.job_state import JobState
+from penstock.model.decisions.orders import StartTask
+from penstock.model.inputs.external_events import JobCancelRequested, NodeJoined, TaskExited
+from penstock.model.nouns.types import JobSpec
+from penstock.runtime.keys.job_tokens import PREFIX, Claim, made, parsed
+from penstock.runtime.keys.node_keys import NodeKeys
 from penstock_services.gateway.core.access import Role
 from penstock_services.gateway.core.job_callers import (
     MAX_DEPTH,

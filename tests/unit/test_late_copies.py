@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from penstock.ledger.snapshot import dump
-from penstock.model.external_events import (
+from penstock.ledger.replica.snapshot import dump
+from penstock.model.inputs.external_events import (
     CheckpointFetched,
     CountedTaskEvent,
     GpuFaulted,

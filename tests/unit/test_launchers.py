@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from penstock.ledger.ports import PORTS, ports_of
-from penstock.model.nodes import Gpu, NodeSpec
-from penstock.model.orders import Peer
+from penstock.ledger.derived.ports import PORTS, ports_of
+from penstock.model.decisions.orders import Peer
+from penstock.model.nouns.nodes import Gpu, NodeSpec
 from penstock_services.node_reporter.core.environment import task_environment
 from tests.support.driver import CellDriver, estimate, job_spec, node_spec
 from tests.unit.test_node_core import start

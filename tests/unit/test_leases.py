@@ -2,15 +2,14 @@
 
 import pytest
 
-from penstock.ledger.evolve import evolve
-from penstock.ledger.lease import wait_ms
-from penstock.ledger.snapshot import dump, load
+from penstock.ledger.fold.evolve import evolve
+from penstock.ledger.replica.snapshot import dump, load
+from penstock.ledger.state.lease import wait_ms
 from penstock.log.port import Partition
 from penstock.log.topic_settings import topic_partitions
-from penstock.model.codec import decode, encode
-from penstock.model.envelope import from_wire
-from penstock.model.event import Event, wire_type
-from penstock.model.external_events import (
+from penstock.model.decisions.ledger_events import InputAccepted, TermStarted
+from penstock.model.decisions.orders import AnswerJoin, ProbeNode, StartTask
+from penstock.model.inputs.external_events import (
     JobCancelRequested,
     NodeJoined,
     NodeLeft,
@@ -19,15 +18,16 @@ from penstock.model.external_events import (
     RunningTask,
     TaskExited,
 )
-from penstock.model.ledger_events import InputAccepted, TermStarted
-from penstock.model.orders import AnswerJoin, ProbeNode, StartTask
-from penstock.model.settings import PlacerSettings
-from penstock.model.topics import Topic, node_partition
-from penstock.policies.explain import explain
-from penstock.runtime.node_keys import PlacerKeys
+from penstock.model.nouns.settings import PlacerSettings
+from penstock.model.schema.event import Event, wire_type
+from penstock.model.schema.topics import Topic, node_partition
+from penstock.model.wire.codec import decode, encode
+from penstock.model.wire.envelope import from_wire
+from penstock.runtime.keys.node_keys import PlacerKeys
+from penstock.runtime.keys.signatures import SEED_BYTES
 from penstock.runtime.settings import Settings
-from penstock.runtime.signatures import SEED_BYTES
 from penstock.runtime.tracing.tracer import Tracing
+from penstock.why.explain import explain
 from penstock_services.placer.shell.dispatch import Dispatcher
 from penstock_services.placer.shell.ledger_trace import LedgerTrace
 from tests.support.driver import CellDriver, job_spec, kinds, node_spec

@@ -4,18 +4,28 @@ import msgspec
 import orjson
 import pytest
 
-from penstock.ledger.check import check
-from penstock.ledger.evolve import evolve
-from penstock.ledger.index import NodeIndex, bits
-from penstock.ledger.record import GENESIS, Draft, Head, RawRecord, extend, read, read_valid, record_id, write
-from penstock.ledger.replica import Replica
-from penstock.ledger.snapshot import dump
-from penstock.ledger.state import CellState
-from penstock.model.event import Event, wire_type
-from penstock.model.external_events import JobSubmitted
-from penstock.model.ledger_events import JobEnded, TermStarted
-from penstock.model.settings import PlacerSettings
-from penstock.model.transitions import IllegalTransition
+from penstock.ledger.check.check import check
+from penstock.ledger.fold.evolve import evolve
+from penstock.ledger.record.record import (
+    GENESIS,
+    Draft,
+    Head,
+    RawRecord,
+    extend,
+    read,
+    read_valid,
+    record_id,
+    write,
+)
+from penstock.ledger.replica.replica import Replica
+from penstock.ledger.replica.snapshot import dump
+from penstock.ledger.state.index import NodeIndex, bits
+from penstock.ledger.state.state import CellState
+from penstock.model.decisions.ledger_events import JobEnded, TermStarted
+from penstock.model.inputs.external_events import JobSubmitted
+from penstock.model.nouns.settings import PlacerSettings
+from penstock.model.nouns.transitions import IllegalTransition
+from penstock.model.schema.event import Event, wire_type
 from tests.support.driver import CellDriver, job_spec, node_spec
 
 CAUSE: dict[str, object] = {"topic": "penstock.jobs.v1", "partition": 0, "offset": 0, "event_id": "e"}

@@ -6,18 +6,18 @@ from typing import Any
 import msgspec
 import pytest
 
-from penstock.ledger.replica import Replica
-from penstock.ledger.timers import timer_id
-from penstock.model.codec import decode_fact, encode, prove_readable
-from penstock.model.errors import Invalid
-from penstock.model.event import Event, wire_type
-from penstock.model.external_events import JobProgress, NodeJoined, TaskPhaseChanged, WorkProgressed
-from penstock.model.ledger_events import ChoiceFailed, TermStarted, TimerSet, TimerSubject
-from penstock.model.plans import MAX_UNITS, PlanAdopted, PlanUnit, UnitRef, Waiting
-from penstock.model.settings import PlacerSettings
-from penstock.model.types import MAX_MS, ShapeOption, within_ms
+from penstock.ledger.replica.replica import Replica
+from penstock.ledger.state.timers import timer_id
+from penstock.model.decisions.ledger_events import ChoiceFailed, TermStarted, TimerSet, TimerSubject
+from penstock.model.decisions.plans import MAX_UNITS, PlanAdopted, PlanUnit, UnitRef, Waiting
+from penstock.model.inputs.external_events import JobProgress, NodeJoined, TaskPhaseChanged, WorkProgressed
+from penstock.model.nouns.settings import PlacerSettings
+from penstock.model.nouns.types import MAX_MS, ShapeOption, within_ms
+from penstock.model.schema.errors import Invalid
+from penstock.model.schema.event import Event, wire_type
+from penstock.model.wire.codec import decode_fact, encode, prove_readable
+from penstock_services.placer.core.plans.units import adopt
 from penstock_services.placer.core.recorder import Recorder
-from penstock_services.placer.core.units import adopt
 from tests.support.driver import CellDriver, estimate, eta, job_spec, kinds, node_spec
 
 ENDING = timer_id("cell", "ending")

@@ -7,19 +7,19 @@ import numpy as np
 import pytest
 from msgspec.structs import replace
 
-from penstock.ledger.evolve import begin, evolve
-from penstock.ledger.state import CellState
-from penstock.model.estimates import JobEstimated
-from penstock.model.external_events import JobSubmitted, NodeCordoned, NodeJoined
-from penstock.model.ledger_events import PlacementDecided, TermStarted
-from penstock.model.nodes import NodeSpec
-from penstock.model.plans import BatchWindowOpened, PlanAdopted, PlanUnit
-from penstock.model.settings import PlacerSettings
-from penstock.model.types import JobSpec, ResourceVector, TaskPlacement
-from penstock.policies.capacity import never_fits
-from penstock.policies.liveness import Undelaying, stalled
-from penstock.policies.profiles import PROFILES
-from penstock.policies.two_roles import arranged
+from penstock.cluster.capacity import never_fits
+from penstock.cluster.two_roles import arranged
+from penstock.ledger.fold.evolve import begin, evolve
+from penstock.ledger.state.state import CellState
+from penstock.model.decisions.ledger_events import PlacementDecided, TermStarted
+from penstock.model.decisions.plans import BatchWindowOpened, PlanAdopted, PlanUnit
+from penstock.model.inputs.estimates import JobEstimated
+from penstock.model.inputs.external_events import JobSubmitted, NodeCordoned, NodeJoined
+from penstock.model.nouns.nodes import NodeSpec
+from penstock.model.nouns.settings import PlacerSettings
+from penstock.model.nouns.types import JobSpec, ResourceVector, TaskPlacement
+from penstock.scheduling.liveness import Undelaying, stalled
+from penstock.scheduling.profiles import PROFILES
 from penstock_services.placer.core.common import continuation
 from tests.faults.random_cells import beyond_windows
 from tests.support.driver import CellDriver, estimate, job_spec, node_spec

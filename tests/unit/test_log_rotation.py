@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.runtime.task_logs import (
+from penstock.runtime.files.task_logs import (
     LINE,
     MAX_LINE_BYTES,
     Folder,

@@ -6,13 +6,13 @@ import asyncio
 import pytest
 
 from penstock.errors import ConfigurationError
-from penstock.ledger.evolve import evolve
-from penstock.ledger.lease import lease_of
+from penstock.ledger.fold.evolve import evolve
+from penstock.ledger.state.lease import lease_of
 from penstock.log.port import Message, Partition
-from penstock.model.external_events import NodeJoined
-from penstock.model.ledger_events import LedgerAccepted
-from penstock.model.topics import Topic
-from penstock.runtime.snapshots import Written
+from penstock.model.decisions.ledger_events import LedgerAccepted
+from penstock.model.inputs.external_events import NodeJoined
+from penstock.model.schema.topics import Topic
+from penstock.runtime.following.snapshots import Written
 from penstock_services.placer.shell.history import check_ledger
 from tests.support.driver import CellDriver, node_spec
 from tests.support.memory_log import MemoryBroker, MemoryLog

@@ -6,15 +6,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from penstock.ledger.job_state import MAX_RUNS, Run
-from penstock.ledger.snapshot import dump, load
-from penstock.model.event import Event
-from penstock.model.external_events import NodeCordoned, TelemetrySampled
-from penstock.model.ledger_events import ProposalAnswered
-from penstock.model.moves import MAX_MIGRATIONS, JobConverged, MoveDecided
+from penstock.ledger.replica.snapshot import dump, load
+from penstock.ledger.state.job.job_state import MAX_RUNS, Run
+from penstock.model.decisions.ledger_events import ProposalAnswered
+from penstock.model.decisions.moves import MAX_MIGRATIONS, JobConverged, MoveDecided
+from penstock.model.inputs.external_events import NodeCordoned, TelemetrySampled
+from penstock.model.nouns.settings import Convergence, PlacerSettings
 from penstock.model.proposals import ANSWER_WITHIN_MS, MigrationProposed
-from penstock.model.settings import Convergence, PlacerSettings
-from penstock.policies.convergence import Category
+from penstock.model.schema.event import Event
+from penstock.scheduling.acting.convergence import Category
 from penstock_services.migrator.core.migrator import Migrator, migrates
 from penstock_services.placer.core.step import Step
 from tests.support.driver import CellDriver, estimate, job_spec, kinds, node_spec

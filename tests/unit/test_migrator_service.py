@@ -12,19 +12,19 @@ from msgspec.structs import replace
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
 from penstock.clock import wall_ms
-from penstock.ledger.replica import Replica
+from penstock.ledger.replica.replica import Replica
 from penstock.log.port import Message, Partition
 from penstock.log.topic_settings import topic_partitions
-from penstock.model.envelope import Envelope, from_wire, to_wire
-from penstock.model.event import Event
-from penstock.model.external_events import StepsMeasured, TelemetrySampled
-from penstock.model.ledger_events import TermStarted
+from penstock.model.decisions.ledger_events import TermStarted
+from penstock.model.inputs.external_events import StepsMeasured, TelemetrySampled
+from penstock.model.nouns.settings import Convergence, PlacerSettings
 from penstock.model.proposals import MigrationProposed
-from penstock.model.settings import Convergence, PlacerSettings
-from penstock.model.topics import Topic, node_partition
-from penstock.policies.convergence import Category
+from penstock.model.schema.event import Event
+from penstock.model.schema.topics import Topic, node_partition
+from penstock.model.wire.envelope import Envelope, from_wire, to_wire
 from penstock.runtime.settings import Settings
 from penstock.runtime.tracing.tracer import Tracing, tracing
+from penstock.scheduling.acting.convergence import Category
 from penstock_services.migrator.shell.service import Watcher
 from tests.support.driver import estimate, job_spec, node_spec
 from tests.support.memory_log import MemoryBroker, MemoryLog
@@ -269,7 +269,7 @@ async def test_what_it_cannot_read_is_passed_over(
     async with watcher(broker) as found:
         assert found._migrator.categories().get("a") is Category.PROGRESSING
         assert [record.name for record in caplog.records if record.levelname == "WARNING"] == [
-            "penstock.runtime.telemetry"
+            "penstock.runtime.following.telemetry"
         ]
         assert not proposed(broker)
 

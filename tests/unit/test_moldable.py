@@ -8,26 +8,26 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from penstock.ledger.check import check
-from penstock.ledger.snapshot import dump, load
-from penstock.ledger.stages import profile_of
+from penstock.cluster.chance import LazyRng
+from penstock.cluster.refusal import Refusal
+from penstock.ledger.check.check import check
+from penstock.ledger.derived.stages import profile_of
+from penstock.ledger.replica.snapshot import dump, load
 from penstock.ledger.views import job_row
-from penstock.model.codec import decode_as, encode
-from penstock.model.estimates import JobEstimated, StagesProfiled
-from penstock.model.external_events import JobSubmitted
-from penstock.model.ledger_events import PlacementDecided
-from penstock.model.orders import StartTask
+from penstock.model.decisions.ledger_events import PlacementDecided
+from penstock.model.decisions.orders import StartTask
+from penstock.model.inputs.estimates import JobEstimated, StagesProfiled
+from penstock.model.inputs.external_events import JobSubmitted
+from penstock.model.nouns.settings import PlacerSettings
+from penstock.model.nouns.transitions import JobStatus
+from penstock.model.nouns.types import JobSpec, ShapeOption
 from penstock.model.proposals import MigrationProposed, PlanProposed, ProposedJob, ProposedUnit
-from penstock.model.settings import PlacerSettings
-from penstock.model.transitions import JobStatus
-from penstock.model.types import JobSpec, ShapeOption
-from penstock.policies.baselines import FirstFit
-from penstock.policies.chance import LazyRng
-from penstock.policies.deadlines import option_of
-from penstock.policies.refusal import Refusal
-from penstock.policies.service import ends_s, remaining_s
-from penstock.policies.validate import validate
-from penstock.policies.validate_plans import validate_plan
+from penstock.model.wire.codec import decode_as, encode
+from penstock.proposals.validate import validate
+from penstock.proposals.validate_plans import validate_plan
+from penstock.scheduling.order.deadlines import option_of
+from penstock.scheduling.service import ends_s, remaining_s
+from penstock_papers.baselines.baselines import FirstFit
 from penstock_services.gateway.core.eta import ends_ms
 from penstock_services.gateway.core.problems import Problem
 from penstock_services.gateway.core.submission import spec_from_json

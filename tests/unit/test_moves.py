@@ -8,8 +8,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from penstock.ledger.snapshot import dump, load
-from penstock.model.external_events import (
+from penstock.ledger.replica.snapshot import dump, load
+from penstock.model.decisions.ledger_events import Moved, PlacementDecided, ProposalAnswered, StopDecided
+from penstock.model.decisions.moves import MoveDecided, MoveGivenUp
+from penstock.model.decisions.orders import StartTask, StopTask
+from penstock.model.inputs.external_events import (
     GpuFaulted,
     JobCancelRequested,
     JobHoldRequested,
@@ -21,12 +24,9 @@ from penstock.model.external_events import (
     RunningTask,
     TaskCheckpointed,
 )
-from penstock.model.ledger_events import Moved, PlacementDecided, ProposalAnswered, StopDecided
-from penstock.model.moves import MoveDecided, MoveGivenUp
-from penstock.model.orders import StartTask, StopTask
+from penstock.model.nouns.settings import PlacerSettings
+from penstock.model.nouns.transitions import JobStatus
 from penstock.model.proposals import MigrationProposed
-from penstock.model.settings import PlacerSettings
-from penstock.model.transitions import JobStatus
 from penstock_services.placer.core.step import Step
 from tests.support.driver import CellDriver, estimate, job_spec, kinds, node_spec
 

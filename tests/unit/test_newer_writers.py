@@ -11,21 +11,21 @@ from msgspec.structs import replace
 
 from infra.codegen.examples import EXAMPLES
 from penstock import __version__
-from penstock.ledger.amendment import NotAmendable, propose
-from penstock.ledger.record import RawFact, UndecodableRecord, record_id
-from penstock.ledger.snapshot import dump
-from penstock.model import additions
-from penstock.model.additions import ANY, Addition, is_earlier, needed
-from penstock.model.codec import as_written, decode, encode
-from penstock.model.envelope import Headers, from_wire, headers
-from penstock.model.errors import Invalid, UnknownType, UnknownVersion
-from penstock.model.event import REGISTRY, Event, wire_type
-from penstock.model.external_events import NodeJoined, NodeLeft, TaskExited
-from penstock.model.ledger_events import PlacementDecided, ProposalAnswered, StopDecided
-from penstock.model.nearest import TOLERATED
-from penstock.model.nodes import GpuFault, Isolation, Measures
-from penstock.model.orders import AnswerJoin
-from penstock.model.topics import INPUT_TOPICS, Topic
+from penstock.ledger.record.amendment import NotAmendable, propose
+from penstock.ledger.record.record import RawFact, UndecodableRecord, record_id
+from penstock.ledger.replica.snapshot import dump
+from penstock.model.decisions.ledger_events import PlacementDecided, ProposalAnswered, StopDecided
+from penstock.model.decisions.orders import AnswerJoin
+from penstock.model.inputs.external_events import NodeJoined, NodeLeft, TaskExited
+from penstock.model.nouns.nodes import GpuFault, Isolation, Measures
+from penstock.model.schema.errors import Invalid, UnknownType, UnknownVersion
+from penstock.model.schema.event import REGISTRY, Event, wire_type
+from penstock.model.schema.topics import INPUT_TOPICS, Topic
+from penstock.model.wire import additions
+from penstock.model.wire.additions import ANY, Addition, is_earlier, needed
+from penstock.model.wire.codec import as_written, decode, encode
+from penstock.model.wire.envelope import Headers, from_wire, headers
+from penstock.model.wire.nearest import TOLERATED
 from penstock_services.node_reporter.core.actions import Note
 from penstock_services.node_reporter.core.inputs import OrderRead
 from penstock_services.node_reporter.core.machine import step
@@ -187,8 +187,8 @@ def test_a_writer_marks_what_is_new_and_nothing_else(monkeypatch: pytest.MonkeyP
         )
     ]
     assert found == ["", ANY, NEXT, "", ANY]
-    monkeypatch.setattr("penstock.ledger.record.ADDITIONS", rows)
-    monkeypatch.setattr("penstock.ledger.record.needed", lambda fact: needed(fact, rows))
+    monkeypatch.setattr("penstock.ledger.record.record.ADDITIONS", rows)
+    monkeypatch.setattr("penstock.ledger.record.record.needed", lambda fact: needed(fact, rows))
     cell = a_day()
     marks = [fact.get("needs") for value in cell.values for fact in json.loads(value)["facts"]]
     assert set(marks) == {None}, "this day has none of them"

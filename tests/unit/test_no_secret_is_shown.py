@@ -20,12 +20,12 @@ from penstock.local.lock import same_log
 from penstock.log.dead_letters import dead_letter
 from penstock.log.open import open_log
 from penstock.log.port import Headers, Partition, Record
-from penstock.model.envelope import from_wire
-from penstock.model.errors import EventError
-from penstock.model.external_events import DeadLettered, JobSubmitted
-from penstock.model.outline import outline
+from penstock.model.inputs.external_events import DeadLettered, JobSubmitted
+from penstock.model.schema.errors import EventError
+from penstock.model.schema.outline import outline
+from penstock.model.wire.envelope import from_wire
 from penstock.redaction import without_password, without_passwords
-from penstock.runtime.postgres import check_dsn
+from penstock.runtime.database.postgres import check_dsn
 from penstock.runtime.race import first_of
 from penstock.runtime.settings import Settings
 from penstock_services.gateway.core.access import parse_tokens

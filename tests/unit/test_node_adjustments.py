@@ -4,9 +4,9 @@ from typing import Any
 
 import msgspec
 
-from penstock.model.adjustments import TaskAdjusted
-from penstock.model.orders import SetBandwidth, SetCores, StartTask
-from penstock.model.types import TaskPlacement
+from penstock.model.decisions.adjustments import TaskAdjusted
+from penstock.model.decisions.orders import SetBandwidth, SetCores, StartTask
+from penstock.model.nouns.types import TaskPlacement
 from penstock_services.node_reporter.core.actions import CapBandwidth, Emit, Note, SetAffinity, Spawn
 from penstock_services.node_reporter.core.inputs import Done, Gone, OrderRead, Outcome, Resumed, Spawned
 from penstock_services.node_reporter.core.machine import step

@@ -3,15 +3,15 @@
 import pytest
 from msgspec.structs import replace
 
+from penstock.cluster.reasons import Reason
 from penstock.errors import ConfigurationError
-from penstock.model.external_events import NodeJoined
-from penstock.model.nodes import NodeSpec
-from penstock.model.settings import PlacerSettings
-from penstock.model.types import JobSpec, NodeChoice
-from penstock.policies.explain import explain
-from penstock.policies.profiles import PROFILES
-from penstock.policies.reasons import Reason
+from penstock.model.inputs.external_events import NodeJoined
+from penstock.model.nouns.nodes import NodeSpec
+from penstock.model.nouns.settings import PlacerSettings
+from penstock.model.nouns.types import JobSpec, NodeChoice
+from penstock.scheduling.profiles import PROFILES
 from penstock.sdk.jobfile import BadJob, parse_job
+from penstock.why.explain import explain
 from penstock_services.node_reporter.shell.inventory import labels_of
 from tests.support.driver import CellDriver, estimate, job_spec, node_spec
 

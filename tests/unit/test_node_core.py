@@ -9,16 +9,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from penstock.model.event import Event
-from penstock.model.external_events import OrderRefused, TaskExited, TaskStarted
-from penstock.model.nodes import Gpu, NodeSpec
-from penstock.model.orders import (
-    Peer,
-    StartTask,
-    StopTask,
-    pack_peers,
-)
-from penstock.model.types import TaskPlacement
+from penstock.model.decisions.orders import Peer, StartTask, StopTask, pack_peers
+from penstock.model.inputs.external_events import OrderRefused, TaskExited, TaskStarted
+from penstock.model.nouns.nodes import Gpu, NodeSpec
+from penstock.model.nouns.types import TaskPlacement
+from penstock.model.schema.event import Event
 from penstock_services.node_reporter.core.actions import (
     Emit,
     KillAt,

@@ -8,17 +8,17 @@ from msgspec.structs import replace
 
 from penstock.cli.doctor import suspects
 from penstock.cli.tables import distrusted_for, node_state, nodes_remarks
-from penstock.ledger.evidence import EARLY_MS
-from penstock.ledger.snapshot import dump, load
+from penstock.cluster.reasons import Reason
+from penstock.ledger.fold.evidence import EARLY_MS
+from penstock.ledger.replica.snapshot import dump, load
 from penstock.ledger.views import distrust, gpu_use
-from penstock.model.distrust import NodeDistrusted, NodeTrusted
-from penstock.model.external_events import JobCancelRequested, NodeUncordoned
-from penstock.model.settings import PlacerSettings
-from penstock.model.transitions import JobStatus
-from penstock.model.types import JobSpec
-from penstock.policies.explain import explain
-from penstock.policies.reasons import Reason
-from penstock_services.placer.core.evidence import FIRST_PAUSE_MS
+from penstock.model.decisions.distrust import NodeDistrusted, NodeTrusted
+from penstock.model.inputs.external_events import JobCancelRequested, NodeUncordoned
+from penstock.model.nouns.settings import PlacerSettings
+from penstock.model.nouns.transitions import JobStatus
+from penstock.model.nouns.types import JobSpec
+from penstock.why.explain import explain
+from penstock_services.placer.core.members.evidence import FIRST_PAUSE_MS
 from tests.support.driver import CellDriver, estimate, job_spec, kinds, node_spec
 
 BROKEN = "n1"

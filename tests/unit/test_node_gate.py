@@ -4,8 +4,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from penstock.model.external_events import TaskExited, TaskStarted
-from penstock.model.orders import StartTask
+from penstock.model.decisions.orders import StartTask
+from penstock.model.inputs.external_events import TaskExited, TaskStarted
 from penstock_services.node_reporter.core.actions import Emit, OpenGate, Spawn
 from penstock_services.node_reporter.core.inputs import Gone, Outcome, Resumed, Spawned
 from penstock_services.node_reporter.core.machine import step

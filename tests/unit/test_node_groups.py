@@ -6,8 +6,8 @@ from typing import Any
 import msgspec
 import pytest
 
-from penstock.model.external_events import OrderRefused, TaskExited
-from penstock.model.orders import Companion, StartTask
+from penstock.model.decisions.orders import Companion, StartTask
+from penstock.model.inputs.external_events import OrderRefused, TaskExited
 from penstock_services.node_reporter.core.gpu_shares import promised_mib
 from penstock_services.node_reporter.core.inputs import Gone, OrderRead, Outcome, Spawned
 from penstock_services.node_reporter.core.machine import step

@@ -9,13 +9,13 @@ import pytest
 from msgspec.structs import replace
 
 from penstock.errors import ConfigurationError
-from penstock.ledger.check import check
-from penstock.ledger.record import Head, read, write
-from penstock.ledger.state import CellState
-from penstock.model.envelope import SIGNATURE, Envelope, Headers, to_wire, topic_of
-from penstock.model.estimates import JobEstimated
-from penstock.model.event import Event
-from penstock.model.external_events import (
+from penstock.ledger.check.check import check
+from penstock.ledger.record.record import Head, read, write
+from penstock.ledger.state.state import CellState
+from penstock.model.decisions.ledger_events import NodeJoinRefused, TermStarted
+from penstock.model.decisions.orders import AnswerJoin
+from penstock.model.inputs.estimates import JobEstimated
+from penstock.model.inputs.external_events import (
     GpuFaulted,
     JobSubmitted,
     NodeCordoned,
@@ -24,11 +24,11 @@ from penstock.model.external_events import (
     RunningTask,
     TaskStarted,
 )
-from penstock.model.ledger_events import NodeJoinRefused, TermStarted
-from penstock.model.orders import AnswerJoin
-from penstock.model.settings import PlacerSettings
-from penstock.model.topics import Topic
-from penstock.runtime.node_keys import (
+from penstock.model.nouns.settings import PlacerSettings
+from penstock.model.schema.event import Event
+from penstock.model.schema.topics import Topic
+from penstock.model.wire.envelope import SIGNATURE, Envelope, Headers, to_wire, topic_of
+from penstock.runtime.keys.node_keys import (
     CODE,
     OPERATOR_KEY,
     PLACER_KEY,
@@ -37,7 +37,7 @@ from penstock.runtime.node_keys import (
     key_file_at,
     operator_key,
 )
-from penstock.runtime.signatures import ExchangeKey, SigningKey, verify
+from penstock.runtime.keys.signatures import ExchangeKey, SigningKey, verify
 from penstock_services.node_reporter.core.inputs import OrderRead
 from penstock_services.node_reporter.core.joining import Fence
 from penstock_services.node_reporter.core.machine import step
@@ -302,7 +302,7 @@ def test_the_code_stands_for_the_signature_between_the_two_who_agreed(
         assert not keys.proven(node.public_key, proofs, b"y")
         assert not keys.proven(node.public_key, stranger.proofs(b"x"), b"x")
         assert not keys.proven(node.public_key, ((CODE, dict(proofs)[CODE][:9]),), b"x")
-    monkeypatch.setattr("penstock.runtime.node_keys.verify", lambda *_: pytest.fail("the code suffices"))
+    monkeypatch.setattr("penstock.runtime.keys.node_keys.verify", lambda *_: pytest.fail("the code suffices"))
     assert placer.proven(node.public_key, proofs, b"x")
     node.meet(((PLACER_KEY, b"\xff"),))
     assert [name for name, _ in node.proofs(b"x")] == [SIGNATURE], "what is no key is not agreed upon"

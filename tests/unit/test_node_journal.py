@@ -11,10 +11,10 @@ import pytest
 from msgspec.structs import replace
 
 from penstock.log.port import Message, Partition
-from penstock.model.external_events import OrderRefused, TaskExited
-from penstock.model.nodes import GpuFault
-from penstock.model.orders import HandOverCheckpoint, StartTask
-from penstock.model.types import TaskPlacement
+from penstock.model.decisions.orders import HandOverCheckpoint, StartTask
+from penstock.model.inputs.external_events import OrderRefused, TaskExited
+from penstock.model.nouns.nodes import GpuFault
+from penstock.model.nouns.types import TaskPlacement
 from penstock_services.node_reporter.core.inputs import OrderRead
 from penstock_services.node_reporter.core.machine import step
 from penstock_services.node_reporter.core.state import (

@@ -4,8 +4,8 @@ from typing import Any
 
 import pytest
 
-from penstock.model.orders import SetCores, StartTask
-from penstock.model.types import TaskPlacement
+from penstock.model.decisions.orders import SetCores, StartTask
+from penstock.model.nouns.types import TaskPlacement
 from penstock_services.node_reporter.core.actions import SetAffinity, Spawn
 from penstock_services.node_reporter.core.inputs import Gone, OrderRead, Outcome, Spawned, Stepped
 from penstock_services.node_reporter.core.machine import step

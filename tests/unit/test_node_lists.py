@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from penstock.cli.app import run as main
-from penstock.runtime.csv_import import BadFile
+from penstock.runtime.files.csv_import import BadFile
 from penstock.simulator.traces.cluster import OPENB_SLICES_PER_CORE, BadCluster, cluster_of, gpu_count
 
 HEADER = "node_id,cores,host_memory_mib,gpus,gpu_model\n"

@@ -7,15 +7,15 @@ from zlib import compress
 import pytest
 from msgspec.structs import replace
 
-from penstock.ledger.snapshot import dump, load
-from penstock.model.codec import encode
-from penstock.model.external_events import NodeCordoned, NodeLeft, NodeUncordoned, TaskStarted
-from penstock.model.ledger_events import JobRequeued, TaskLost
-from penstock.model.orders import Order, StopTask, pack_peers, unpack_peers
-from penstock.model.settings import PlacerSettings
-from penstock.model.transitions import JobStatus
-from penstock.policies.explain import explain
-from penstock.policies.reasons import Reason
+from penstock.cluster.reasons import Reason
+from penstock.ledger.replica.snapshot import dump, load
+from penstock.model.decisions.ledger_events import JobRequeued, TaskLost
+from penstock.model.decisions.orders import Order, StopTask, pack_peers, unpack_peers
+from penstock.model.inputs.external_events import NodeCordoned, NodeLeft, NodeUncordoned, TaskStarted
+from penstock.model.nouns.settings import PlacerSettings
+from penstock.model.nouns.transitions import JobStatus
+from penstock.model.wire.codec import encode
+from penstock.why.explain import explain
 from penstock_services.placer.core.orders import outstanding, start_orders
 from tests.support.driver import CellDriver, estimate, job_spec, kinds, node_spec
 

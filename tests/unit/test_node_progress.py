@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from infra.codegen.schemas import ROOT
-from penstock.model.external_events import (
+from penstock.model.inputs.external_events import (
     StageSample,
     StagesMeasured,
     StepsMeasured,
@@ -23,7 +23,7 @@ from penstock.model.external_events import (
     TaskPhaseChanged,
     TelemetrySampled,
 )
-from penstock.model.validation import checked
+from penstock.model.schema.validation import checked
 from penstock.sdk.lines import LINE_BYTES
 from penstock_services.node_reporter.core.progress import (
     MAX_CHANGES,

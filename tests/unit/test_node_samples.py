@@ -8,10 +8,10 @@ import logging
 import pytest
 
 from penstock.log.port import Message, Partition
-from penstock.model.envelope import Envelope, from_wire, to_wire
-from penstock.model.event import Event
-from penstock.model.external_events import TelemetrySampled
-from penstock.model.topics import Topic, node_partition
+from penstock.model.inputs.external_events import TelemetrySampled
+from penstock.model.schema.event import Event
+from penstock.model.schema.topics import Topic, node_partition
+from penstock.model.wire.envelope import Envelope, from_wire, to_wire
 from penstock_services.node_reporter.shell.journal import Outgoing
 from penstock_services.node_reporter.shell.samples import BURST, PER_S, REPORT_S, Samples
 from tests.support.memory_log import MemoryBroker, MemoryLog

@@ -3,9 +3,9 @@ actions out."""
 
 import pytest
 
-from penstock.model.external_events import TaskExited
-from penstock.model.orders import CheckpointTask, Peer
-from penstock.model.saves import SaveRefused
+from penstock.model.decisions.orders import CheckpointTask, Peer
+from penstock.model.inputs.external_events import TaskExited
+from penstock.model.inputs.saves import SaveRefused
 from penstock_services.node_reporter.core.actions import AskToSave, Discard, LookForSaver, Note, Signal
 from penstock_services.node_reporter.core.inputs import Gone, Outcome, Unsaved
 from tests.unit.test_node_core import World, start, stop, world

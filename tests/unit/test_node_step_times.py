@@ -7,7 +7,7 @@ import random
 
 import pytest
 
-from penstock.model.external_events import TelemetrySampled
+from penstock.model.inputs.external_events import TelemetrySampled
 from penstock_services.node_reporter.core.progress import ProgressParser
 from penstock_services.node_reporter.core.rates import TokenBucket
 from penstock_services.node_reporter.core.step_times import BURST, PER_S, StepFilter

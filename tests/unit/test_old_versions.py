@@ -2,9 +2,9 @@
 
 import json
 
-from penstock.model.codec import decode_fact
-from penstock.model.ledger_events import JobFoundSchedulable, JobFoundUnschedulable
+from penstock.model.decisions.ledger_events import JobFoundSchedulable, JobFoundUnschedulable
 from penstock.model.proposals import PlanProposed
+from penstock.model.wire.codec import decode_fact
 
 
 def fact(type_name: str, **fields: object) -> object:

@@ -6,13 +6,13 @@ from typing import Any
 import msgspec
 import pytest
 
-from penstock.ledger.memory import MAX_RAISES, fair_share_mib
-from penstock.model.estimates import JobEstimated
-from penstock.model.external_events import TaskExited
-from penstock.model.ledger_events import JobEnded
-from penstock.model.transitions import JobStatus
-from penstock.model.types import Estimate, ResourceRequest, ResourceVector, Usage
-from penstock.policies.explain import explain
+from penstock.ledger.derived.memory import MAX_RAISES, fair_share_mib
+from penstock.model.decisions.ledger_events import JobEnded
+from penstock.model.inputs.estimates import JobEstimated
+from penstock.model.inputs.external_events import TaskExited
+from penstock.model.nouns.transitions import JobStatus
+from penstock.model.nouns.types import Estimate, ResourceRequest, ResourceVector, Usage
+from penstock.why.explain import explain
 from penstock_services.gateway.core.access import Caller, Role
 from penstock_services.gateway.core.visible import reason_for
 from tests.support.driver import CellDriver, estimate, job_spec, kinds, node_spec

@@ -8,13 +8,10 @@ from msgspec.structs import replace
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
 from infra.codegen.examples import EXAMPLES
-from penstock.ledger.evolve import begin, evolve
-from penstock.ledger.state import CellState
-from penstock.model.decisions import DECISIONS
-from penstock.model.estimates import JobEstimated
-from penstock.model.event import Event, wire_type
-from penstock.model.external_events import JobSubmitted, NodeJoined, TaskExited, TaskStarted
-from penstock.model.ledger_events import (
+from penstock.ledger.fold.evolve import begin, evolve
+from penstock.ledger.state.state import CellState
+from penstock.model.decisions.decisions import DECISIONS
+from penstock.model.decisions.ledger_events import (
     Candidate,
     JobEnded,
     JobQueued,
@@ -23,9 +20,12 @@ from penstock.model.ledger_events import (
     PlacementDecided,
     PlacementExplanation,
 )
-from penstock.model.nodes import NodeSpec
-from penstock.model.plans import PlanAdopted, UnitRef
-from penstock.model.types import Estimate, JobSpec, ResourceVector, TaskPlacement
+from penstock.model.decisions.plans import PlanAdopted, UnitRef
+from penstock.model.inputs.estimates import JobEstimated
+from penstock.model.inputs.external_events import JobSubmitted, NodeJoined, TaskExited, TaskStarted
+from penstock.model.nouns.nodes import NodeSpec
+from penstock.model.nouns.types import Estimate, JobSpec, ResourceVector, TaskPlacement
+from penstock.model.schema.event import Event, wire_type
 from penstock.runtime.settings import Settings
 from penstock.runtime.tracing.phases import (
     SHOWN_OTHERWISE,

@@ -6,11 +6,11 @@ from string import ascii_letters
 import msgspec
 import pytest
 
-from penstock.ledger.evolve import evolve
-from penstock.model.codec import decode, encode
-from penstock.model.estimates import JobEstimated
-from penstock.model.event import wire_type
-from penstock.model.external_events import (
+from penstock.ledger.fold.evolve import evolve
+from penstock.model.decisions.ledger_events import JobEnded
+from penstock.model.decisions.orders import Peer, StartTask, StopTask, pack_peers, unpack_peers
+from penstock.model.inputs.estimates import JobEstimated
+from penstock.model.inputs.external_events import (
     GpuFaulted,
     JobCancelRequested,
     JobSubmitted,
@@ -23,12 +23,12 @@ from penstock.model.external_events import (
     TaskExited,
     TaskStarted,
 )
-from penstock.model.ledger_events import JobEnded
-from penstock.model.orders import Peer, StartTask, StopTask, pack_peers, unpack_peers
-from penstock.model.settings import PlacerSettings
-from penstock.model.topics import MAX_EVENT_BYTES
-from penstock.model.transitions import JobStatus, NodeStatus
-from penstock.model.types import MAX_GANG_TASKS
+from penstock.model.nouns.settings import PlacerSettings
+from penstock.model.nouns.transitions import JobStatus, NodeStatus
+from penstock.model.nouns.types import MAX_GANG_TASKS
+from penstock.model.schema.event import wire_type
+from penstock.model.schema.topics import MAX_EVENT_BYTES
+from penstock.model.wire.codec import decode, encode
 from tests.support.driver import CellDriver, estimate, job_spec, kinds, node_spec
 
 

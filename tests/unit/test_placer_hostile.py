@@ -2,8 +2,9 @@
 
 import pytest
 
-from penstock.model.estimates import JobEstimated
-from penstock.model.external_events import (
+from penstock.model.decisions.orders import StopTask
+from penstock.model.inputs.estimates import JobEstimated
+from penstock.model.inputs.external_events import (
     JobCancelRequested,
     JobSubmitted,
     NodeChanged,
@@ -12,11 +13,10 @@ from penstock.model.external_events import (
     RunningTask,
     TaskExited,
 )
-from penstock.model.orders import StopTask
+from penstock.model.nouns.settings import PlacerSettings
+from penstock.model.nouns.transitions import JobStatus
 from penstock.model.proposals import PlanProposed, ProposedJob, ProposedUnit
-from penstock.model.settings import PlacerSettings
-from penstock.model.transitions import JobStatus
-from penstock.model.validation import checked
+from penstock.model.schema.validation import checked
 from penstock_services.placer.core.orders import orphan_orders, start_orders
 from tests.support.driver import CellDriver, estimate, job_spec, kinds, node_spec
 

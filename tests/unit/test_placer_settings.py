@@ -3,7 +3,7 @@
 import pytest
 
 from penstock.errors import ConfigurationError
-from penstock.model.settings import PlacerSettings
+from penstock.model.nouns.settings import PlacerSettings
 from penstock.runtime.settings import Settings
 from penstock_services.placer.shell.term import placer_settings
 

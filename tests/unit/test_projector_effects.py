@@ -11,14 +11,20 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from infra.codegen.examples import EXAMPLES
-from penstock.ledger.record import GENESIS, Draft, read, write
-from penstock.ledger.replica import Replica
-from penstock.model.adjustments import BandwidthDecided, CoresDecided
-from penstock.model.decisions import BOOKKEEPING, DECISIONS
-from penstock.model.event import REGISTRY, Event, wire_type
-from penstock.model.external_events import GpuFaulted, JobCancelRequested, NodeChanged, NodeJoined, NodeLeft
-from penstock.model.settings import PlacerSettings
-from penstock.model.types import JobSpec
+from penstock.ledger.record.record import GENESIS, Draft, read, write
+from penstock.ledger.replica.replica import Replica
+from penstock.model.decisions.adjustments import BandwidthDecided, CoresDecided
+from penstock.model.decisions.decisions import BOOKKEEPING, DECISIONS
+from penstock.model.inputs.external_events import (
+    GpuFaulted,
+    JobCancelRequested,
+    NodeChanged,
+    NodeJoined,
+    NodeLeft,
+)
+from penstock.model.nouns.settings import PlacerSettings
+from penstock.model.nouns.types import JobSpec
+from penstock.model.schema.event import REGISTRY, Event, wire_type
 from penstock_services.projector.core.projection import Projection
 from penstock_services.projector.shell.store import REPLACED, _json
 from tests.support.hand_placer import HandPlacer, node_spec
@@ -71,7 +77,7 @@ def test_tables_do_not_depend_on_batches(seed: int, data: st.DataObject) -> None
 
 def test_forgotten_nodes_have_no_rows(monkeypatch: pytest.MonkeyPatch) -> None:
     """Machines come and go under new names, and one comes back: whatever the batches, its row is there and theirs are not."""
-    monkeypatch.setattr("penstock.ledger.departed.MAX_GONE_NODES", 2)
+    monkeypatch.setattr("penstock.ledger.derived.departed.MAX_GONE_NODES", 2)
     placer = HandPlacer()
     for number in [*range(8), 1, 8, 9]:
         placer.join(node_spec(f"n{number}", 2))

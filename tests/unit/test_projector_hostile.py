@@ -3,8 +3,8 @@
 import orjson
 import pytest
 
-from penstock.ledger.replica import Replica
-from penstock.model.external_events import TaskStarted
+from penstock.ledger.replica.replica import Replica
+from penstock.model.inputs.external_events import TaskStarted
 from penstock_services.projector.core.projection import Projection
 from penstock_services.projector.shell.store import LARGEST, _json, _saturate
 from tests.support.driver import CellDriver, node_spec

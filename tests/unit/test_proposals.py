@@ -6,26 +6,26 @@ import pytest
 
 from penstock.cli.event_text import describe
 from penstock.cli.explain import in_short
-from penstock.ledger.snapshot import dump, load
+from penstock.cluster.reasons import Reason
+from penstock.ledger.replica.snapshot import dump, load
 from penstock.log.port import MAX_RECORD_BYTES
-from penstock.model.codec import as_written, decode, encode
-from penstock.model.errors import TooBig
-from penstock.model.external_events import (
+from penstock.model.decisions.ledger_events import PlacementDecided, ProposalAnswered
+from penstock.model.decisions.plans import UnitRef
+from penstock.model.decisions.refusals import UnitRefused
+from penstock.model.inputs.external_events import (
     GpuFaulted,
     JobCancelRequested,
     JobHoldRequested,
     NodeCordoned,
     NodeSuspected,
 )
-from penstock.model.ledger_events import PlacementDecided, ProposalAnswered
-from penstock.model.plans import UnitRef
+from penstock.model.nouns.settings import PlacerSettings
+from penstock.model.nouns.transitions import JobStatus
 from penstock.model.proposals import CoresProposed, MigrationProposed, PlanProposed, ProposedJob, ProposedUnit
-from penstock.model.refusals import UnitRefused
-from penstock.model.settings import PlacerSettings
-from penstock.model.topics import MAX_EVENT_BYTES, MAX_PLAN_BYTES
-from penstock.model.transitions import JobStatus
-from penstock.policies.explain import explain
-from penstock.policies.reasons import Reason
+from penstock.model.schema.errors import TooBig
+from penstock.model.schema.topics import MAX_EVENT_BYTES, MAX_PLAN_BYTES
+from penstock.model.wire.codec import as_written, decode, encode
+from penstock.why.explain import explain
 from penstock_services.gateway.core.cloudevents import binary
 from penstock_services.gateway.core.problems import Problem
 from penstock_services.placer.core.step import Step
@@ -341,7 +341,7 @@ def test_a_refused_copy_is_refused_again() -> None:
 
 def test_ids_are_remembered_up_to_a_bound(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of 4,096 proposals: the oldest is forgotten first."""
-    monkeypatch.setattr("penstock.ledger.plans.MAX_PROPOSALS_REMEMBERED", 2)
+    monkeypatch.setattr("penstock.ledger.fold.plans.MAX_PROPOSALS_REMEMBERED", 2)
     cell = cell_of()
     for name in ("p1", "p2", "p3"):
         cell.feed(plan(unit(("ghost", "n1")), name=name))

@@ -8,8 +8,8 @@ import pytest
 from msgspec import Meta
 
 from infra.codegen.examples import EXAMPLES
-from penstock.model.event import Event
-from penstock.model.types import MAX_MS, Value
+from penstock.model.nouns.types import MAX_MS, Value
+from penstock.model.schema.event import Event
 from tests.faults.random_cells import PROFILES, at_extremes
 from tests.support.extremes import at_its_ends, leaves_of, legal
 

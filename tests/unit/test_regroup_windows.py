@@ -2,9 +2,9 @@
 
 from msgspec.structs import replace
 
-from penstock.model.ledger_events import PlacementDecided
-from penstock.model.plans import BatchWindowClosed, BatchWindowOpened
-from penstock.model.transitions import JobStatus
+from penstock.model.decisions.ledger_events import PlacementDecided
+from penstock.model.decisions.plans import BatchWindowClosed, BatchWindowOpened
+from penstock.model.nouns.transitions import JobStatus
 from tests.support.driver import CellDriver, estimate, node_spec
 from tests.support.small_stages import FirstFitRegroup, known_as
 from tests.unit.test_regrouping import facts, made_way, plan, unit

@@ -6,20 +6,26 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from penstock.ledger.snapshot import dump, load
-from penstock.model.external_events import JobCancelRequested, JobProgress, WorkProgressed
-from penstock.model.groups import GroupDecided, Turns
-from penstock.model.ledger_events import JobPreempted, JobRank, JobsRanked, PlacementDecided, ProposalAnswered
-from penstock.model.plans import PlanAdopted
+from penstock.ledger.replica.snapshot import dump, load
+from penstock.model.decisions.groups import GroupDecided, Turns
+from penstock.model.decisions.ledger_events import (
+    JobPreempted,
+    JobRank,
+    JobsRanked,
+    PlacementDecided,
+    ProposalAnswered,
+)
+from penstock.model.decisions.plans import PlanAdopted
+from penstock.model.inputs.external_events import JobCancelRequested, JobProgress, WorkProgressed
+from penstock.model.nouns.settings import PlacerSettings
+from penstock.model.nouns.transitions import JobStatus
+from penstock.model.nouns.types import Estimate
 from penstock.model.proposals import PlanProposed, ProposedJob, ProposedUnit
-from penstock.model.settings import PlacerSettings
-from penstock.model.transitions import JobStatus
-from penstock.model.types import Estimate
-from penstock.policies import plan_stops
-from penstock.policies.explain import explain
-from penstock.policies.group_plan import group_plan as nodes_and_stops
-from penstock.policies.regroup import Answer, PlannedGroup
-from penstock.policies.service import remaining_s
+from penstock.proposals import plan_stops
+from penstock.scheduling.groups.group_plan import group_plan as nodes_and_stops
+from penstock.scheduling.service import remaining_s
+from penstock.scheduling.stages.regroup import Answer, PlannedGroup
+from penstock.why.explain import explain
 from penstock_services.gateway.core.eta import ends_ms
 from penstock_services.placer.core.step import Step
 from tests.support.driver import CellDriver, estimate, job_spec, node_spec

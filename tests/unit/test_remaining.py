@@ -3,13 +3,13 @@
 import msgspec
 import pytest
 
-from penstock.ledger.snapshot import dump, load
-from penstock.model.estimates import Bounds, EtaEstimated
-from penstock.model.external_events import JobProgress, NodeCordoned, NodeLeft, WorkProgressed
-from penstock.model.settings import PlacerSettings
-from penstock.model.transitions import JobStatus
-from penstock.policies.explain import explain
-from penstock.policies.service import remaining_s
+from penstock.ledger.replica.snapshot import dump, load
+from penstock.model.inputs.estimates import Bounds, EtaEstimated
+from penstock.model.inputs.external_events import JobProgress, NodeCordoned, NodeLeft, WorkProgressed
+from penstock.model.nouns.settings import PlacerSettings
+from penstock.model.nouns.transitions import JobStatus
+from penstock.scheduling.service import remaining_s
+from penstock.why.explain import explain
 from penstock_services.gateway.core.eta import ends_ms, remaining
 from tests.support.driver import CellDriver, estimate, kinds, node_spec
 

@@ -3,8 +3,8 @@
 import msgspec
 import pytest
 
-from penstock.model.estimates import JobEstimated
-from penstock.model.transitions import JobStatus
+from penstock.model.inputs.estimates import JobEstimated
+from penstock.model.nouns.transitions import JobStatus
 from penstock_services.placer.core.guard import refusal
 from tests.support.driver import CellDriver, estimate, job_spec, kinds, node_spec
 

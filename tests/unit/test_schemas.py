@@ -19,11 +19,11 @@ from infra.codegen.compatibility import breaks
 from infra.codegen.examples import EXAMPLES
 from infra.codegen.released import RELEASED, problems
 from infra.codegen.schemas import LOCK, ROOT, Catalogue, check, event_schema, generate
-from penstock.model.additions import ANY, Addition
-from penstock.model.event import REGISTRY, Event, wire_type
-from penstock.model.topics import Topic
-from penstock.model.types import Identifier, ShortText, Value
-from penstock.model.upcasters import UPCASTERS
+from penstock.model.nouns.types import Identifier, ShortText, Value
+from penstock.model.schema.event import REGISTRY, Event, wire_type
+from penstock.model.schema.topics import Topic
+from penstock.model.wire.additions import ANY, Addition
+from penstock.model.wire.upcasters import UPCASTERS
 
 CANCEL = "penstock.job.cancel_requested"
 CANCEL_FILE = f"events/{CANCEL}/v1.json"
@@ -292,10 +292,10 @@ def test_a_new_version_needs_an_upcaster(published: Path) -> None:
 @pytest.mark.parametrize(
     ("model", "field", "what", "remedy"),
     [
-        (CancelLonger, "reason", "its bound was widened from 1024 to 2048", "penstock.model.additions"),
-        (Exited, "cause", "new values: evicted", "penstock.model.additions"),
+        (CancelLonger, "reason", "its bound was widened from 1024 to 2048", "penstock.model.wire.additions"),
+        (Exited, "cause", "new values: evicted", "penstock.model.wire.additions"),
         (Left, "proof", "new values: hearsay", "they lose the whole report; say it in a new optional field"),
-        (Stopped, "reason", "any value is allowed now", "penstock.model.additions"),
+        (Stopped, "reason", "any value is allowed now", "penstock.model.wire.additions"),
         (Answered, "verdict", "new values: drained", "raise VERSION"),
     ],
 )

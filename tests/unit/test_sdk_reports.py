@@ -15,8 +15,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from penstock.model.external_events import StagesMeasured, StepsMeasured, TelemetrySampled
-from penstock.model.validation import checked
+from penstock.model.inputs.external_events import StagesMeasured, StepsMeasured, TelemetrySampled
+from penstock.model.schema.validation import checked
 from penstock.sdk.core_waits import CoreWaits
 from penstock.sdk.lines import FIFO, LINE_BYTES, write_line
 from penstock.sdk.phases import phase

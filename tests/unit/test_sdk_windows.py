@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from penstock.model.external_events import StepsMeasured
+from penstock.model.inputs.external_events import StepsMeasured
 from penstock.sdk import progress as module
 from penstock.sdk.lines import write_line
 from penstock.sdk.progress import Meter

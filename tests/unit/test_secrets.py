@@ -5,9 +5,9 @@ from time import process_time
 
 import pytest
 
-from penstock.model.codec import decode, encode
-from penstock.model.external_events import JobSubmitted
-from penstock.model.types import JobSpec
+from penstock.model.inputs.external_events import JobSubmitted
+from penstock.model.nouns.types import JobSpec
+from penstock.model.wire.codec import decode, encode
 from penstock.sdk.jobfile import BadJob, parse_job
 from penstock.sdk.secrets import suspicions
 from penstock_services.node_reporter.shell.ports import SecretMissing

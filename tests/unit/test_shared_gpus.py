@@ -8,20 +8,20 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from penstock.ledger.check import check
-from penstock.ledger.index import Share
-from penstock.ledger.sharing import ALONE, Sharing
-from penstock.ledger.snapshot import dump, load
-from penstock.model.external_events import GpuFaulted, NodeChanged
-from penstock.model.nodes import Gpu, Isolation
+from penstock.cluster.assignment import assign
+from penstock.cluster.chance import LazyRng
+from penstock.ledger.check.check import check
+from penstock.ledger.replica.snapshot import dump, load
+from penstock.ledger.state.index import Share
+from penstock.ledger.state.job.sharing import ALONE, Sharing
+from penstock.model.inputs.external_events import GpuFaulted, NodeChanged
+from penstock.model.nouns.nodes import Gpu, Isolation
+from penstock.model.nouns.settings import PlacerSettings
+from penstock.model.nouns.types import Estimate, JobSpec, ResourceRequest, ResourceVector
 from penstock.model.proposals import PlanProposed, ProposedJob, ProposedUnit
-from penstock.model.settings import PlacerSettings
-from penstock.model.types import Estimate, JobSpec, ResourceRequest, ResourceVector
-from penstock.policies.assignment import assign
-from penstock.policies.chance import LazyRng
-from penstock.policies.liquid import Liquid
-from penstock.policies.profiles import PROFILES
-from penstock.policies.validate import validate
+from penstock.proposals.validate import validate
+from penstock.scheduling.place.liquid import Liquid
+from penstock.scheduling.profiles import PROFILES
 from penstock_services.estimator.core.resources.estimate import estimate as estimated
 from tests.support.driver import CellDriver, job_spec, node_spec
 

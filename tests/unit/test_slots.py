@@ -2,9 +2,9 @@
 
 from msgspec.structs import replace
 
-from penstock.model.external_events import NodeJoined, RunningTask, TaskStarted
-from penstock.model.nodes import NodeSpec
-from penstock.model.orders import StartTask
+from penstock.model.decisions.orders import StartTask
+from penstock.model.inputs.external_events import NodeJoined, RunningTask, TaskStarted
+from penstock.model.nouns.nodes import NodeSpec
 from tests.support.driver import CellDriver, estimate, job_spec, node_spec
 
 

@@ -6,14 +6,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from penstock.ledger import snapshot
-from penstock.ledger.check import check
-from penstock.ledger.evolve import FOLD_VERSION
-from penstock.ledger.record import RawRecord
-from penstock.ledger.replica import Replica
-from penstock.ledger.snapshot import Damaged, dump, format_id, load
-from penstock.ledger.state import CellState
-from penstock.model.types import JobSpec
+from penstock.ledger.check.check import check
+from penstock.ledger.fold.evolve import FOLD_VERSION
+from penstock.ledger.record.record import RawRecord
+from penstock.ledger.replica import snapshot
+from penstock.ledger.replica.replica import Replica
+from penstock.ledger.replica.snapshot import Damaged, dump, format_id, load
+from penstock.ledger.state.state import CellState
+from penstock.model.nouns.types import JobSpec
 from tests.support.hand_placer import HandPlacer, node_spec
 
 

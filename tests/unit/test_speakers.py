@@ -6,12 +6,18 @@ import pytest
 from msgspec import structs
 
 from infra.codegen.examples import EXAMPLES
-from penstock.model.envelope import Envelope, signed_bytes, to_wire
-from penstock.model.event import REGISTRY, Event, wire_type
-from penstock.model.external_events import JobProgress, NodeChanged, NodeJoined, TaskExited, WorkProgressed
-from penstock.model.speakers import RULES, Speaker, Subject
-from penstock.model.topics import INPUT_TOPICS
-from penstock.runtime.node_keys import NodeKeys, PlacerKeys
+from penstock.model.inputs.external_events import (
+    JobProgress,
+    NodeChanged,
+    NodeJoined,
+    TaskExited,
+    WorkProgressed,
+)
+from penstock.model.schema.event import REGISTRY, Event, wire_type
+from penstock.model.schema.topics import INPUT_TOPICS
+from penstock.model.wire.envelope import Envelope, signed_bytes, to_wire
+from penstock.model.wire.speakers import RULES, Speaker, Subject
+from penstock.runtime.keys.node_keys import NodeKeys, PlacerKeys
 from penstock_services.placer.core.answer import Answer, Input, Moment, answer_input
 from penstock_services.placer.core.guard import GUARDS, refusal
 from penstock_services.placer.shell.identity import Identity

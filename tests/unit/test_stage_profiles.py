@@ -2,10 +2,10 @@
 
 from msgspec.structs import replace
 
-from penstock.ledger.snapshot import dump, load
-from penstock.ledger.stages import MAX_PROFILES, near_counts, profile_of, stage_times, times_of
-from penstock.model.estimates import StagesProfiled
-from penstock.model.types import StageTimes
+from penstock.ledger.derived.stages import MAX_PROFILES, near_counts, profile_of, stage_times, times_of
+from penstock.ledger.replica.snapshot import dump, load
+from penstock.model.inputs.estimates import StagesProfiled
+from penstock.model.nouns.types import StageTimes
 from tests.support.driver import CellDriver, estimate, job_spec
 
 PROFILE = StagesProfiled(

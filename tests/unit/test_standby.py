@@ -1,9 +1,9 @@
 """When a placer that stands by loses patience."""
 
 from penstock.clock import LedgerClock
-from penstock.ledger.evolve import evolve
-from penstock.ledger.replica import Replica
-from penstock.model.ledger_events import TimerSet, TimerSubject
+from penstock.ledger.fold.evolve import evolve
+from penstock.ledger.replica.replica import Replica
+from penstock.model.decisions.ledger_events import TimerSet, TimerSubject
 from penstock_services.placer.shell.standby import TAKEOVER_MS, _patience_ms
 
 HOUR_MS = 3_600_000

@@ -2,12 +2,12 @@
 
 from msgspec.structs import replace
 
-from penstock.ledger import digest as digests
-from penstock.ledger.digest import DIGEST_EVERY, WINDOW, difference, digest, restated, round_of
-from penstock.ledger.record import Draft, Head, read_valid, write
-from penstock.ledger.replica import Replica
-from penstock.ledger.snapshot import dump, load
-from penstock.model.external_events import NodeCordoned
+from penstock.ledger.record.record import Draft, Head, read_valid, write
+from penstock.ledger.replica import digest as digests
+from penstock.ledger.replica.digest import DIGEST_EVERY, WINDOW, difference, digest, restated, round_of
+from penstock.ledger.replica.replica import Replica
+from penstock.ledger.replica.snapshot import dump, load
+from penstock.model.inputs.external_events import NodeCordoned
 from tests.support.driver import CellDriver, job_spec, node_spec
 
 JOBS = 3 * WINDOW + 7

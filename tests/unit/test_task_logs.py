@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from penstock.errors import ConfigurationError
-from penstock.runtime.log_archive import BLOCK_BYTES, ArchiveError, LogArchive
-from penstock.runtime.task_logs import (
+from penstock.runtime.files.log_archive import BLOCK_BYTES, ArchiveError, LogArchive
+from penstock.runtime.files.task_logs import (
     MAX_TAIL_BYTES,
     TIMES,
     TIMES_RECORD,

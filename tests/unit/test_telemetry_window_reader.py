@@ -5,9 +5,9 @@ import asyncio
 import pytest
 
 from penstock.log.topic_settings import topic_partitions
-from penstock.model.external_events import TelemetrySampled
-from penstock.policies.telemetry_windows import HELD_WINDOWS, WINDOW_MS, NodeWindow, window_of
-from penstock.runtime.telemetry import Sampled
+from penstock.model.inputs.external_events import TelemetrySampled
+from penstock.runtime.following.telemetry import Sampled
+from penstock.scheduling.acting.telemetry_windows import HELD_WINDOWS, WINDOW_MS, NodeWindow, window_of
 from penstock_services.contention_guard.shell.windows import Held, LogWindows
 from tests.support.memory_log import MemoryBroker, MemoryLog
 from tests.support.telemetry import message, sample

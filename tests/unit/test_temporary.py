@@ -3,14 +3,14 @@ service dies."""
 
 import pytest
 
-from penstock.ledger.evolve import begin
-from penstock.ledger.snapshot import dump, load
-from penstock.model.adjustments import ADJUSTED_FOR_MS, RENEWED_AFTER_MS
-from penstock.model.external_events import NodeJoined, NodeSuspected, RunningTask
-from penstock.model.nodes import BandwidthCap
+from penstock.ledger.fold.evolve import begin
+from penstock.ledger.replica.snapshot import dump, load
+from penstock.model.decisions.adjustments import ADJUSTED_FOR_MS, RENEWED_AFTER_MS
+from penstock.model.inputs.external_events import NodeJoined, NodeSuspected, RunningTask
+from penstock.model.nouns.nodes import BandwidthCap
+from penstock.model.nouns.settings import Contention
 from penstock.model.proposals import CoresProposed, ThrottleProposed
-from penstock.model.settings import Contention
-from penstock.policies.guard import PROPOSER
+from penstock.scheduling.acting.guard import PROPOSER
 from penstock_services.contention_guard.core.guard import ContentionGuard
 from penstock_services.placer.core.step import PlacerCore
 from tests.support.guarded_cell import GuardedCell, node

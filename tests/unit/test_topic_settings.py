@@ -7,7 +7,7 @@ import pytest
 from penstock.errors import ConfigurationError
 from penstock.log.kafka_setup import read_rights
 from penstock.log.topic_settings import suffices, topic_settings
-from penstock.model.topics import COMPACTED_TOPICS, GUARD_GROUPS, Topic
+from penstock.model.schema.topics import COMPACTED_TOPICS, GUARD_GROUPS, Topic
 
 
 def test_only_what_a_service_can_write_again_is_compacted() -> None:

@@ -7,8 +7,8 @@ import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
-from penstock.runtime.csv_import import TIMES, BadFile
-from penstock.runtime.times import EPOCH_S
+from penstock.runtime.files.csv_import import TIMES, BadFile
+from penstock.runtime.files.times import EPOCH_S
 from penstock.simulator.traces.cluster import nodes_of
 from penstock.simulator.traces.fitting import ClusterCapacity
 from penstock.simulator.traces.formats import OWN

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from penstock.runtime.csv_import import BadFile
+from penstock.runtime.files.csv_import import BadFile
 from penstock.simulator.traces.batch_systems import SACCT_COMMAND
 from penstock.simulator.traces.importing import read_trace
 from penstock.simulator.traces.jobs import TraceJob

@@ -6,7 +6,7 @@ from pathlib import Path
 import orjson
 import pytest
 
-from penstock.runtime.csv_import import SPANS, TIMES, BadFile
+from penstock.runtime.files.csv_import import SPANS, TIMES, BadFile
 from penstock.simulator.traces.cluster import BadCluster, nodes_of
 from penstock.simulator.traces.fitting import ClusterCapacity
 from penstock.simulator.traces.importing import locate, read_trace

@@ -10,7 +10,7 @@ import pytest
 
 from infra.codegen.docs import BLOCKS, UnknownBlock, regenerate, stale
 from infra.codegen.schemas import ROOT
-from penstock.model.transitions import (
+from penstock.model.nouns.transitions import (
     JOB_TRANSITIONS,
     NODE_TRANSITIONS,
     TASK_TRANSITIONS,
@@ -119,7 +119,7 @@ def test_nothing_that_holds_resources_ends_by_a_word() -> None:
 @pytest.mark.parametrize("seed", ["0", "1", "2"])
 def test_diagrams_do_not_depend_on_the_hash_seed(seed: str) -> None:
     """Each process hashes differently; the docs would differ in every other commit."""
-    code = "from penstock.model.transitions import *; print(mermaid(JOB_TRANSITIONS))"
+    code = "from penstock.model.nouns.transitions import *; print(mermaid(JOB_TRANSITIONS))"
     done = subprocess.run(
         [sys.executable, "-c", code],
         env={**os.environ, "PYTHONHASHSEED": seed},

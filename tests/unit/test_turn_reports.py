@@ -5,8 +5,8 @@ import os
 
 import pytest
 
-from penstock.model.external_events import StepsMeasured
-from penstock.model.groups import SPEED_STEP
+from penstock.model.decisions.groups import SPEED_STEP
+from penstock.model.inputs.external_events import StepsMeasured
 from penstock.sdk import progress, stages
 from penstock.sdk.progress import Meter
 from penstock.sdk.stages import Recorder

@@ -12,13 +12,11 @@ import msgspec
 import pytest
 from pydantic import ValidationError
 
-from penstock.model import allowed, commands, process_rules, types, worker_range
-from penstock.model.codec import decode, encode
-from penstock.model.commands import MAX_ARGUMENT_BYTES, MAX_ARGV_BYTES, command_fields
-from penstock.model.event import wire_type
-from penstock.model.external_events import JobSubmitted
-from penstock.model.nodes import Gpu, NodeSpec
-from penstock.model.types import (
+from penstock.model.inputs.external_events import JobSubmitted
+from penstock.model.nouns import allowed, commands, process_rules, types, worker_range
+from penstock.model.nouns.commands import MAX_ARGUMENT_BYTES, MAX_ARGV_BYTES, command_fields
+from penstock.model.nouns.nodes import Gpu, NodeSpec
+from penstock.model.nouns.types import (
     MAX_ENV_ENTRIES,
     MAX_GANG_TASKS,
     MAX_GPUS_PER_NODE,
@@ -31,7 +29,9 @@ from penstock.model.types import (
     Usage,
     Value,
 )
-from penstock.model.validation import checked
+from penstock.model.schema.event import wire_type
+from penstock.model.schema.validation import checked
+from penstock.model.wire.codec import decode, encode
 from penstock.sdk.jobfile import BadJob, parse_job
 
 UNITS = ("_mib", "_mbps", "_ms", "_percent", "_std", "_bytes")
@@ -263,7 +263,7 @@ def test_the_nouns_import_nothing_that_acts() -> None:
     for module in (types, allowed, worker_range, process_rules):
         tree = ast.parse(inspect.getsource(module))
         imported = {node.module for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)}
-        assert imported <= {"typing", "collections.abc", "msgspec", "penstock.model.commands", *nouns}
+        assert imported <= {"typing", "collections.abc", "msgspec", "penstock.model.nouns.commands", *nouns}
         assert not [node for node in ast.walk(tree) if isinstance(node, ast.Import)]
     packing = ast.walk(ast.parse(inspect.getsource(commands)))
     found = {alias.name for node in packing if isinstance(node, ast.Import) for alias in node.names}

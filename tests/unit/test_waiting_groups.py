@@ -4,14 +4,14 @@ from typing import Any
 
 import pytest
 
-from penstock.ledger.snapshot import dump, load
-from penstock.model.external_events import GpuFaulted, JobCancelRequested, NodeCordoned, NodeSuspected
-from penstock.model.groups import GroupDecided
-from penstock.model.ledger_events import PlacementDecided, ProposalAnswered
-from penstock.model.settings import PlacerSettings
-from penstock.model.transitions import JobStatus
-from penstock.policies.explain import explain
-from penstock.policies.reasons import Reason
+from penstock.cluster.reasons import Reason
+from penstock.ledger.replica.snapshot import dump, load
+from penstock.model.decisions.groups import GroupDecided
+from penstock.model.decisions.ledger_events import PlacementDecided, ProposalAnswered
+from penstock.model.inputs.external_events import GpuFaulted, JobCancelRequested, NodeCordoned, NodeSuspected
+from penstock.model.nouns.settings import PlacerSettings
+from penstock.model.nouns.transitions import JobStatus
+from penstock.why.explain import explain
 from penstock_services.placer.core.step import Step
 from tests.support.driver import job_spec, node_spec
 from tests.unit.test_groups import BOTH, Cell, free, needs

@@ -1,9 +1,9 @@
 """Stories of deadlines: each wait in the queue counts, and deadlines of jobs on silent nodes."""
 
-from penstock.model.external_events import JobCancelRequested, NodeCordoned, NodeLeft, NodeSuspected
-from penstock.model.ledger_events import StopDecided
-from penstock.model.transitions import JobStatus
-from penstock.policies.explain import explain
+from penstock.model.decisions.ledger_events import StopDecided
+from penstock.model.inputs.external_events import JobCancelRequested, NodeCordoned, NodeLeft, NodeSuspected
+from penstock.model.nouns.transitions import JobStatus
+from penstock.why.explain import explain
 from tests.support.driver import CellDriver, estimate, job_spec, node_spec
 
 

@@ -3,15 +3,15 @@
 import pytest
 from msgspec.structs import replace
 
-from penstock.ledger.evolve import evolve
-from penstock.ledger.snapshot import dump, load
-from penstock.model.adjustments import ADJUSTED_FOR_MS, MAX_THROTTLES
-from penstock.model.estimates import JobEstimated
-from penstock.model.external_events import JobCancelRequested, JobSubmitted, NodeJoined
+from penstock.ledger.fold.evolve import evolve
+from penstock.ledger.replica.snapshot import dump, load
+from penstock.model.decisions.adjustments import ADJUSTED_FOR_MS, MAX_THROTTLES
+from penstock.model.inputs.estimates import JobEstimated
+from penstock.model.inputs.external_events import JobCancelRequested, JobSubmitted, NodeJoined
+from penstock.model.nouns.settings import Contention, PlacerSettings
 from penstock.model.proposals import CoresProposed, PlanProposed, ProposedJob, ProposedUnit, ThrottleProposed
-from penstock.model.settings import Contention, PlacerSettings
-from penstock.policies.guard import PROPOSER
-from penstock.policies.liveness import stalled
+from penstock.scheduling.acting.guard import PROPOSER
+from penstock.scheduling.liveness import stalled
 from tests.support.driver import CellDriver, estimate, job_spec, node_spec
 from tests.support.guarded_cell import GuardedCell, node
 

@@ -8,13 +8,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.ledger.record import read
-from penstock.model.codec import decode, encode
-from penstock.model.event import REGISTRY
-from penstock.model.external_events import JobProgress, TaskExited
-from penstock.model.settings import PlacerSettings
-from penstock.model.types import ResourceVector, Usage
-from penstock.model.validation import checked_json
+from penstock.ledger.record.record import read
+from penstock.model.inputs.external_events import JobProgress, TaskExited
+from penstock.model.nouns.settings import PlacerSettings
+from penstock.model.nouns.types import ResourceVector, Usage
+from penstock.model.schema.event import REGISTRY
+from penstock.model.schema.validation import checked_json
+from penstock.model.wire.codec import decode, encode
 from penstock.simulator.engine import Simulation
 from penstock.simulator.job_models.model import Constant
 from penstock.simulator.job_models.steady import SteadyWork

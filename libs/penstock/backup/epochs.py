@@ -11,7 +11,7 @@ import msgspec
 
 from penstock.errors import ConfigurationError
 from penstock.log.archive import write_durably
-from penstock.model.token import MAX_EPOCH
+from penstock.model.nouns.token import MAX_EPOCH
 
 REGISTER = "epochs.json"
 

@@ -10,8 +10,8 @@ from pathlib import Path
 
 from penstock.backup.manifest import CopiedFile, digest_of
 from penstock.errors import ConfigurationError
-from penstock.runtime.log_keys import VARIABLE as NODE_LOG_KEY
-from penstock.runtime.node_keys import OPERATOR_KEY, TRUST_LOG
+from penstock.runtime.keys.log_keys import VARIABLE as NODE_LOG_KEY
+from penstock.runtime.keys.node_keys import OPERATOR_KEY, TRUST_LOG
 
 CODE = "PENSTOCK_CODE_DIR"
 VARIABLES = (

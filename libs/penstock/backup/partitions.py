@@ -11,12 +11,12 @@ from typing import NamedTuple
 
 from penstock.backup.manifest import CopiedHead, CopiedPartition, digest_of
 from penstock.errors import ConfigurationError, LogError
-from penstock.ledger.record import GENESIS, Head, read_valid, record_id
+from penstock.ledger.record.record import GENESIS, Head, read_valid, record_id
 from penstock.log.archive import INDEX, Archive, Writer
 from penstock.log.port import MAX_BATCH_RECORDS, Log, Message, Partition, Record
-from penstock.model.event import wire_type
-from penstock.model.ledger_events import LedgerAccepted
-from penstock.runtime.snapshots import Written
+from penstock.model.decisions.ledger_events import LedgerAccepted
+from penstock.model.schema.event import wire_type
+from penstock.runtime.following.snapshots import Written
 
 READ_WITHIN_MS = 30_000  # the records exist; a log that returns none for so long is broken
 

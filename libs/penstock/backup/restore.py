@@ -23,11 +23,11 @@ from penstock.errors import ConfigurationError, LogError
 from penstock.log.open import open_log
 from penstock.log.port import Log
 from penstock.log.topic_settings import topic_partitions
-from penstock.model.topics import Topic
-from penstock.model.types import MAX_TEXT
+from penstock.model.nouns.types import MAX_TEXT
+from penstock.model.schema.topics import Topic
+from penstock.runtime.following.snapshots import head_id_at
 from penstock.runtime.race import all_of
 from penstock.runtime.settings import Settings
-from penstock.runtime.snapshots import head_id_at
 from penstock_services.placer.shell.accept import accept_ledger
 
 

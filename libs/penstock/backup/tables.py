@@ -16,8 +16,8 @@ import asyncpg
 from penstock.backup.manifest import TABLES, CopiedSchema, CopiedTable, packing
 from penstock.errors import ConfigurationError, StoreError
 from penstock.local.postgres_setup import schemas
-from penstock.runtime.database_roles import CONNECT_TIMEOUT_S
-from penstock.runtime.migrations import Migration, load_migrations, migrate
+from penstock.runtime.database.database_roles import CONNECT_TIMEOUT_S
+from penstock.runtime.database.migrations import Migration, load_migrations, migrate
 
 CHUNK_BYTES = 1 << 20  # unpacked at once: memory stays bounded
 _COLUMNS = """

@@ -37,11 +37,11 @@ from penstock.clock import wall_ms
 from penstock.errors import ConfigurationError
 from penstock.log.open import open_log
 from penstock.log.port import Log, Partition
-from penstock.model.topics import INPUT_TOPICS, Topic
-from penstock.runtime.migrations import schema_of
+from penstock.model.schema.topics import INPUT_TOPICS, Topic
+from penstock.runtime.database.migrations import schema_of
+from penstock.runtime.following.snapshots import Written, projected
 from penstock.runtime.race import all_of
 from penstock.runtime.settings import Settings
-from penstock.runtime.snapshots import Written, projected
 
 
 def partitions_of(cell_index: int) -> list[Partition]:

@@ -9,9 +9,9 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from penstock.model.codec import as_written
-from penstock.model.followers import PIPELINE_GONE
-from penstock.model.types import JobSpec
+from penstock.model.inputs.followers import PIPELINE_GONE
+from penstock.model.nouns.types import JobSpec
+from penstock.model.wire.codec import as_written
 
 INTERRUPTED = "its submit was interrupted"
 """Reason of the cancellation by `submit` itself."""

@@ -7,8 +7,8 @@ from penstock.cli.output import Format, dump, remark
 from penstock.client import Client
 from penstock.client.connection import TIMEOUT_S, WORKER_TIMEOUT_S
 from penstock.exits import Stop
-from penstock.model.codec import as_written
-from penstock.model.types import JobSpec
+from penstock.model.nouns.types import JobSpec
+from penstock.model.wire.codec import as_written
 from penstock.sdk.job_warnings import warnings_of
 
 

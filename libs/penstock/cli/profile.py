@@ -21,8 +21,8 @@ from penstock.client import Client
 from penstock.client.connection import WORKER_TIMEOUT_S
 from penstock.counting import count
 from penstock.exits import OF_JOB, Exit, Stop
-from penstock.model.commands import command_fields
-from penstock.model.types import JobSpec, RetryPolicy
+from penstock.model.nouns.commands import command_fields
+from penstock.model.nouns.types import JobSpec, RetryPolicy
 from penstock.screen import console, plain_table
 from penstock.sdk.progress import PROFILE_ITERATIONS
 

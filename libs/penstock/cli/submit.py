@@ -18,8 +18,8 @@ from penstock.cli.signals import exit_code, held, terminable
 from penstock.client import Client, NotPermitted
 from penstock.client.connection import TIMEOUT_S, WORKER_TIMEOUT_S
 from penstock.exits import Exit, Stop
-from penstock.model.codec import as_written
-from penstock.model.types import Category, Companions, JobSpec, Trait
+from penstock.model.nouns.types import Category, Companions, JobSpec, Trait
+from penstock.model.wire.codec import as_written
 from penstock.redaction import brief
 from penstock.sdk.code_archive import Packed
 

@@ -10,7 +10,7 @@ from rich.table import Table
 from penstock.cli.event_text import numbers, reason_of
 from penstock.cli.follow import phases_ms
 from penstock.cli.output import duration, memory, short_id, state
-from penstock.model.types import WHOLE_GPU
+from penstock.model.nouns.types import WHOLE_GPU
 from penstock.screen import plain_table
 
 Row = Mapping[str, Any]

@@ -16,7 +16,7 @@ from penstock.client.errors import (
 )
 from penstock.client.models import Checkpoint, Eta, Event, Job, Node, Page, Status, Task, TaskCores, Why
 from penstock.client.sync import Client, FinishedJob, JobHandle
-from penstock.model.types import JobSpec
+from penstock.model.nouns.types import JobSpec
 
 __all__ = [
     "AsyncClient", "AsyncFinishedJob", "AsyncJobHandle", "BadField", "BadRequest", "Checkpoint", "Client", "ClientError",

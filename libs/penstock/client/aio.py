@@ -48,7 +48,7 @@ from penstock.client.streams import (
     StreamEvent,
     Waiting,
 )
-from penstock.model.types import JobSpec
+from penstock.model.nouns.types import JobSpec
 from penstock.sdk.code_archive import Packed
 from penstock.session_lines import PROTOCOL, UPGRADE
 

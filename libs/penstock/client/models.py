@@ -9,7 +9,7 @@ from typing import Any, Literal, TypeVar
 from msgspec import Struct, field
 
 from penstock.exits import of_job
-from penstock.model.types import Estimate, JobSpec
+from penstock.model.nouns.types import Estimate, JobSpec
 
 T = TypeVar("T")
 

@@ -33,9 +33,9 @@ from penstock.client.models import (
     Tasks,
     Why,
 )
-from penstock.model.codec import as_written
-from penstock.model.job_ids import STARTS_LIKE_AN_ID
-from penstock.model.types import JobSpec
+from penstock.model.nouns.job_ids import STARTS_LIKE_AN_ID
+from penstock.model.nouns.types import JobSpec
+from penstock.model.wire.codec import as_written
 from penstock.redaction import brief
 from penstock.retry import Backoff
 from penstock.sdk.code_archive import Packed

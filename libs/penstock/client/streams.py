@@ -15,7 +15,7 @@ from penstock.client.connection import TIMEOUT_S, Connection
 from penstock.client.errors import ClientError, GatewayFault, WaitTimeout
 from penstock.client.models import Event, Job
 from penstock.client.steps import FIRST_PAUSE_S, LAST_PAUSE_S, PASSING
-from penstock.model.followers import MAX_FOLLOWED
+from penstock.model.inputs.followers import MAX_FOLLOWED
 from penstock.retry import Backoff
 
 # The gateway sends comments into idle streams more often; silence beyond this means a dead connection.

@@ -47,7 +47,7 @@ from penstock.client.streams import (
     StreamEvent,
     Waiting,
 )
-from penstock.model.types import JobSpec
+from penstock.model.nouns.types import JobSpec
 from penstock.sdk.code_archive import Packed
 
 T = TypeVar("T")

@@ -8,7 +8,7 @@ from typing import Any
 
 from penstock.imports.keys import Imported, Keys, Notes
 from penstock.imports.shell import adapted
-from penstock.model.types import MAX_GPUS_PER_NODE
+from penstock.model.nouns.types import MAX_GPUS_PER_NODE
 
 EXPERIMENT: Mapping[str, str] = MappingProxyType(
     {

@@ -10,16 +10,16 @@ from typing import Any, NamedTuple
 import msgspec
 import orjson
 
-from penstock.ledger.adjusted import Adjustment
-from penstock.ledger.evolve_moves import taken
-from penstock.ledger.index import bits
-from penstock.ledger.job_state import JobState, TaskState
-from penstock.ledger.lease import proven_ms
-from penstock.ledger.node_state import NodeState
-from penstock.ledger.resuming import resumed
-from penstock.ledger.state import CellState
-from penstock.model.transitions import NodeStatus, TaskStatus
-from penstock.model.types import WHOLE_GPU, Value
+from penstock.ledger.derived.resuming import resumed
+from penstock.ledger.fold.evolve_moves import taken
+from penstock.ledger.state.index import bits
+from penstock.ledger.state.job.adjusted import Adjustment
+from penstock.ledger.state.job.job_state import JobState, TaskState
+from penstock.ledger.state.lease import proven_ms
+from penstock.ledger.state.node.node_state import NodeState
+from penstock.ledger.state.state import CellState
+from penstock.model.nouns.transitions import NodeStatus, TaskStatus
+from penstock.model.nouns.types import WHOLE_GPU, Value
 
 Row = dict[str, Any]
 

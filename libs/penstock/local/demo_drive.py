@@ -14,7 +14,7 @@ from penstock.errors import PenstockError
 from penstock.local.demo_jobs import DemoJob
 from penstock.local.demo_part import ENDED, STARTED, Part
 from penstock.local.demo_screen import Show
-from penstock.model.codec import as_written
+from penstock.model.wire.codec import as_written
 
 TICK_S = 0.5  # running times on the screen; the gateway is asked only when an event brings a change
 BURST_S = 0.1  # events of so long lead to one look

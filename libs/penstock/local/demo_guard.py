@@ -14,8 +14,8 @@ from penstock.cli.tables import measures
 from penstock.counting import count
 from penstock.local.demo_jobs import DemoJob
 from penstock.local.demo_part import STEPS, Cell, Event, Part, Say
-from penstock.policies.settling import Settling
-from penstock.policies.telemetry_windows import WINDOW_MS, Latest, TaskWindow
+from penstock.scheduling.acting.settling import Settling
+from penstock.scheduling.acting.telemetry_windows import WINDOW_MS, Latest, TaskWindow
 
 MARGIN = 2  # reports of the training: the guard's windows begin at other moments than those of this module
 ACTS = 30

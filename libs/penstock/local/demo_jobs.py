@@ -10,7 +10,7 @@ from typing import Any
 import yaml
 
 from penstock.errors import ConfigurationError
-from penstock.model.types import JobSpec
+from penstock.model.nouns.types import JobSpec
 from penstock.sdk.jobfile import parse_job
 from penstock.sdk.progress import PROFILE_ITERATIONS
 

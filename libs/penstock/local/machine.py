@@ -98,7 +98,7 @@ def _private(env: Mapping[str, str]) -> Iterator[Finding]:
 
 def _operator_key(env: Mapping[str, str]) -> Iterator[Finding]:
     if env.get("PENSTOCK_OPERATOR_KEY"):
-        from penstock.runtime.node_keys import operator_key
+        from penstock.runtime.keys.node_keys import operator_key
 
         key = operator_key(env)
         yield Finding(
@@ -110,7 +110,7 @@ def _operator_key(env: Mapping[str, str]) -> Iterator[Finding]:
 def _log_archive(env: Mapping[str, str]) -> Iterator[Finding]:
     """The archive of tasks' output; the packages for its store must be installed."""
     if env.get(ARCHIVE):
-        from penstock.runtime.log_archive import LogArchive
+        from penstock.runtime.files.log_archive import LogArchive
 
         yield Finding("output's archive", LogArchive(env[ARCHIVE]).name)
 

@@ -26,9 +26,9 @@ from penstock.errors import ConfigurationError, StoreError
 from penstock.log.embedded_roles import NODE_REPORTER, grant_log, grant_node, node_role, role_of
 from penstock.log.kafka_setup import MAX_CELLS, read_rights
 from penstock.log.topic_settings import Rights
-from penstock.model.types import Identifier
-from penstock.runtime.database_roles import CONNECT_TIMEOUT_S, ensure_role, password_of, url_for
-from penstock.runtime.migrations import schema_of
+from penstock.model.nouns.types import Identifier
+from penstock.runtime.database.database_roles import CONNECT_TIMEOUT_S, ensure_role, password_of, url_for
+from penstock.runtime.database.migrations import schema_of
 from penstock.runtime.settings import Settings
 from penstock_services.estimator.shell.store import estimator_schema
 from penstock_services.gateway.shell.store import gateway_schema

@@ -22,9 +22,9 @@ from penstock.log.kafka_topics import Found
 from penstock.log.open import log_hosts, open_log
 from penstock.log.port import Partition
 from penstock.log.topic_settings import topic_partitions
-from penstock.model.topics import Topic
+from penstock.model.schema.topics import Topic
 from penstock.redaction import without_password
-from penstock.runtime.migrations import load_migrations, schema_of
+from penstock.runtime.database.migrations import load_migrations, schema_of
 from penstock.tls import SYSTEM_CA, client_context, speaks_tls
 
 REACH_S = 8.0  # for a server to answer

@@ -11,10 +11,10 @@ from typing import NamedTuple, cast
 from penstock.errors import PenstockError
 from penstock.local.children import all_ready, watched
 from penstock.log.port import Log
-from penstock.policies.profiles import known_profile
 from penstock.runtime.race import cancelled
 from penstock.runtime.service import Run
 from penstock.runtime.settings import Settings
+from penstock.scheduling.profiles import known_profile
 
 logger = logging.getLogger(__name__)
 

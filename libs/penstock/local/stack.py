@@ -20,7 +20,7 @@ from rich.console import Console
 from rich.markup import escape
 
 from penstock.errors import ConfigurationError
-from penstock.ledger.record import UndecodableRecord
+from penstock.ledger.record.record import UndecodableRecord
 from penstock.local.children import (
     FIRST_BACKOFF_S,
     START_TIMEOUT_S,
@@ -35,16 +35,16 @@ from penstock.local.services import NAMES, all_services, check_settings
 from penstock.local.tasks import end_leftover_tasks, reap_orphans
 from penstock.log.open import open_log
 from penstock.log.port import Log
-from penstock.model.topics import CELL_TOPICS, NODE_PARTITIONS, Topic
-from penstock.runtime.database_roles import node_urls
-from penstock.runtime.log_keys import VARIABLE as LOG_KEY
-from penstock.runtime.node_keys import OPERATOR_KEY, key_file_at
+from penstock.model.schema.topics import CELL_TOPICS, NODE_PARTITIONS, Topic
+from penstock.runtime.database.database_roles import node_urls
+from penstock.runtime.database.postgres import DSN_VARIABLE, PostgresServer, resolve_dsn
+from penstock.runtime.database.postgres_server import free_port
+from penstock.runtime.files.task_logs import ARCHIVE
+from penstock.runtime.keys.log_keys import VARIABLE as LOG_KEY
+from penstock.runtime.keys.node_keys import OPERATOR_KEY, key_file_at
 from penstock.runtime.parents import adopt_orphans
-from penstock.runtime.postgres import DSN_VARIABLE, PostgresServer, resolve_dsn
-from penstock.runtime.postgres_server import free_port
 from penstock.runtime.race import cancelled
 from penstock.runtime.settings import Settings
-from penstock.runtime.task_logs import ARCHIVE
 
 logger = logging.getLogger(__name__)
 

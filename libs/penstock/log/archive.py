@@ -21,7 +21,7 @@ from typing import Any
 import msgspec
 
 from penstock.errors import ConfigurationError
-from penstock.ledger.record import NO_PARENT, record_id
+from penstock.ledger.record.record import NO_PARENT, record_id
 from penstock.log.port import Partition, Record
 
 SEGMENT_RECORDS = 20_000  # one read of the archive loads a whole segment into memory

@@ -9,7 +9,7 @@ from collections import deque
 from collections.abc import Iterable, Mapping
 
 from penstock.errors import ConfigurationError
-from penstock.ledger.record import record_id
+from penstock.ledger.record.record import record_id
 from penstock.log.archive import Archive, Index
 from penstock.log.lookup import records_at
 from penstock.log.over import LogOver

@@ -7,12 +7,12 @@ from hashlib import sha256
 
 from penstock.clock import wall_ms
 from penstock.log.port import Message, Partition, Record
-from penstock.model.differences import StateDiffers
-from penstock.model.envelope import Envelope, to_wire
-from penstock.model.errors import Reason
-from penstock.model.external_events import DeadLettered
-from penstock.model.outline import outline, outline_of_header
-from penstock.model.topics import Topic
+from penstock.model.inputs.differences import StateDiffers
+from penstock.model.inputs.external_events import DeadLettered
+from penstock.model.schema.errors import Reason
+from penstock.model.schema.outline import outline, outline_of_header
+from penstock.model.schema.topics import Topic
+from penstock.model.wire.envelope import Envelope, to_wire
 
 MAX_HEADERS = 32
 MAX_HEADER_CHARS = 512

@@ -14,7 +14,7 @@ import asyncpg
 
 from penstock.log.embedded_schema import ADD_PARTITIONS, ensure_schema
 from penstock.log.topic_settings import FOR_EVER, JOIN, RETENTION_MS, Rights, topic_partitions
-from penstock.model.topics import Topic
+from penstock.model.schema.topics import Topic
 
 NODE_REPORTER = "node-reporter"
 NODE_REPORTER_RIGHTS: Rights = {

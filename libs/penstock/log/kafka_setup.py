@@ -20,7 +20,7 @@ from penstock.errors import ConfigurationError
 from penstock.log.kafka import KafkaLog
 from penstock.log.open import open_log
 from penstock.log.topic_settings import JOIN, Rights, topic_partitions
-from penstock.model.topics import GUARD_GROUPS, Topic
+from penstock.model.schema.topics import GUARD_GROUPS, Topic
 
 MAX_CELLS = 1_000  # PENSTOCK_CELL_INDEX is 0–999
 

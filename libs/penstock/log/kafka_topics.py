@@ -15,7 +15,7 @@ from aiokafka.errors import for_code
 from penstock.errors import ConfigurationError, LogError, NotAllowed
 from penstock.log.aiokafka_gaps import alter_topic_configs, create_group_acl, create_topic_acl, delete_acls
 from penstock.log.topic_settings import MAX_REPLICAS, suffices, topic_settings
-from penstock.model.topics import CELL_TOPICS
+from penstock.model.schema.topics import CELL_TOPICS
 from penstock.retry import retry
 
 LOOK_S = 0.05  # between two looks for a topic

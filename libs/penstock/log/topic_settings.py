@@ -6,7 +6,7 @@ One table for creating topics, for verifying those that exist, and for the docum
 from collections.abc import Mapping
 from types import MappingProxyType
 
-from penstock.model.topics import (
+from penstock.model.schema.topics import (
     CELL_TOPICS,
     COMPACTED_TOPICS,
     INPUT_TOPICS,

@@ -4,14 +4,14 @@ from typing import Annotated, Literal
 
 from msgspec import Meta
 
-from penstock.model.adjustments import AdjustmentCause
-from penstock.model.event import Event, event
-from penstock.model.groups import Turns
-from penstock.model.ledger_events import MAX_RANKS, JobRank
-from penstock.model.moves import MoveCause
-from penstock.model.plans import MAX_PLANNED_STOPS, MAX_PROPOSED_UNITS
-from penstock.model.topics import MAX_PLAN_BYTES, Topic
-from penstock.model.types import MAX_GANG_TASKS, Identifier, Milliseconds, ShortText, Value
+from penstock.model.decisions.adjustments import AdjustmentCause
+from penstock.model.decisions.groups import Turns
+from penstock.model.decisions.ledger_events import MAX_RANKS, JobRank
+from penstock.model.decisions.moves import MoveCause
+from penstock.model.decisions.plans import MAX_PLANNED_STOPS, MAX_PROPOSED_UNITS
+from penstock.model.nouns.types import MAX_GANG_TASKS, Identifier, Milliseconds, ShortText, Value
+from penstock.model.schema.event import Event, event
+from penstock.model.schema.topics import MAX_PLAN_BYTES, Topic
 
 MAX_UNIT_JOBS = 256
 ANSWER_WITHIN_MS = 10_000

@@ -11,7 +11,7 @@ from collections.abc import Callable, Coroutine
 from typing import TypeVar
 
 from penstock.errors import ConfigurationError, NotAllowed, PenstockError
-from penstock.ledger.record import UndecodableRecord
+from penstock.ledger.record.record import UndecodableRecord
 from penstock.retry import Backoff
 from penstock.runtime.race import first_of
 

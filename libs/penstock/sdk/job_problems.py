@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 from pydantic import BaseModel
 from pydantic_core import ErrorDetails
 
-from penstock.model.commands import INTO_A_FILE
+from penstock.model.nouns.commands import INTO_A_FILE
 from penstock.redaction import brief
 from penstock.sdk.equivalents import key
 from penstock.sdk.job_sections import NUMBER, RANGE, units_of

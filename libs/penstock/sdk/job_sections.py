@@ -7,7 +7,7 @@ from typing import Annotated, Self, get_args
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, WithJsonSchema, model_validator
 from pydantic.fields import FieldInfo
 
-from penstock.model.types import (
+from penstock.model.nouns.types import (
     MAX_CORES_PER_NODE,
     MAX_GPUS_PER_NODE,
     MAX_WORKERS,
@@ -16,7 +16,7 @@ from penstock.model.types import (
     NodeTerm,
     ShortText,
 )
-from penstock.model.validation import constraint
+from penstock.model.schema.validation import constraint
 from penstock.sdk.units import (
     DURATION_PATTERN,
     MBIT_PER_UNIT,

@@ -4,7 +4,7 @@ import re
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from penstock.model.types import JobSpec
+from penstock.model.nouns.types import JobSpec
 from penstock.sdk.command_words import slips
 from penstock.sdk.secrets import remedy, suspicions
 

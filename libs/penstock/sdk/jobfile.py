@@ -12,10 +12,10 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BaseModel, Discriminator, Field, Tag, ValidationError
 
-from penstock.model import commands
-from penstock.model.gpu_names import counted_wrongly
-from penstock.model.job_ids import is_generated
-from penstock.model.types import (
+from penstock.model.nouns import commands
+from penstock.model.nouns.gpu_names import counted_wrongly
+from penstock.model.nouns.job_ids import is_generated
+from penstock.model.nouns.types import (
     MAX_ENV_ENTRIES,
     MAX_WORKERS,
     WHOLE_GPU,
@@ -26,8 +26,8 @@ from penstock.model.types import (
     Qos,
     Trait,
 )
-from penstock.model.validation import checked
-from penstock.model.worker_range import wrong_shape
+from penstock.model.nouns.worker_range import wrong_shape
+from penstock.model.schema.validation import checked
 from penstock.sdk.command_words import slips, with_script
 from penstock.sdk.job_problems import Problem, not_utf8, problem_of
 from penstock.sdk.job_sections import (

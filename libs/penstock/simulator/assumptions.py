@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Literal, NamedTuple
 
-from penstock.policies.profiles import READ_DURATIONS
+from penstock.scheduling.profiles import READ_DURATIONS
 from penstock.simulator.engine import Durations, Options
 from penstock.simulator.job_models.model import Work
 from penstock.simulator.job_models.restarts import RestartingWork

@@ -3,12 +3,12 @@
 from collections.abc import Callable, Sequence
 from time import perf_counter
 
-from penstock.model.event import Event
-from penstock.model.external_events import NodeJoined
-from penstock.model.ledger_events import TermStarted, TimerFired
-from penstock.model.nodes import NodeSpec
-from penstock.model.orders import Order
-from penstock.model.settings import PlacerSettings
+from penstock.model.decisions.ledger_events import TermStarted, TimerFired
+from penstock.model.decisions.orders import Order
+from penstock.model.inputs.external_events import NodeJoined
+from penstock.model.nouns.nodes import NodeSpec
+from penstock.model.nouns.settings import PlacerSettings
+from penstock.model.schema.event import Event
 from penstock_services.placer.core.orders import ORDERS
 from penstock_services.placer.core.recorder import Recorder, Sink
 from penstock_services.placer.core.step import Failure, PlacerCore, Step

@@ -21,16 +21,17 @@ from typing import Any, Literal, NamedTuple
 
 import msgspec
 
-from penstock.ledger.check import check
-from penstock.ledger.job_state import JobState
-from penstock.model import external_events, ledger_events
-from penstock.model.arrays import CoresReclaimed
-from penstock.model.estimates import JobEstimated
-from penstock.model.event import Event
-from penstock.model.nodes import NodeSpec
-from penstock.model.settings import PlacerSettings
-from penstock.model.transitions import JobStatus
-from penstock.model.types import WHOLE_GPU, Estimate, JobSpec
+from penstock.ledger.check.check import check
+from penstock.ledger.state.job.job_state import JobState
+from penstock.model.decisions import ledger_events
+from penstock.model.decisions.arrays import CoresReclaimed
+from penstock.model.inputs import external_events
+from penstock.model.inputs.estimates import JobEstimated
+from penstock.model.nouns.nodes import NodeSpec
+from penstock.model.nouns.settings import PlacerSettings
+from penstock.model.nouns.transitions import JobStatus
+from penstock.model.nouns.types import WHOLE_GPU, Estimate, JobSpec
+from penstock.model.schema.event import Event
 from penstock.simulator.cell import Cell
 from penstock.simulator.held_gpus import HeldGpus
 from penstock.simulator.job_models.model import Checkpoint, PhaseChange, Work, allocations, capped

@@ -3,11 +3,11 @@
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from penstock.ledger.groups import others
-from penstock.ledger.job_state import JobState
-from penstock.ledger.state import CellState
-from penstock.model.ledger_events import PlacementDecided
-from penstock.model.types import TaskPlacement
+from penstock.ledger.derived.groups import others
+from penstock.ledger.state.job.job_state import JobState
+from penstock.ledger.state.state import CellState
+from penstock.model.decisions.ledger_events import PlacementDecided
+from penstock.model.nouns.types import TaskPlacement
 
 
 @dataclass(slots=True)

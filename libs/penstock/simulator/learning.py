@@ -10,10 +10,10 @@ from collections.abc import MutableMapping, Sequence
 
 from msgspec.structs import replace
 
-from penstock.model.estimates import JobEstimated
-from penstock.model.event import Event
-from penstock.model.topics import Topic
-from penstock.model.types import Estimate, JobSpec
+from penstock.model.inputs.estimates import JobEstimated
+from penstock.model.nouns.types import Estimate, JobSpec
+from penstock.model.schema.event import Event
+from penstock.model.schema.topics import Topic
 from penstock.simulator.services import Input
 from penstock_services.estimator.core.eta.updates import EtaUpdates
 from penstock_services.estimator.core.resources.estimate import HistoryTier, estimate

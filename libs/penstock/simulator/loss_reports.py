@@ -2,8 +2,8 @@
 
 from math import ceil
 
-from penstock.ledger.job_state import JobState
-from penstock.model.external_events import TelemetrySampled
+from penstock.ledger.state.job.job_state import JobState
+from penstock.model.inputs.external_events import TelemetrySampled
 from penstock.simulator.job_models.model import LossReport
 from penstock_services.node_reporter.core.losses import LossFilter
 

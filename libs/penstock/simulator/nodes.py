@@ -9,8 +9,8 @@ import signal
 from collections.abc import Callable, Sequence
 from typing import NamedTuple, Protocol
 
-from penstock.model.event import Event
-from penstock.model.nodes import NodeSpec
+from penstock.model.nouns.nodes import NodeSpec
+from penstock.model.schema.event import Event
 from penstock_services.node_reporter.core.actions import (
     AskToSave,
     CapBandwidth,

@@ -10,7 +10,7 @@ from types import FrameType
 
 import numpy as np
 
-from penstock.model.settings import PlacerSettings
+from penstock.model.nouns.settings import PlacerSettings
 from penstock.simulator.engine import Durations, Simulation, Unsound
 from penstock.simulator.job_models.model import NotMeasured
 from penstock.simulator.meter import Figures

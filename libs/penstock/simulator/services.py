@@ -14,11 +14,11 @@ from collections.abc import Callable, Sequence
 from time import perf_counter
 from typing import NamedTuple, Protocol
 
-from penstock.model.codec import decode, encode
-from penstock.model.errors import EventError
-from penstock.model.event import Event, wire_type
-from penstock.model.external_events import TelemetrySampled
-from penstock.model.topics import Topic
+from penstock.model.inputs.external_events import TelemetrySampled
+from penstock.model.schema.errors import EventError
+from penstock.model.schema.event import Event, wire_type
+from penstock.model.schema.topics import Topic
+from penstock.model.wire.codec import decode, encode
 
 Input = bytes | TelemetrySampled
 """A record of the ledger, as its bytes, or a sample."""

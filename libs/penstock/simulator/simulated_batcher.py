@@ -2,8 +2,8 @@
 
 from time import perf_counter
 
-from penstock.ledger.state import CellState
-from penstock.model.external_events import TelemetrySampled
+from penstock.ledger.state.state import CellState
+from penstock.model.inputs.external_events import TelemetrySampled
 from penstock.model.proposals import PlanProposed
 from penstock_services.batcher.core.batcher import Batcher, Work, plans, solve
 from penstock_services.placer.core.step import Step

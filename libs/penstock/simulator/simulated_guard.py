@@ -1,8 +1,8 @@
 """The contention-guard of a simulated cell: its own core, beside the placer's state. It takes no time."""
 
-from penstock.ledger.state import CellState
-from penstock.model.external_events import TelemetrySampled
-from penstock.policies.telemetry_windows import NodeWindow, matters, merged, window_of
+from penstock.ledger.state.state import CellState
+from penstock.model.inputs.external_events import TelemetrySampled
+from penstock.scheduling.acting.telemetry_windows import NodeWindow, matters, merged, window_of
 from penstock.simulator.simulated_proposer import SimulatedProposer
 from penstock_services.contention_guard.core.guard import Adjusting, ContentionGuard
 

@@ -1,7 +1,7 @@
 """The migrator of a simulated cell: its own core, beside the placer's state. It takes no time."""
 
-from penstock.ledger.state import CellState
-from penstock.model.external_events import TelemetrySampled
+from penstock.ledger.state.state import CellState
+from penstock.model.inputs.external_events import TelemetrySampled
 from penstock.model.proposals import MigrationProposed
 from penstock.simulator.simulated_proposer import SimulatedProposer
 from penstock_services.migrator.core.migrator import Migrator

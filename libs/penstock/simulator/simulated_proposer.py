@@ -2,9 +2,9 @@
 
 from typing import Generic, TypeVar
 
-from penstock.ledger.state import CellState
+from penstock.ledger.state.state import CellState
 from penstock.model.proposals import Proposal
-from penstock.runtime.proposing import Core
+from penstock.runtime.following.proposing import Core
 from penstock_services.placer.core.step import Step
 
 Sent = TypeVar("Sent", bound=Proposal)

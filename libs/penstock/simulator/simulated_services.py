@@ -7,10 +7,10 @@ no time to fold. They act after all other events of a moment, so that a moment h
 from collections.abc import Sequence
 from typing import Protocol
 
-from penstock.ledger.state import CellState
-from penstock.model.event import Event
-from penstock.model.external_events import TelemetrySampled
-from penstock.model.settings import PlacerSettings
+from penstock.ledger.state.state import CellState
+from penstock.model.inputs.external_events import TelemetrySampled
+from penstock.model.nouns.settings import PlacerSettings
+from penstock.model.schema.event import Event
 from penstock.simulator.simulated_batcher import SimulatedBatcher
 from penstock.simulator.simulated_guard import SimulatedGuard
 from penstock.simulator.simulated_migrator import SimulatedMigrator

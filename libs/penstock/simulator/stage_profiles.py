@@ -8,7 +8,7 @@ from zlib import crc32
 
 import numpy as np
 
-from penstock.model.types import StageTimes
+from penstock.model.nouns.types import StageTimes
 from penstock.simulator.traces.jobs import Stages, TraceJob
 
 Kind = tuple[str, int | None, int, Stages]

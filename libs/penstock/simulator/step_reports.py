@@ -8,7 +8,7 @@ import heapq
 from itertools import count
 from typing import NamedTuple
 
-from penstock.model.external_events import StepsMeasured
+from penstock.model.inputs.external_events import StepsMeasured
 from penstock.simulator.traces.jobs import TraceJob
 
 FIRST_S = 30.0

@@ -5,9 +5,9 @@ from math import ceil
 
 import msgspec
 
-from penstock.model.settings import PlacerSettings
-from penstock.model.types import WHOLE_GPU, Estimate, JobSpec, Qos, ResourceRequest
-from penstock.policies.profiles import profile_for
+from penstock.model.nouns.settings import PlacerSettings
+from penstock.model.nouns.types import WHOLE_GPU, Estimate, JobSpec, Qos, ResourceRequest
+from penstock.scheduling.profiles import profile_for
 from penstock.simulator.traces.jobs import Shape, TraceJob, gang_of
 from penstock.simulator.traces.resources import COMMAND, request_of
 from penstock_services.estimator.core.resources.estimate import estimate

@@ -6,9 +6,9 @@ The placer does not read telemetry: it goes to the simulated and the attached se
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from penstock.ledger.state import CellState
-from penstock.model.external_events import TelemetrySampled
-from penstock.policies.settling import AGREES
+from penstock.ledger.state.state import CellState
+from penstock.model.inputs.external_events import TelemetrySampled
+from penstock.scheduling.acting.settling import AGREES
 from penstock.simulator.job_models.model import LossReport, Pace
 from penstock.simulator.loss_reports import LossReports
 from penstock.simulator.services import Services

@@ -8,9 +8,9 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 from penstock.log.open import open_log
-from penstock.model.codec import as_written
-from penstock.model.types import JobSpec
-from penstock.runtime.amended_log import AmendedLog
+from penstock.model.nouns.types import JobSpec
+from penstock.model.wire.codec import as_written
+from penstock.runtime.following.amended_log import AmendedLog
 from penstock.runtime.settings import Settings
 from penstock.runtime.tracing.tracer import Tracing
 from penstock_services.estimator.core.step_time.profiling import Asked

@@ -12,13 +12,13 @@ from typing import Any, NamedTuple
 import asyncpg
 import orjson
 
-from penstock.ledger.replica import Replica
+from penstock.ledger.replica.replica import Replica
 from penstock.log.port import Log, Partition
-from penstock.model.topics import Topic
-from penstock.model.types import Estimate, JobSpec
-from penstock.model.validation import checked
+from penstock.model.nouns.types import Estimate, JobSpec
+from penstock.model.schema.topics import Topic
+from penstock.model.schema.validation import checked
+from penstock.runtime.following.snapshots import Until, load_latest
 from penstock.runtime.settings import Settings
-from penstock.runtime.snapshots import Until, load_latest
 from penstock_services.estimator.core.from_snapshot import begin_at
 from penstock_services.estimator.core.model_lifecycle import InUse
 from penstock_services.estimator.core.resource_model.tier import ModelTier

@@ -12,10 +12,10 @@ import typer
 from penstock.charts import files
 from penstock.charts.report import Table
 from penstock.exits import BadCommand
-from penstock.model.event import Event, wire_type
-from penstock.model.topics import Topic
-from penstock.runtime.csv_import import BadFile
-from penstock.runtime.event_import import read_events, read_ledger
+from penstock.model.schema.event import Event, wire_type
+from penstock.model.schema.topics import Topic
+from penstock.runtime.files.csv_import import BadFile
+from penstock.runtime.files.event_import import read_events, read_ledger
 from penstock.screen import console, plain_table, write_json
 from penstock_services.estimator import report_tables
 from penstock_services.estimator.core.accuracy import Accuracy, accuracy_of

@@ -13,7 +13,7 @@ from penstock import commandline
 from penstock.exits import Exit, Stop
 from penstock.log.open import open_log
 from penstock.log.port import Log
-from penstock.model.topics import INPUT_TOPICS, Topic
+from penstock.model.schema.topics import INPUT_TOPICS, Topic
 from penstock.runtime.service import main as serve
 from penstock.runtime.settings import Settings
 from penstock_services.placer.shell import accept

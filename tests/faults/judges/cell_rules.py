@@ -10,16 +10,28 @@ leases), `alarm` (a stall is reported, and nothing else is).
 from itertools import product
 from typing import Any
 
-from penstock.ledger.check import check
-from penstock.ledger.evolve import begin, evolve
-from penstock.ledger.job_state import JobState
-from penstock.ledger.node_state import NodeState
-from penstock.ledger.snapshot import dump, load
-from penstock.ledger.state import CellState
-from penstock.model.adjustments import ADJUSTED_FOR_MS, MAX_THROTTLES, BandwidthDecided, CoresDecided
-from penstock.model.estimates import JobEstimated
-from penstock.model.event import Event
-from penstock.model.external_events import (
+from penstock.ledger.check.check import check
+from penstock.ledger.fold.evolve import begin, evolve
+from penstock.ledger.replica.snapshot import dump, load
+from penstock.ledger.state.job.job_state import JobState
+from penstock.ledger.state.node.node_state import NodeState
+from penstock.ledger.state.state import CellState
+from penstock.model.decisions.adjustments import (
+    ADJUSTED_FOR_MS,
+    MAX_THROTTLES,
+    BandwidthDecided,
+    CoresDecided,
+)
+from penstock.model.decisions.ledger_events import (
+    JobRequeued,
+    NodeProbed,
+    PlacementDecided,
+    ProbeExpired,
+    TaskLost,
+)
+from penstock.model.decisions.orders import StartTask
+from penstock.model.inputs.estimates import JobEstimated
+from penstock.model.inputs.external_events import (
     GpuFaulted,
     JobSubmitted,
     NodeJoined,
@@ -27,17 +39,10 @@ from penstock.model.external_events import (
     ProbeSent,
     TaskExited,
 )
-from penstock.model.ledger_events import (
-    JobRequeued,
-    NodeProbed,
-    PlacementDecided,
-    ProbeExpired,
-    TaskLost,
-)
-from penstock.model.orders import StartTask
-from penstock.model.transitions import JobStatus, NodeStatus
-from penstock.model.types import WHOLE_GPU, Estimate, JobSpec, ResourceVector
-from penstock.policies.liveness import stalled
+from penstock.model.nouns.transitions import JobStatus, NodeStatus
+from penstock.model.nouns.types import WHOLE_GPU, Estimate, JobSpec, ResourceVector
+from penstock.model.schema.event import Event
+from penstock.scheduling.liveness import stalled
 from penstock_services.placer.core.orders import start_orders
 
 MAX_LOSSES = 10  # as `penstock_services/placer/README.md` promises

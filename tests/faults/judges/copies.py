@@ -19,10 +19,10 @@ from penstock.backup.manifest import LOG, Manifest, archive_in, write_manifest
 from penstock.backup.progress import Progress
 from penstock.backup.verify import verify
 from penstock.errors import ConfigurationError
-from penstock.ledger.record import read
+from penstock.ledger.record.record import read
 from penstock.log.port import Message, Partition, Record
 from penstock.log.topic_settings import topic_partitions
-from penstock.model.topics import INPUT_TOPICS, Topic
+from penstock.model.schema.topics import INPUT_TOPICS, Topic
 from penstock.runtime.settings import Settings
 from tests.faults.judges.cell_rules import Broken
 from tests.faults.laboratory.patching import posing

@@ -17,8 +17,8 @@ import msgspec
 import numpy as np
 
 from penstock.errors import PenstockError
-from penstock.model.orders import CheckpointSource, HandOverCheckpoint
-from penstock.runtime.node_keys import NodeKeys
+from penstock.model.decisions.orders import CheckpointSource, HandOverCheckpoint
+from penstock.runtime.keys.node_keys import NodeKeys
 from penstock_services.node_reporter.shell.checkpoint_bundle import Digests, Manifest, ending, pack
 from penstock_services.node_reporter.shell.checkpoint_fetch import CheckpointFetcher, Place, Stream
 from penstock_services.node_reporter.shell.checkpoint_folders import CheckpointFolders

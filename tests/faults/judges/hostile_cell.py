@@ -9,18 +9,19 @@ from typing import Any
 import numpy as np
 from msgspec.structs import replace
 
-from penstock.ledger.job_state import JobState
-from penstock.ledger.replica import Replica
-from penstock.ledger.snapshot import dump
-from penstock.model.adjustments import (
+from penstock.ledger.replica.replica import Replica
+from penstock.ledger.replica.snapshot import dump
+from penstock.ledger.state.job.job_state import JobState
+from penstock.model.decisions.adjustments import (
     ADJUSTED_FOR_MS,
     RENEWED_AFTER_MS,
     BandwidthDecided,
     CoresDecided,
     TaskAdjusted,
 )
-from penstock.model.event import Event
-from penstock.model.external_events import (
+from penstock.model.decisions.ledger_events import TimerSet, TimerSubject
+from penstock.model.decisions.orders import ProbeNode
+from penstock.model.inputs.external_events import (
     GpuFaulted,
     JobCancelRequested,
     NodeJoined,
@@ -30,14 +31,13 @@ from penstock.model.external_events import (
     TaskExited,
     TaskStarted,
 )
-from penstock.model.ledger_events import TimerSet, TimerSubject
-from penstock.model.nodes import Isolation, NodeSpec
-from penstock.model.orders import ProbeNode
+from penstock.model.nouns.nodes import Isolation, NodeSpec
+from penstock.model.nouns.settings import Contention, PlacerSettings
+from penstock.model.nouns.transitions import JobStatus, NodeStatus, TaskStatus
+from penstock.model.nouns.types import MAX_MS
 from penstock.model.proposals import CoresProposed, PlanProposed, ProposedJob, ProposedUnit, ThrottleProposed
-from penstock.model.settings import Contention, PlacerSettings
-from penstock.model.transitions import JobStatus, NodeStatus, TaskStatus
-from penstock.model.types import MAX_MS
-from penstock.policies.guard import PROPOSER
+from penstock.model.schema.event import Event
+from penstock.scheduling.acting.guard import PROPOSER
 from penstock_services.placer.core.decide import Decider
 from penstock_services.placer.core.orders import notices_of, orders_of
 from penstock_services.placer.core.step import Step

@@ -13,8 +13,8 @@ import numpy as np
 from penstock.clock import boot_s
 from penstock.errors import LogError
 from penstock.log.port import Partition
-from penstock.model.orders import StartTask
-from penstock.model.topics import Topic
+from penstock.model.decisions.orders import StartTask
+from penstock.model.schema.topics import Topic
 from penstock_services.node_reporter.core.state import NodeState, Status, Task
 from penstock_services.node_reporter.shell.lease import Lease, LeaseLapsed
 from tests.faults.judges.cell_rules import Broken

@@ -10,22 +10,22 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from penstock.ledger.amendment import propose
-from penstock.ledger.record import Amended, Draft, Head, UndecodableRecord, write
-from penstock.ledger.replica import Replica
-from penstock.ledger.snapshot import dump
+from penstock.ledger.record.amendment import propose
+from penstock.ledger.record.record import Amended, Draft, Head, UndecodableRecord, write
+from penstock.ledger.replica.replica import Replica
+from penstock.ledger.replica.snapshot import dump
 from penstock.log.port import Message, Partition
-from penstock.model.amendments import AmendedFact, LedgerAmended
-from penstock.model.envelope import Envelope, signed_bytes, to_wire
-from penstock.model.event import Event
-from penstock.model.external_events import GpuFaulted, JobSubmitted, NodeJoined
-from penstock.model.ledger_events import CellFrozen, TermStarted, TimerSet, TimerSubject
-from penstock.model.plans import PlanAdopted, PlanUnit
-from penstock.model.settings import PlacerSettings
-from penstock.model.topics import Topic
-from penstock.model.types import MAX_MS
-from penstock.runtime.amended_log import AmendedLog, Repairs, Signer
-from penstock.runtime.node_keys import operators_code
+from penstock.model.decisions.ledger_events import CellFrozen, TermStarted, TimerSet, TimerSubject
+from penstock.model.decisions.plans import PlanAdopted, PlanUnit
+from penstock.model.inputs.amendments import AmendedFact, LedgerAmended
+from penstock.model.inputs.external_events import GpuFaulted, JobSubmitted, NodeJoined
+from penstock.model.nouns.settings import PlacerSettings
+from penstock.model.nouns.types import MAX_MS
+from penstock.model.schema.event import Event
+from penstock.model.schema.topics import Topic
+from penstock.model.wire.envelope import Envelope, signed_bytes, to_wire
+from penstock.runtime.following.amended_log import AmendedLog, Repairs, Signer
+from penstock.runtime.keys.node_keys import operators_code
 from tests.faults.judges.cell_rules import Broken
 from tests.support.driver import job_spec, node_spec
 from tests.support.memory_log import MemoryBroker, MemoryLog

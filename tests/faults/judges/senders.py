@@ -10,10 +10,8 @@ import numpy as np
 from msgspec import structs
 
 from infra.codegen.examples import EXAMPLES
-from penstock.ledger.snapshot import dump, load
-from penstock.model.envelope import Envelope, Headers, signed_bytes, to_wire
-from penstock.model.event import Event, wire_type
-from penstock.model.external_events import (
+from penstock.ledger.replica.snapshot import dump, load
+from penstock.model.inputs.external_events import (
     JobProgress,
     NodeChanged,
     NodeCordoned,
@@ -23,8 +21,10 @@ from penstock.model.external_events import (
     NodeUncordoned,
     WorkProgressed,
 )
-from penstock.model.topics import Topic
-from penstock.runtime.node_keys import NodeKeys, PlacerKeys, operators_code
+from penstock.model.schema.event import Event, wire_type
+from penstock.model.schema.topics import Topic
+from penstock.model.wire.envelope import Envelope, Headers, signed_bytes, to_wire
+from penstock.runtime.keys.node_keys import NodeKeys, PlacerKeys, operators_code
 from penstock_services.placer.core.answer import Input, Moment, answer_input
 from penstock_services.placer.core.step import PlacerCore
 from penstock_services.placer.shell.identity import Identity

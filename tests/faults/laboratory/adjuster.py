@@ -2,12 +2,12 @@
 
 from typing import Any, get_args
 
-from penstock.ledger.job_state import TaskState
-from penstock.ledger.state import CellState
+from penstock.ledger.state.job.job_state import TaskState
+from penstock.ledger.state.state import CellState
 from penstock.log.port import Message
-from penstock.model.adjustments import AdjustmentCause
+from penstock.model.decisions.adjustments import AdjustmentCause
+from penstock.model.nouns.transitions import TaskStatus
 from penstock.model.proposals import CoresProposed, ThrottleProposed
-from penstock.model.transitions import TaskStatus
 from tests.faults.laboratory.log import Broker
 from tests.faults.laboratory.wire import message, orders_of
 from tests.faults.laboratory.world import World

@@ -5,20 +5,21 @@ from typing import Any
 
 from msgspec.structs import replace as but
 
-from penstock.ledger import evolve_adjustments
-from penstock.ledger.masks import full_mask
-from penstock.ledger.state import CellState
-from penstock.model.adjustments import CoresDecided
-from penstock.model.orders import SetBandwidth, SetCores
-from penstock.model.transitions import TaskStatus
-from penstock.policies import validate_adjustments
+from penstock.ledger.fold import evolve_adjustments
+from penstock.ledger.state.masks import full_mask
+from penstock.ledger.state.state import CellState
+from penstock.model.decisions.adjustments import CoresDecided
+from penstock.model.decisions.orders import SetBandwidth, SetCores
+from penstock.model.nouns.transitions import TaskStatus
+from penstock.proposals import validate_adjustments
 from penstock_services.node_reporter.core import adjustments
 from penstock_services.node_reporter.core.actions import SetAffinity
 from penstock_services.node_reporter.core.inputs import Done
 from penstock_services.node_reporter.core.state import Put, Status
 from penstock_services.node_reporter.shell.adjustments import carry_out
-from penstock_services.placer.core import guard, orders, proposals
+from penstock_services.placer.core import guard, orders
 from penstock_services.placer.core.decide import Decider
+from penstock_services.placer.core.plans import proposals
 from tests.faults.laboratory.patching import accepting, filtered, mutant, nothing, posing, replace
 
 # ------------------------------------------------------------------------------------------------- the node-reporter

@@ -4,8 +4,8 @@ import re
 from typing import TYPE_CHECKING
 
 from penstock.errors import ConfigurationError, LogError
-from penstock.model.topics import Topic
-from penstock.runtime.signatures import SEED_BYTES
+from penstock.model.schema.topics import Topic
+from penstock.runtime.keys.signatures import SEED_BYTES
 from penstock_services.placer.shell import service as placer
 from penstock_services.placer.shell.accept import accept_input, accept_ledger
 from penstock_services.placer.shell.term import Fenced

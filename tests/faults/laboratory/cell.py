@@ -16,18 +16,18 @@ from typing import NamedTuple
 import numpy as np
 
 from penstock.errors import ConfigurationError, OffsetOutOfRange
-from penstock.ledger.replica import Replica
-from penstock.ledger.snapshot import dump, load
-from penstock.ledger.state import CellState
+from penstock.ledger.replica.replica import Replica
+from penstock.ledger.replica.snapshot import dump, load
+from penstock.ledger.state.state import CellState
 from penstock.log.port import Log, Message, Partition, Record
-from penstock.model.external_events import JobCancelRequested, JobSubmitted
-from penstock.model.nodes import NodeSpec
-from penstock.model.settings import PlacerSettings
-from penstock.model.topics import INPUT_TOPICS, Topic
-from penstock.policies.profiles import profile_for
+from penstock.model.inputs.external_events import JobCancelRequested, JobSubmitted
+from penstock.model.nouns.nodes import NodeSpec
+from penstock.model.nouns.settings import PlacerSettings
+from penstock.model.schema.topics import INPUT_TOPICS, Topic
+from penstock.runtime.following.snapshots import Written, head_id_at
 from penstock.runtime.service import Run
 from penstock.runtime.settings import Settings
-from penstock.runtime.snapshots import Written, head_id_at
+from penstock.scheduling.profiles import profile_for
 from penstock_services.batcher.shell import service as batcher
 from penstock_services.estimator.shell import service as estimator
 from penstock_services.node_reporter.options import Options as NodeOptions
@@ -67,7 +67,7 @@ RESTARTED_AFTER_S = 5.0  # a service that cannot work
 SNAPSHOT_EVERY = 25  # valid records
 COMPARE_EVERY = 16  # records between two looks at whether placer and ledger agree
 LEASES_MS = (20_000, 60_000)
-SLOWEST_CLOCK = 0.846  # of a node: `penstock.ledger.lease.wait_ms`
+SLOWEST_CLOCK = 0.846  # of a node: `penstock.ledger.state.lease.wait_ms`
 LEDGER = Partition(Topic.LEDGER, 0)
 LOGS = ("kafka", "embedded", "kafka")
 """What the log behaves as, by seed: see `laboratory.log`. Their number is prime to `run.REPLAY_EVERY`."""

@@ -5,11 +5,12 @@ from typing import Any
 
 from msgspec import structs
 
-from penstock.ledger import evolve_jobs, evolve_tasks, resuming
-from penstock.ledger.job_state import JobState
-from penstock.ledger.state import CellState
-from penstock.model.external_events import TaskCheckpointed
-from penstock.model.ledger_events import JobRequeued
+from penstock.ledger.derived import resuming
+from penstock.ledger.fold import evolve_jobs, evolve_tasks
+from penstock.ledger.state.job.job_state import JobState
+from penstock.ledger.state.state import CellState
+from penstock.model.decisions.ledger_events import JobRequeued
+from penstock.model.inputs.external_events import TaskCheckpointed
 from penstock_services.node_reporter.shell.fetches import Fetches
 from penstock_services.placer.core import orders
 from tests.faults.laboratory.patching import mutant, replace

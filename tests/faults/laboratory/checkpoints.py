@@ -10,8 +10,8 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from penstock.clock import wall_ms
-from penstock.model.external_events import CheckpointFetched
-from penstock.model.orders import CheckpointSource, HandOverCheckpoint, StartTask
+from penstock.model.decisions.orders import CheckpointSource, HandOverCheckpoint, StartTask
+from penstock.model.inputs.external_events import CheckpointFetched
 from penstock_services.node_reporter.shell.checkpoint_folders import age, covers
 from penstock_services.node_reporter.shell.ports import Key
 from tests.faults.laboratory.wire import keys_of

@@ -14,7 +14,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
-from penstock.policies.profiles import PROFILES
+from penstock.scheduling.profiles import PROFILES
 from tests.faults.laboratory.cell import LOGS, Options
 from tests.faults.laboratory.ending import NAMES, RANDOM
 from tests.faults.laboratory.nemesis import FAULTS

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from penstock.model.nodes import NodeSpec
+from penstock.model.nouns.nodes import NodeSpec
 
 if TYPE_CHECKING:
     from tests.faults.laboratory.machine import Machine, TaskProcess

@@ -12,12 +12,12 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from penstock.ledger.job_state import JobState, TaskState
-from penstock.ledger.state import CellState
-from penstock.model.adjustments import ADJUSTED_FOR_MS
-from penstock.model.external_events import NodeSuspected
-from penstock.model.transitions import JobStatus, NodeStatus, TaskStatus
-from penstock.policies.liveness import stalled
+from penstock.ledger.state.job.job_state import JobState, TaskState
+from penstock.ledger.state.state import CellState
+from penstock.model.decisions.adjustments import ADJUSTED_FOR_MS
+from penstock.model.inputs.external_events import NodeSuspected
+from penstock.model.nouns.transitions import JobStatus, NodeStatus, TaskStatus
+from penstock.scheduling.liveness import stalled
 from tests.faults.laboratory.adjuster import OPERATOR
 from tests.faults.laboratory.jobs import SUCCEEDED, SimulatedJob
 from tests.faults.laboratory.process import Service

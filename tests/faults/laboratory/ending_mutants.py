@@ -1,6 +1,7 @@
 """Mutants of what is temporary: measures that outlive the service which took them."""
 
-from penstock_services.placer.core import adjustments, lease
+from penstock_services.placer.core.members import lease
+from penstock_services.placer.core.plans import adjustments
 from tests.faults.laboratory.patching import mutant, nothing, replace
 
 GUARD = "contention-guard"

@@ -8,11 +8,11 @@ from contextlib import contextmanager
 from types import SimpleNamespace
 from typing import Any
 
-from penstock.ledger.record import UndecodableRecord
-from penstock.model.transitions import IllegalTransition
-from penstock.model.types import JobSpec, StageTimes
-from penstock.policies.interleaving import RESOURCES
+from penstock.ledger.record.record import UndecodableRecord
+from penstock.model.nouns.transitions import IllegalTransition
+from penstock.model.nouns.types import JobSpec, StageTimes
 from penstock.runtime import crash_only, failpoints
+from penstock.scheduling.groups.interleaving import RESOURCES
 from penstock_services.estimator.core.stages.registry import StageRegistry
 from tests.faults.laboratory.jobs import CONFIGURATIONS
 from tests.faults.laboratory.patching import posing

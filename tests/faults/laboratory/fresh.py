@@ -3,9 +3,9 @@
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from penstock.ledger.record import Head
-from penstock.ledger.replica import Replica
-from penstock.ledger.snapshot import load
+from penstock.ledger.record.record import Head
+from penstock.ledger.replica.replica import Replica
+from penstock.ledger.replica.snapshot import load
 from penstock_services.placer.shell.replay import Replayer
 from tests.faults.laboratory.log import Broker, Connection
 from tests.faults.ledger_rules import Violation

@@ -5,16 +5,19 @@ from typing import Any
 
 from msgspec.structs import replace as replaced
 
-from penstock.ledger import evolve_groups, evolve_sharing, evolve_tasks, groups, snapshot
-from penstock.ledger.evolve import HANDLERS
-from penstock.ledger.state import CellState
-from penstock.model.groups import GroupDecided
-from penstock.model.ledger_events import PlacementDecided
-from penstock.policies import room, validate_groups
+from penstock.ledger.derived import groups
+from penstock.ledger.fold import evolve_groups, evolve_sharing, evolve_tasks
+from penstock.ledger.fold.evolve import HANDLERS
+from penstock.ledger.replica import snapshot
+from penstock.ledger.state.state import CellState
+from penstock.model.decisions.groups import GroupDecided
+from penstock.model.decisions.ledger_events import PlacementDecided
+from penstock.proposals import allocation
+from penstock.scheduling.groups import validate_groups
 from penstock_services.node_reporter.core import gpu_shares
-from penstock_services.placer.core import groups as decisions
-from penstock_services.placer.core import units
 from penstock_services.placer.core.common import stop
+from penstock_services.placer.core.plans import groups as decisions
+from penstock_services.placer.core.plans import units
 from tests.faults.laboratory.patching import mutant, posing, replace
 
 FAULTS = "group,late,cancel,gpu"
@@ -146,7 +149,7 @@ def _() -> None:
 
 @mutant("a group that waits starts before the stops are proven", faults=FAULTS, **CELL)
 def _() -> None:
-    real = room.Room.form
+    real = allocation.Room.form
 
     def form(self: Any, members: Any, *, waits: bool, fit_then: bool = False) -> Any:
         with posing(self, "_now", self._then):

@@ -1,11 +1,11 @@
 """A batcher that forms groups: waiting jobs are asked to share the GPUs of others, on a view of the cell that may be out of date."""
 
-from penstock.ledger.job_state import JobState
-from penstock.ledger.state import CellState
+from penstock.cluster.overlay import Overlay
+from penstock.ledger.state.job.job_state import JobState
+from penstock.ledger.state.state import CellState
+from penstock.model.nouns.transitions import JobStatus
 from penstock.model.proposals import PlanProposed, ProposedJob, ProposedUnit
-from penstock.model.transitions import JobStatus
-from penstock.policies.overlay import Overlay
-from penstock.policies.validate_groups import RUNS, Formed, formed
+from penstock.scheduling.groups.validate_groups import RUNS, Formed, formed
 from tests.faults.laboratory.log import Broker
 from tests.faults.laboratory.wire import message
 from tests.faults.laboratory.world import World

@@ -2,9 +2,9 @@
 
 from typing import Any
 
-from penstock.ledger import evolve_holds, evolve_jobs
-from penstock.ledger.state import CellState
-from penstock.model.transitions import JobStatus
+from penstock.ledger.fold import evolve_holds, evolve_jobs
+from penstock.ledger.state.state import CellState
+from penstock.model.nouns.transitions import JobStatus
 from penstock_services.placer.core import guard
 from tests.faults.laboratory.patching import accepting, mutant, replace
 

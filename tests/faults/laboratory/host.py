@@ -7,10 +7,10 @@ import signal
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
-from penstock.model.external_events import CheckpointFetched, GpuFaulted
-from penstock.model.nodes import NodeSpec
-from penstock.model.orders import HandOverCheckpoint, StartTask
-from penstock.runtime.node_keys import NodeKeys
+from penstock.model.decisions.orders import HandOverCheckpoint, StartTask
+from penstock.model.inputs.external_events import CheckpointFetched, GpuFaulted
+from penstock.model.nouns.nodes import NodeSpec
+from penstock.runtime.keys.node_keys import NodeKeys
 from penstock_services.node_reporter.core.environment import task_environment
 from penstock_services.node_reporter.shell.journal import Journal
 from penstock_services.node_reporter.shell.ports import (

@@ -4,7 +4,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from penstock.log.port import Message
-from penstock.model.external_events import NodeLeft, NodeSuspected
+from penstock.model.inputs.external_events import NodeLeft, NodeSuspected
 from tests.faults.laboratory.machine import Node
 from tests.faults.laboratory.wire import message
 

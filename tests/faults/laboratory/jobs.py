@@ -5,9 +5,9 @@ from typing import NamedTuple
 import numpy as np
 from msgspec import structs
 
-from penstock.model.external_events import JobSubmitted
-from penstock.model.nodes import Gpu, Isolation, LogServer, NodeSpec
-from penstock.model.types import JobSpec, ResourceRequest, RetryPolicy
+from penstock.model.inputs.external_events import JobSubmitted
+from penstock.model.nouns.nodes import Gpu, Isolation, LogServer, NodeSpec
+from penstock.model.nouns.types import JobSpec, ResourceRequest, RetryPolicy
 from tests.support.extremes import at_its_ends
 
 SUCCEEDED, FAILED, CANCELLED = "succeeded", "failed", "cancelled"

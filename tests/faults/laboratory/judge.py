@@ -20,12 +20,12 @@ from types import MappingProxyType
 
 import orjson
 
-from penstock.ledger.check import check
-from penstock.ledger.replica import Replica
+from penstock.ledger.check.check import check
+from penstock.ledger.replica.replica import Replica
 from penstock.log.port import Partition, Record
-from penstock.model.topics import Topic
+from penstock.model.schema.topics import Topic
 from penstock_services.node_reporter.shell.ports import Key
-from penstock_services.placer.core.attempts import MAX_LOSSES
+from penstock_services.placer.core.waiting.attempts import MAX_LOSSES
 from tests.faults.laboratory.adjustment_judge import AdjustmentJudge
 from tests.faults.laboratory.checkpoint_judge import CheckpointJudge
 from tests.faults.laboratory.jobs import CANCELLED, FAILED, SUCCEEDED, UNSCHEDULABLE

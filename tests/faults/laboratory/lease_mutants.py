@@ -6,11 +6,11 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from typing import Any
 
-from penstock.ledger import lease as ledger_lease
-from penstock.ledger.lease import lease_of, wait_ms
-from penstock.ledger.node_state import NodeState
-from penstock.ledger.state import CellState
-from penstock.model.orders import ProbeNode
+from penstock.ledger.state import lease as ledger_lease
+from penstock.ledger.state.lease import lease_of, wait_ms
+from penstock.ledger.state.node.node_state import NodeState
+from penstock.ledger.state.state import CellState
+from penstock.model.decisions.orders import ProbeNode
 from penstock_services.node_reporter.shell import lease
 from penstock_services.node_reporter.shell.lease import Lease
 from penstock_services.placer.core import orders

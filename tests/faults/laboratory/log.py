@@ -17,7 +17,7 @@ from typing import Self
 from penstock.errors import AppendFailed, LogError, OffsetOutOfRange, OffsetTaken
 from penstock.log.group_commit import check_sizes
 from penstock.log.port import MAX_READ_RECORDS, Message, Partition, Reader, Record
-from penstock.model.topics import INPUT_TOPICS, Topic
+from penstock.model.schema.topics import INPUT_TOPICS, Topic
 from tests.faults.laboratory.process import Process
 from tests.faults.laboratory.world import World
 from tests.support.virtual_time import EPOCH_MS

@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING
 
 from msgspec import structs
 
-from penstock.model.external_events import GpuFaulted
-from penstock.model.nodes import Gpu, NodeSpec
-from penstock.model.orders import StartTask
+from penstock.model.decisions.orders import StartTask
+from penstock.model.inputs.external_events import GpuFaulted
+from penstock.model.nouns.nodes import Gpu, NodeSpec
 from penstock_services.node_reporter.shell.ports import Exit, Failure, Immortal, Key, Started
 from tests.faults.laboratory.checkpoints import Checkpoints
 from tests.faults.laboratory.contention import Used, slowdown

@@ -2,7 +2,7 @@
 
 from typing import TYPE_CHECKING, Any
 
-from penstock.model.external_events import (
+from penstock.model.inputs.external_events import (
     GpuFaulted,
     NodeChanged,
     NodeCordoned,

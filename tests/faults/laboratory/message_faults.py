@@ -4,10 +4,10 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from penstock.ledger.job_state import WAITING
+from penstock.ledger.state.job.job_state import WAITING
 from penstock.log.port import Message, Partition
-from penstock.model.estimates import Bounds, EtaEstimated
-from penstock.model.external_events import (
+from penstock.model.inputs.estimates import Bounds, EtaEstimated
+from penstock.model.inputs.external_events import (
     GpuFaulted,
     JobCheckpointRequested,
     JobHoldRequested,
@@ -20,8 +20,8 @@ from penstock.model.external_events import (
     TaskStarted,
     WorkProgressed,
 )
-from penstock.model.topics import INPUT_TOPICS, Topic
-from penstock.model.transitions import JobStatus
+from penstock.model.nouns.transitions import JobStatus
+from penstock.model.schema.topics import INPUT_TOPICS, Topic
 from tests.faults.laboratory.injector import Injector
 from tests.faults.laboratory.wire import message, orders_of, unsigned
 

@@ -3,16 +3,17 @@
 from collections.abc import Iterator
 from typing import Any
 
-from penstock.ledger import evolve_jobs, evolve_moves
-from penstock.ledger.job_state import JobState
-from penstock.ledger.state import CellState
-from penstock.model.ledger_events import JobEnded, PlacementDecided, StopDecided
-from penstock.model.moves import MoveDecided, MoveGivenUp
-from penstock.model.transitions import JobStatus, TaskStatus
-from penstock.policies import overlay, validate_moves
-from penstock_services.placer.core import moves
-from penstock_services.placer.core.attempts import Attempts
+from penstock.cluster import overlay
+from penstock.ledger.fold import evolve_jobs, evolve_moves
+from penstock.ledger.state.job.job_state import JobState
+from penstock.ledger.state.state import CellState
+from penstock.model.decisions.ledger_events import JobEnded, PlacementDecided, StopDecided
+from penstock.model.decisions.moves import MoveDecided, MoveGivenUp
+from penstock.model.nouns.transitions import JobStatus, TaskStatus
+from penstock.scheduling.acting import validate_moves
 from penstock_services.placer.core.explaining import Explain
+from penstock_services.placer.core.plans import moves
+from penstock_services.placer.core.waiting.attempts import Attempts
 from tests.faults.laboratory.patching import filtered, mutant, nothing, posing, replace
 
 FAULTS = "move,late,cancel,cordon,gpu"

@@ -1,10 +1,10 @@
 """A migrator and operators: running jobs are asked to go on elsewhere, on a view of the cell that may be out of date."""
 
-from penstock.ledger.job_state import JobState
-from penstock.ledger.state import CellState
+from penstock.ledger.state.job.job_state import JobState
+from penstock.ledger.state.state import CellState
+from penstock.model.nouns.transitions import JobStatus
 from penstock.model.proposals import MigrationProposed
-from penstock.model.transitions import JobStatus
-from penstock.policies.validate import validate
+from penstock.proposals.validate import validate
 from tests.faults.laboratory.log import Broker
 from tests.faults.laboratory.wire import message
 from tests.faults.laboratory.world import World

@@ -5,27 +5,29 @@ from typing import Any
 
 from msgspec import structs
 
-from penstock.ledger import evolve, evolve_jobs, evolve_nodes, record, snapshot
-from penstock.ledger.index import Share
-from penstock.ledger.node_state import NodeState
-from penstock.ledger.record import Head
-from penstock.ledger.replica import Replica
-from penstock.ledger.state import CellState
-from penstock.model.external_events import RunningTask
-from penstock.model.ledger_events import (
+from penstock.cluster import assignment, capacity, overlay
+from penstock.ledger.fold import evolve, evolve_jobs, evolve_nodes
+from penstock.ledger.record import record
+from penstock.ledger.record.record import Head
+from penstock.ledger.replica import snapshot
+from penstock.ledger.replica.replica import Replica
+from penstock.ledger.state.index import Share
+from penstock.ledger.state.node.node_state import NodeState
+from penstock.ledger.state.state import CellState
+from penstock.model.decisions.ledger_events import (
     JobEnded,
     JobRequeued,
     PlacementDecided,
     StopDecided,
     TimerSet,
 )
-from penstock.model.transitions import JobStatus, NodeStatus, TaskStatus
-from penstock.model.types import WHOLE_GPU
-from penstock.policies import base, capacity, overlay
+from penstock.model.inputs.external_events import RunningTask
+from penstock.model.nouns.transitions import JobStatus, NodeStatus, TaskStatus
+from penstock.model.nouns.types import WHOLE_GPU
 from penstock_services.placer.core import common, guard
-from penstock_services.placer.core.attempts import Attempts
 from penstock_services.placer.core.decide import Decider
-from penstock_services.placer.core.membership import Membership
+from penstock_services.placer.core.members.membership import Membership
+from penstock_services.placer.core.waiting.attempts import Attempts
 from tests.faults.laboratory.patching import (
     Function,
     accepting,
@@ -419,7 +421,7 @@ def _() -> None:
 
 @mutant("half of a gang is placed")
 def _() -> None:
-    real = base.assign
+    real = assignment.assign
 
     def assign(*given: Any) -> PlacementDecided:
         found = real(*given)
@@ -430,7 +432,7 @@ def _() -> None:
 
 @mutant("two tasks of a gang get the same GPUs")
 def _() -> None:
-    real = base.assign
+    real = assignment.assign
 
     def assign(*given: Any) -> PlacementDecided:
         found = real(*given)

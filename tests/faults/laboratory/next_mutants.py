@@ -2,12 +2,13 @@
 
 from typing import Any
 
-from penstock.ledger import evolve_tasks, groups, succession
-from penstock.model.types import TaskPlacement
-from penstock.policies import succession as policy
+from penstock.ledger.derived import groups, succession
+from penstock.ledger.fold import evolve_tasks
+from penstock.model.nouns.types import TaskPlacement
+from penstock.scheduling.make_room import succession as policy
 from penstock_services.node_reporter.core import gate, machine
 from penstock_services.node_reporter.core.state import Put
-from penstock_services.placer.core import prelaunching
+from penstock_services.placer.core.waiting import prelaunching
 from tests.faults.laboratory.host import SimulatedLauncher
 from tests.faults.laboratory.patching import mutant, replace
 

@@ -14,7 +14,7 @@ from textwrap import dedent
 from types import MappingProxyType
 from typing import Any
 
-from penstock.ledger.state import CellState
+from penstock.ledger.state.state import CellState
 
 Function = Callable[..., Any]
 MUTANTS: dict[str, Callable[[], None]] = {}

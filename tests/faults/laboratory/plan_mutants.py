@@ -6,13 +6,15 @@ from typing import Any
 
 import msgspec
 
-from penstock.ledger import plans
-from penstock.ledger.state import CellState
-from penstock.model.ledger_events import PlacementDecided
-from penstock.model.plans import PlanUnit
-from penstock.policies import plan_stops, succession, validate_plans
+from penstock.ledger.fold import plans
+from penstock.ledger.state.state import CellState
+from penstock.model.decisions.ledger_events import PlacementDecided
+from penstock.model.decisions.plans import PlanUnit
+from penstock.proposals import plan_stops, validate_plans
+from penstock.scheduling.make_room import succession
 from penstock_services.batcher.core import batcher
-from penstock_services.placer.core import units, window
+from penstock_services.placer.core.plans import units
+from penstock_services.placer.core.waiting import window
 from tests.faults.laboratory.patching import mutant, nothing, posing, replace
 
 FAULTS = "propose,cancel,crash,late"

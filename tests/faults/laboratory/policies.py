@@ -4,9 +4,9 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from penstock.model.settings import PlacerSettings
-from penstock.policies import profiles
-from penstock.policies.base import Profile
+from penstock.model.nouns.settings import PlacerSettings
+from penstock.scheduling import profiles
+from penstock.scheduling.stages.protocols import Profile
 from penstock_services.placer.core import decide
 from tests.faults.laboratory.patching import posing
 from tests.faults.laboratory.world import World

@@ -4,9 +4,9 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from penstock.model.settings import PlacerSettings
-from penstock.policies.profiles import PROFILES
+from penstock.model.nouns.settings import PlacerSettings
 from penstock.runtime.service import Run
+from penstock.scheduling.profiles import PROFILES
 from penstock_services.contention_guard.core.guard import guards
 from penstock_services.contention_guard.shell import service as contention_guard
 from penstock_services.migrator.core.migrator import migrates

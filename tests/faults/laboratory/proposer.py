@@ -1,15 +1,15 @@
 """A proposer of placements: plans made on a view of the cell that may be long out of date."""
 
-from penstock.ledger.job_state import JobState
-from penstock.ledger.replica import Replica
-from penstock.ledger.state import CellState
+from penstock.cluster.chance import LazyRng
+from penstock.cluster.trial import living_places
+from penstock.ledger.replica.replica import Replica
+from penstock.ledger.state.job.job_state import JobState
+from penstock.ledger.state.state import CellState
 from penstock.log.port import Partition
+from penstock.model.nouns.transitions import JobStatus
 from penstock.model.proposals import PlanProposed, ProposedJob, ProposedUnit, ReadVersion
-from penstock.model.topics import Topic
-from penstock.model.transitions import JobStatus
-from penstock.policies.baselines import FirstFit
-from penstock.policies.chance import LazyRng
-from penstock.policies.trial import living_places
+from penstock.model.schema.topics import Topic
+from penstock_papers.baselines.baselines import FirstFit
 from tests.faults.laboratory.log import Broker
 from tests.faults.laboratory.wire import message
 from tests.faults.laboratory.world import World

@@ -4,8 +4,8 @@ from collections.abc import Mapping
 from typing import NamedTuple
 
 from penstock.errors import LogError
-from penstock.ledger.record import UndecodableRecord
-from penstock.model.transitions import IllegalTransition
+from penstock.ledger.record.record import UndecodableRecord
+from penstock.model.nouns.transitions import IllegalTransition
 from penstock_services.placer.core import orders
 from penstock_services.placer.shell import service as placer
 from tests.faults.laboratory.cell import Laboratory, Options

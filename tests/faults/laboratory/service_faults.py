@@ -2,13 +2,13 @@
 
 import msgspec
 
-from penstock.ledger.record import Draft, Head, write
+from penstock.ledger.record.record import Draft, Head, write
 from penstock.log.port import Message, Partition
-from penstock.model.event import Event
-from penstock.model.external_events import JobCancelRequested
-from penstock.model.orders import Peer, StartTask
-from penstock.model.topics import INPUT_TOPICS, Topic
-from penstock.model.types import TaskPlacement
+from penstock.model.decisions.orders import Peer, StartTask
+from penstock.model.inputs.external_events import JobCancelRequested
+from penstock.model.nouns.types import TaskPlacement
+from penstock.model.schema.event import Event
+from penstock.model.schema.topics import INPUT_TOPICS, Topic
 from tests.faults.laboratory.injector import Injector
 from tests.faults.laboratory.wire import message, orders_of
 

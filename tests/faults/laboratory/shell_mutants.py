@@ -7,14 +7,14 @@ from msgspec import structs
 
 from penstock.clock import LedgerClock, wall_ms
 from penstock.errors import LogError, OffsetTaken
-from penstock.ledger import evolve
-from penstock.ledger.state import CellState
-from penstock.model.external_events import NodeCordoned
-from penstock.model.ledger_events import LedgerAccepted
-from penstock.model.orders import StartTask, StopTask
-from penstock.model.token import token_of
-from penstock.model.topics import Topic
-from penstock.runtime.ledger_follower import LedgerFollower
+from penstock.ledger.fold import evolve
+from penstock.ledger.state.state import CellState
+from penstock.model.decisions.ledger_events import LedgerAccepted
+from penstock.model.decisions.orders import StartTask, StopTask
+from penstock.model.inputs.external_events import NodeCordoned
+from penstock.model.nouns.token import token_of
+from penstock.model.schema.topics import Topic
+from penstock.runtime.following.ledger_follower import LedgerFollower
 from penstock_services.estimator.core.state import State
 from penstock_services.estimator.shell import publisher
 from penstock_services.placer.core import orders

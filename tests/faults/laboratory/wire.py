@@ -8,11 +8,11 @@ from msgspec.structs import replace
 
 from penstock.clock import wall_ms
 from penstock.log.port import Message, Partition
-from penstock.model.envelope import SIGNATURE, Envelope, to_wire
-from penstock.model.event import Event
-from penstock.model.speakers import by_operator
-from penstock.model.topics import Topic, node_partition
-from penstock.runtime.node_keys import CODE, NodeKeys
+from penstock.model.schema.event import Event
+from penstock.model.schema.topics import Topic, node_partition
+from penstock.model.wire.envelope import SIGNATURE, Envelope, to_wire
+from penstock.model.wire.speakers import by_operator
+from penstock.runtime.keys.node_keys import CODE, NodeKeys
 from tests.support.forgeries import GATEWAYS, proofs
 
 

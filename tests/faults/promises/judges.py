@@ -8,8 +8,8 @@ from collections.abc import Callable, Mapping
 from types import MappingProxyType
 from typing import Any
 
-from penstock.model.settings import PlacerSettings
-from penstock.policies.profiles import PROFILES
+from penstock.model.nouns.settings import PlacerSettings
+from penstock.scheduling.profiles import PROFILES
 from tests.faults.judges import copies, extremes, handovers, leases, members, repairs, senders
 from tests.faults.judges.hostile_cell import HostileCell, settings_of
 from tests.faults.laboratory.cell import Options

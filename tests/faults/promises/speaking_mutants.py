@@ -1,8 +1,8 @@
 """Promise 4: who may say what about what."""
 
-from penstock.ledger import evolve_tasks
-from penstock.model import speakers
-from penstock.runtime.node_keys import PlacerKeys
+from penstock.ledger.fold import evolve_tasks
+from penstock.model.wire import speakers
+from penstock.runtime.keys.node_keys import PlacerKeys
 from penstock_services.placer.core import guard
 from penstock_services.placer.shell.identity import Identity
 from tests.faults.promises.mutant import breaks

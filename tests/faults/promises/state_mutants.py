@@ -1,15 +1,15 @@
 """Promises 5 to 7: a fresh decider decides the same; slots are not indexes; groups harm nobody for long."""
 
-from penstock.ledger import evolve_nodes
-from penstock.ledger.node_state import NodeState
-from penstock.policies import gang_turns
-from penstock.policies.genie import Genie
-from penstock.policies.job_rows import JobRows
-from penstock.policies.reservation import Reservation
+from penstock.ledger.fold import evolve_nodes
+from penstock.ledger.state.node.node_state import NodeState
+from penstock.scheduling.groups import gang_turns
+from penstock.scheduling.make_room.reservation import Reservation
+from penstock.scheduling.order.genie import Genie
+from penstock.scheduling.order.job_rows import JobRows
 from penstock.sdk.turns import Turn
 from penstock_services.placer.core import orders
 from penstock_services.placer.core.decide import Decider
-from penstock_services.placer.core.membership import Membership
+from penstock_services.placer.core.members.membership import Membership
 from penstock_services.placer.core.still_waiting import StillWaiting
 from tests.faults.promises.mutant import breaks
 

@@ -1,10 +1,12 @@
 """Promise 3: everything temporary ends, however its service dies."""
 
-from penstock.ledger import evolve_adjustments, evolve_jobs
-from penstock.ledger import lease as ledger_lease
-from penstock.policies import guard, validate_adjustments
+from penstock.ledger.fold import evolve_adjustments, evolve_jobs
+from penstock.ledger.state import lease as ledger_lease
+from penstock.proposals import validate_adjustments
+from penstock.scheduling.acting import guard
 from penstock_services.contention_guard.core.guard import ContentionGuard
-from penstock_services.placer.core import adjustments, lease
+from penstock_services.placer.core.members import lease
+from penstock_services.placer.core.plans import adjustments
 from tests.faults.promises.mutant import breaks
 
 TEMPORARY = ("tests/unit/test_temporary.py",)

@@ -1,9 +1,12 @@
 """Promises 8 and 9: upgrade and back; backup and restore."""
 
 from penstock.backup import epochs, partitions, restore, take
-from penstock.ledger import amendment, evolve_jobs, lease, snapshot
-from penstock.model import codec, upcasters
-from penstock_services.placer.core import lease as placer_lease
+from penstock.ledger.fold import evolve_jobs
+from penstock.ledger.record import amendment
+from penstock.ledger.replica import snapshot
+from penstock.ledger.state import lease
+from penstock.model.wire import codec, upcasters
+from penstock_services.placer.core.members import lease as placer_lease
 from penstock_services.placer.shell import history
 from tests.faults.promises.mutant import breaks
 

@@ -1,14 +1,17 @@
 """Promise 2: a runnable job never waits beside free resources."""
 
-from penstock.policies import capacity, liveness
-from penstock.policies.reservation import Reservation
-from penstock_services.placer.core import plans, step, window
-from penstock_services.placer.core.attempts import Attempts
-from penstock_services.placer.core.backfilling import PassReservation
-from penstock_services.placer.core.behind import Behind
+from penstock.cluster import capacity
+from penstock.scheduling import liveness
+from penstock.scheduling.make_room.reservation import Reservation
+from penstock_services.placer.core import step
 from penstock_services.placer.core.decide import Decider
-from penstock_services.placer.core.membership import Membership
-from penstock_services.placer.core.reclaiming import Reclaiming
+from penstock_services.placer.core.members.membership import Membership
+from penstock_services.placer.core.plans import plans
+from penstock_services.placer.core.waiting import window
+from penstock_services.placer.core.waiting.attempts import Attempts
+from penstock_services.placer.core.waiting.backfilling import PassReservation
+from penstock_services.placer.core.waiting.behind import Behind
+from penstock_services.placer.core.waiting.reclaiming import Reclaiming
 from tests.faults.promises.mutant import breaks
 
 BY_HAND = (

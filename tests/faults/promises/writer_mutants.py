@@ -1,11 +1,13 @@
 """Promise 1: nothing is appended that its readers cannot decode, and a record that is there all the same is
 repaired."""
 
-from penstock.ledger import amendment, evolve
-from penstock.model import nearest, types
-from penstock.policies.reservation import Reservation
-from penstock.runtime.amended_log import AmendedLog, AmendedReader, Repairs
-from penstock_services.placer.core import units
+from penstock.ledger.fold import evolve
+from penstock.ledger.record import amendment
+from penstock.model.nouns import types
+from penstock.model.wire import nearest
+from penstock.runtime.following.amended_log import AmendedLog, AmendedReader, Repairs
+from penstock.scheduling.make_room.reservation import Reservation
+from penstock_services.placer.core.plans import units
 from penstock_services.placer.core.step import PlacerCore
 from penstock_services.projector.shell import store
 from tests.faults.promises.mutant import breaks

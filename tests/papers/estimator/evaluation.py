@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import orjson
 
-from penstock.runtime.csv_import import shown
+from penstock.runtime.files.csv_import import shown
 from penstock_services.estimator.core.resource_model.measurements import Runs
 from tests.papers.estimator import left_out, step_evaluation
 from tests.papers.estimator.cross_validation import (

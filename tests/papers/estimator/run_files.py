@@ -9,7 +9,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import NamedTuple
 
-from penstock.runtime.csv_import import BadFile, Problem, Row, header_of, rows, text_of
+from penstock.runtime.files.csv_import import BadFile, Problem, Row, header_of, rows, text_of
 from penstock_services.estimator.core.resource_model.measurements import (
     BANDWIDTH,
     LABELS,

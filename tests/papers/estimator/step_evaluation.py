@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import orjson
 
-from penstock.runtime.csv_import import shown
+from penstock.runtime.files.csv_import import shown
 from penstock_services.estimator.core.step_time.fit import learn_prior, reference_batch
 from penstock_services.estimator.core.step_time.placements import Table
 from penstock_services.estimator.core.step_time.prior import Prior

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
 
-from penstock.runtime.csv_import import BadFile, Problem, Row, header_of, rows, text_of
+from penstock.runtime.files.csv_import import BadFile, Problem, Row, header_of, rows, text_of
 from penstock_services.estimator.core.step_time.placements import (
     Cell,
     Measurement,

@@ -14,10 +14,10 @@ from typing import NamedTuple
 
 import numpy as np
 
-from penstock.model.estimates import Bounds, EtaEstimated
-from penstock.model.external_events import StepsMeasured, TaskExited, TaskPhaseChanged
-from penstock.model.topics import Topic
-from penstock.model.types import JobSpec, ResourceRequest, Usage
+from penstock.model.inputs.estimates import Bounds, EtaEstimated
+from penstock.model.inputs.external_events import StepsMeasured, TaskExited, TaskPhaseChanged
+from penstock.model.nouns.types import JobSpec, ResourceRequest, Usage
+from penstock.model.schema.topics import Topic
 from penstock_services.estimator.core.resource_model.tier import ModelTier
 from penstock_services.estimator.core.resource_model.training import RESOURCES
 from penstock_services.estimator.core.resources.estimate import HistoryTier, estimate

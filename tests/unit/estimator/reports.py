@@ -4,11 +4,11 @@ from typing import Any, Literal
 
 import numpy as np
 
-from penstock.model.estimates import JobEstimated
-from penstock.model.external_events import NodeJoined, StepsMeasured, TaskPhaseChanged, TaskStarted
-from penstock.model.ledger_events import JobEnded, PlacementDecided
-from penstock.model.topics import Topic
-from penstock.model.types import JobSpec, TaskPlacement
+from penstock.model.decisions.ledger_events import JobEnded, PlacementDecided
+from penstock.model.inputs.estimates import JobEstimated
+from penstock.model.inputs.external_events import NodeJoined, StepsMeasured, TaskPhaseChanged, TaskStarted
+from penstock.model.nouns.types import JobSpec, TaskPlacement
+from penstock.model.schema.topics import Topic
 from penstock_services.estimator.core.eta.updates import EtaUpdates
 from penstock_services.estimator.core.progress import Progress
 from penstock_services.estimator.core.resources.estimate import estimate

@@ -5,10 +5,10 @@ import math
 import pytest
 from msgspec.structs import replace
 
-from penstock.model.adjustments import AdjustmentCause, BandwidthDecided, CoresDecided
-from penstock.model.estimates import JobEstimated
-from penstock.model.event import Event
-from penstock.model.external_events import (
+from penstock.model.decisions.adjustments import AdjustmentCause, BandwidthDecided, CoresDecided
+from penstock.model.decisions.ledger_events import JobEnded, JobRequeued, PlacementDecided, StopDecided
+from penstock.model.inputs.estimates import JobEstimated
+from penstock.model.inputs.external_events import (
     CheckpointFetched,
     StageSample,
     StagesMeasured,
@@ -16,8 +16,8 @@ from penstock.model.external_events import (
     TaskExited,
     TaskStarted,
 )
-from penstock.model.ledger_events import JobEnded, JobRequeued, PlacementDecided, StopDecided
-from penstock.model.types import JobSpec, TaskPlacement, Usage
+from penstock.model.nouns.types import JobSpec, TaskPlacement, Usage
+from penstock.model.schema.event import Event
 from penstock_services.estimator.core.accuracy import accuracy_of
 from penstock_services.estimator.core.conditions import Disturbance, comparable
 from penstock_services.estimator.core.recall import recall, recall_from

@@ -3,7 +3,7 @@
 import msgspec
 import pytest
 
-from penstock.model.types import Category, JobSpec, ResourceRequest, Trait
+from penstock.model.nouns.types import Category, JobSpec, ResourceRequest, Trait
 from penstock_services.estimator.core.limits import CORE_OWNERS, CORE_RUNS_OF_ONE
 from penstock_services.estimator.core.node_capacity import NodeCapacity
 from penstock_services.estimator.core.resources.cores import CoresTier, PastCores

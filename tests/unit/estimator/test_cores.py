@@ -4,8 +4,8 @@ from collections.abc import Callable, Sequence
 
 import pytest
 
-from penstock.model.types import Category
-from penstock.policies.core_search import Next, Seen, search, walk
+from penstock.model.nouns.types import Category
+from penstock.scheduling.acting.core_search import Next, Seen, search, walk
 from penstock_services.estimator.core.resources.cores import PastJob, n_start
 
 Speed = Callable[[int], float]

@@ -6,8 +6,8 @@ import msgspec
 import numpy as np
 import pytest
 
-from penstock.model.estimates import EtaEstimated
-from penstock.model.types import JobSpec
+from penstock.model.inputs.estimates import EtaEstimated
+from penstock.model.nouns.types import JobSpec
 from penstock_services.estimator.core.eta.remaining import Bounds
 from penstock_services.estimator.core.eta.updates import (
     MAX_ENDED,

@@ -7,7 +7,7 @@ import msgspec
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from penstock.model.estimates import EtaEstimated
+from penstock.model.inputs.estimates import EtaEstimated
 from penstock_services.estimator.core.model_lifecycle import InUse
 from penstock_services.estimator.core.progress import MAX_PUBLISHED, MAX_SPANS, MAX_WINDOWS
 from penstock_services.estimator.core.resources.history import key_of

@@ -5,8 +5,8 @@ import math
 import pytest
 from msgspec.structs import replace
 
-from penstock.model.ledger_events import JobEnded
-from penstock.model.types import MAX_PAIRS
+from penstock.model.decisions.ledger_events import JobEnded
+from penstock.model.nouns.types import MAX_PAIRS
 from penstock_services.estimator.core.interference import Interference, Kind, Measured
 from tests.unit.estimator.reports import JOB
 from tests.unit.estimator.test_comparable import USED, Disturbed

@@ -3,12 +3,18 @@
 import msgspec
 import pytest
 
-from penstock.ledger.replica import Replica
-from penstock.model.estimates import JobEstimated
-from penstock.model.external_events import NodeJoined, TaskExited
-from penstock.model.ledger_events import JobEnded, JobQueued, JobRequeued, NodeLost, PlacementDecided
-from penstock.model.topics import Topic
-from penstock.model.types import Estimate, JobSpec, ResourceRequest, TaskPlacement
+from penstock.ledger.replica.replica import Replica
+from penstock.model.decisions.ledger_events import (
+    JobEnded,
+    JobQueued,
+    JobRequeued,
+    NodeLost,
+    PlacementDecided,
+)
+from penstock.model.inputs.estimates import JobEstimated
+from penstock.model.inputs.external_events import NodeJoined, TaskExited
+from penstock.model.nouns.types import Estimate, JobSpec, ResourceRequest, TaskPlacement
+from penstock.model.schema.topics import Topic
 from penstock_services.estimator.core.from_snapshot import begin_at
 from penstock_services.estimator.core.limits import KILLS, KILLS_OF_ONE
 from penstock_services.estimator.core.resources.bounds import Bounds

@@ -8,10 +8,10 @@ import pytest
 from penstock.cli import explain
 from penstock.cli.eta import shown
 from penstock.cli.event_text import first_of_kind
-from penstock.ledger.remaining import Remaining
-from penstock.model.codec import as_written
-from penstock.model.estimates import Bounds
-from penstock.model.types import JobSpec, ResourceRequest
+from penstock.ledger.state.job.remaining import Remaining
+from penstock.model.inputs.estimates import Bounds
+from penstock.model.nouns.types import JobSpec, ResourceRequest
+from penstock.model.wire.codec import as_written
 from penstock.screen import console
 from penstock_services.estimator.core.eta.curves import CurveModel, curve, learn_curves
 from penstock_services.estimator.core.eta.remaining import (

@@ -13,12 +13,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from penstock.model.envelope import from_wire
-from penstock.model.estimates import JobEstimated
-from penstock.model.external_events import JobSubmitted, StageSample, StagesMeasured
-from penstock.model.topics import Topic
-from penstock.model.types import Estimate, JobSpec
-from penstock.model.validation import checked
+from penstock.model.inputs.estimates import JobEstimated
+from penstock.model.inputs.external_events import JobSubmitted, StageSample, StagesMeasured
+from penstock.model.nouns.types import Estimate, JobSpec
+from penstock.model.schema.topics import Topic
+from penstock.model.schema.validation import checked
+from penstock.model.wire.envelope import from_wire
 from penstock.runtime.settings import Settings
 from penstock.runtime.tracing.tracer import Tracing
 from penstock_services.estimator.core.limits import ABOVE_OTHERS

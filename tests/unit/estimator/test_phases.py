@@ -2,9 +2,9 @@
 
 import pytest
 
-from penstock.model.external_events import TaskExited
-from penstock.model.ledger_events import JobEnded
-from penstock.model.types import JobSpec
+from penstock.model.decisions.ledger_events import JobEnded
+from penstock.model.inputs.external_events import TaskExited
+from penstock.model.nouns.types import JobSpec
 from penstock_services.estimator.core.resources.history import Run, Runs
 from penstock_services.estimator.core.resources.nearest import Nearest, phase_ms
 from penstock_services.estimator.core.runs import job_info

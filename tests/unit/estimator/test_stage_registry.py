@@ -5,11 +5,11 @@ from collections.abc import Sequence
 import msgspec
 import pytest
 
-from penstock.model.estimates import StagesProfiled
-from penstock.model.external_events import StageSample, StagesMeasured
-from penstock.model.ledger_events import JobEnded
-from penstock.model.types import JobSpec, StageTimes
-from penstock.model.validation import checked
+from penstock.model.decisions.ledger_events import JobEnded
+from penstock.model.inputs.estimates import StagesProfiled
+from penstock.model.inputs.external_events import StageSample, StagesMeasured
+from penstock.model.nouns.types import JobSpec, StageTimes
+from penstock.model.schema.validation import checked
 from penstock_services.estimator.core.limits import STAGE_KEYS, STAGE_KEYS_OF_ONE, STAGE_OWNERS
 from penstock_services.estimator.core.runs import JobInfo, job_info
 from penstock_services.estimator.core.stages.profile import MIN_ITERATIONS, StageKey, StageProfile

@@ -3,7 +3,7 @@
 import msgspec
 import pytest
 
-from penstock.model.types import JobSpec, ResourceRequest
+from penstock.model.nouns.types import JobSpec, ResourceRequest
 from penstock_services.estimator.core.model_lifecycle import InUse
 from penstock_services.estimator.core.node_capacity import NodeCapacity, densest
 from penstock_services.estimator.core.resources.estimate import HistoryTier, Tier, estimate

@@ -6,13 +6,13 @@ from collections.abc import Sequence
 
 import pytest
 
-from penstock.ledger.record import Draft, Head, write
-from penstock.model import estimates, external_events
-from penstock.model.estimates import EtaEstimated
-from penstock.model.external_events import StepsMeasured
-from penstock.model.ledger_events import JobEnded, JobRequeued
-from penstock.model.topics import Topic
-from penstock.model.types import TaskPlacement
+from penstock.ledger.record.record import Draft, Head, write
+from penstock.model.decisions.ledger_events import JobEnded, JobRequeued
+from penstock.model.inputs import estimates, external_events
+from penstock.model.inputs.estimates import EtaEstimated
+from penstock.model.inputs.external_events import StepsMeasured
+from penstock.model.nouns.types import TaskPlacement
+from penstock.model.schema.topics import Topic
 from penstock_services.estimator.core.eta.remaining import Bounds
 from penstock_services.estimator.core.model_lifecycle import MAX_MISSED, Due
 from penstock_services.estimator.core.progress import (

@@ -6,19 +6,19 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from penstock.ledger.job_state import JobState
-from penstock.ledger.snapshot import dump, load
-from penstock.model.arrays import ArraysSized, CoresReclaimed
-from penstock.model.external_events import NodeCordoned
-from penstock.model.ledger_events import PlacementDecided, StopDecided
-from penstock.model.moves import MAX_MIGRATIONS, MoveDecided
-from penstock.model.nodes import NodeSpec
-from penstock.model.settings import Coda, PlacerSettings
-from penstock.model.transitions import JobStatus
-from penstock.model.types import Estimate, JobSpec
-from penstock.policies.arrays import large_nodes
-from penstock.policies.explain import explain
-from penstock.policies.reasons import Reason
+from penstock.cluster.reasons import Reason
+from penstock.ledger.replica.snapshot import dump, load
+from penstock.ledger.state.job.job_state import JobState
+from penstock.model.decisions.arrays import ArraysSized, CoresReclaimed
+from penstock.model.decisions.ledger_events import PlacementDecided, StopDecided
+from penstock.model.decisions.moves import MAX_MIGRATIONS, MoveDecided
+from penstock.model.inputs.external_events import NodeCordoned
+from penstock.model.nouns.nodes import NodeSpec
+from penstock.model.nouns.settings import Coda, PlacerSettings
+from penstock.model.nouns.transitions import JobStatus
+from penstock.model.nouns.types import Estimate, JobSpec
+from penstock.scheduling.place.arrays import large_nodes
+from penstock.why.explain import explain
 from penstock_services.placer.core.step import Step
 from tests.support import builders as b
 from tests.support.array_cell import MINUTE_MS, node, stopped, until_all_have_ended

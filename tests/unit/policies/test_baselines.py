@@ -6,13 +6,13 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from penstock.ledger.check import check
-from penstock.ledger.index import lowest
-from penstock.model.settings import PlacerSettings
-from penstock.model.types import Estimate
-from penstock.policies.chance import LazyRng
-from penstock.policies.gang import Gang, tasks_that_fit
-from penstock.policies.profiles import PROFILES, UnknownProfile, profile_for
+from penstock.cluster.chance import LazyRng
+from penstock.cluster.gang import Gang, tasks_that_fit
+from penstock.ledger.check.check import check
+from penstock.ledger.state.index import lowest
+from penstock.model.nouns.settings import PlacerSettings
+from penstock.model.nouns.types import Estimate
+from penstock.scheduling.profiles import PROFILES, UnknownProfile, profile_for
 from tests.support import builders as b
 from tests.support.driver import CellDriver, job_spec, node_spec
 

@@ -13,13 +13,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from penstock.model.nouns.settings import PlacerSettings
 from penstock.model.proposals import ProposedUnit
-from penstock.model.settings import PlacerSettings
-from penstock.policies import burst
-from penstock.policies.burst import BurstQuestion
-from penstock.policies.burst_plans import Costs, Gang, Machine, Place, Problem
-from penstock.policies.gga import Found, gga
-from penstock.policies.profiles import profile_for
+from penstock.scheduling.bursts import burst
+from penstock.scheduling.bursts.burst import BurstQuestion
+from penstock.scheduling.bursts.burst_plans import Costs, Gang, Machine, Place, Problem
+from penstock.scheduling.bursts.gga import Found, gga
+from penstock.scheduling.profiles import profile_for
 from tests.support.chance import rate, seeds_for
 from tests.support.driver import CellDriver, estimate, job_spec, node_spec
 from tests.unit.policies.test_candidates import something_happens

@@ -3,8 +3,8 @@
 import msgspec
 import pytest
 
-from penstock.model.settings import PlacerSettings
-from penstock.policies.burst_order import CriticalThenShortest
+from penstock.model.nouns.settings import PlacerSettings
+from penstock_papers.baselines.burst_order import CriticalThenShortest
 from tests.support.driver import CellDriver, estimate, job_spec, node_spec
 
 

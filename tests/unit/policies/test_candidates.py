@@ -7,11 +7,11 @@ from random import Random
 import pytest
 from msgspec.structs import replace
 
-from penstock.ledger.job_state import JobState
-from penstock.ledger.stages import times_of
-from penstock.ledger.state import CellState
-from penstock.model.estimates import StagesProfiled
-from penstock.model.external_events import (
+from penstock.ledger.derived.stages import times_of
+from penstock.ledger.state.job.job_state import JobState
+from penstock.ledger.state.state import CellState
+from penstock.model.inputs.estimates import StagesProfiled
+from penstock.model.inputs.external_events import (
     JobHoldRequested,
     JobProgress,
     JobReleaseRequested,
@@ -20,17 +20,17 @@ from penstock.model.external_events import (
     TaskCheckpointed,
     WorkProgressed,
 )
+from penstock.model.nouns.settings import Grouping, PlacerSettings
+from penstock.model.nouns.transitions import JobStatus
+from penstock.model.nouns.types import Estimate, JobSpec, StageTimes
 from penstock.model.proposals import PlanProposed
-from penstock.model.settings import Grouping, PlacerSettings
-from penstock.model.transitions import JobStatus
-from penstock.model.types import Estimate, JobSpec, StageTimes
-from penstock.policies.candidates import NO_SHAPE, Candidates, first_of, shape_of
-from penstock.policies.fair_interleave import FairInterleave
-from penstock.policies.group_plan import group_plan
-from penstock.policies.interleave import Interleave
-from penstock.policies.muri import muri_l, muri_s
-from penstock.policies.regroup import PROPOSER, Regroup
-from penstock.policies.service import gpus_of, received_s, remaining_s
+from penstock.scheduling.groups.candidates import NO_SHAPE, Candidates, first_of, shape_of
+from penstock.scheduling.groups.fair_interleave import FairInterleave
+from penstock.scheduling.groups.group_plan import group_plan
+from penstock.scheduling.groups.interleave import Interleave
+from penstock.scheduling.service import gpus_of, received_s, remaining_s
+from penstock.scheduling.stages.regroup import PROPOSER, Regroup
+from penstock_papers.muri.muri import muri_l, muri_s
 from tests.support.driver import CellDriver, estimate, job_spec, node_spec
 from tests.unit.policies.test_group_plan import carried_out
 

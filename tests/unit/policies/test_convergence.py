@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.policies.convergence import Category, Monitor, NoiseMonitor
+from penstock.scheduling.acting.convergence import Category, Monitor, NoiseMonitor
 
 INTERVAL_MS = 30_000
 P, W, C = Category.PROGRESSING, Category.WATCHING, Category.CONVERGED

@@ -5,13 +5,13 @@ from random import Random
 import pytest
 from msgspec.structs import replace
 
-from penstock.ledger.state import CellState
-from penstock.model.event import Event
-from penstock.model.external_events import StepsMeasured
+from penstock.ledger.state.state import CellState
+from penstock.model.inputs.external_events import StepsMeasured
+from penstock.model.nouns.transitions import JobStatus, TaskStatus
 from penstock.model.proposals import CoresProposed
-from penstock.model.transitions import JobStatus, TaskStatus
-from penstock.policies import crowding
-from penstock.policies.crowding import Crowding
+from penstock.model.schema.event import Event
+from penstock.scheduling.acting import crowding
+from penstock.scheduling.acting.crowding import Crowding
 from penstock_services.migrator.core.migrator import CHANGES
 from penstock_services.placer.core.step import Step
 from tests.support.crowd import share_of

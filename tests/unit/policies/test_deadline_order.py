@@ -3,9 +3,9 @@
 from operator import attrgetter
 from typing import Any
 
-from penstock.model.settings import PlacerSettings
-from penstock.model.types import JobSpec
-from penstock.policies.profiles import profile_for
+from penstock.model.nouns.settings import PlacerSettings
+from penstock.model.nouns.types import JobSpec
+from penstock.scheduling.profiles import profile_for
 from tests.support.driver import CellDriver, node_spec
 from tests.unit.policies.test_preemption import needing
 

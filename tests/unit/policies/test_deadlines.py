@@ -7,12 +7,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.ledger.job_state import JobState
-from penstock.ledger.remaining import remaining_of
-from penstock.model.estimates import Bounds, EtaEstimated
-from penstock.model.transitions import JobStatus
-from penstock.model.types import Estimate, JobSpec, ResourceVector, ShapeOption
-from penstock.policies.deadlines import CLOSE, SURE, RunTime, RunTimes, due_ms, time_left
+from penstock.ledger.state.job.job_state import JobState
+from penstock.ledger.state.job.remaining import remaining_of
+from penstock.model.inputs.estimates import Bounds, EtaEstimated
+from penstock.model.nouns.transitions import JobStatus
+from penstock.model.nouns.types import Estimate, JobSpec, ResourceVector, ShapeOption
+from penstock.scheduling.order.deadlines import CLOSE, SURE, RunTime, RunTimes, due_ms, time_left
 
 MINUTE_MS = 60_000
 

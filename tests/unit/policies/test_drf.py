@@ -6,18 +6,18 @@ from fractions import Fraction
 import numpy as np
 import pytest
 
-from penstock.ledger.job_state import JobState
-from penstock.ledger.snapshot import dump, load
-from penstock.ledger.state import CellState
-from penstock.model.ledger_events import PlacementDecided
-from penstock.model.nodes import NodeSpec
+from penstock.cluster.reasons import Reason
+from penstock.ledger.replica.snapshot import dump, load
+from penstock.ledger.state.job.job_state import JobState
+from penstock.ledger.state.state import CellState
+from penstock.model.decisions.ledger_events import PlacementDecided
+from penstock.model.nouns.nodes import NodeSpec
+from penstock.model.nouns.settings import PlacerSettings
+from penstock.model.nouns.transitions import JobStatus, TaskStatus
+from penstock.model.nouns.types import Estimate, JobSpec, ResourceVector
 from penstock.model.proposals import CoresProposed
-from penstock.model.settings import PlacerSettings
-from penstock.model.transitions import JobStatus, TaskStatus
-from penstock.model.types import Estimate, JobSpec, ResourceVector
-from penstock.policies.explain import explain
-from penstock.policies.reasons import Reason
-from penstock.policies.shares import NOTHING, Amounts, Holdings, amounts, job_holds, plus
+from penstock.scheduling.order.shares import NOTHING, Amounts, Holdings, amounts, job_holds, plus
+from penstock.why.explain import explain
 from penstock_services.placer.core.step import Step
 from tests.support import builders as b
 from tests.support.driver import CellDriver

@@ -2,8 +2,17 @@
 
 from hypothesis import given, settings
 
-from penstock.policies.burst_plans import Change, Costs, Gang, Instance, Machine, Place, Plan, Problem
-from penstock.policies.exchanges import improved
+from penstock.scheduling.bursts.burst_plans import (
+    Change,
+    Costs,
+    Gang,
+    Instance,
+    Machine,
+    Place,
+    Plan,
+    Problem,
+)
+from penstock.scheduling.bursts.exchanges import improved
 from tests.unit.policies.test_burst import problems
 
 EVERYWHERE = 0b1111

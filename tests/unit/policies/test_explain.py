@@ -7,15 +7,16 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from penstock.ledger.state import CellState
-from penstock.ledger.timers import timer_id
-from penstock.model import external_events, ledger_events
-from penstock.model.settings import PlacerSettings
-from penstock.policies.capacity import never_fits
-from penstock.policies.chance import LazyRng
-from penstock.policies.explain import Explanation, UnknownJob, explain
-from penstock.policies.liquid import Liquid
-from penstock.policies.reasons import ADVICE, Reason
+from penstock.cluster.capacity import never_fits
+from penstock.cluster.chance import LazyRng
+from penstock.cluster.reasons import ADVICE, Reason
+from penstock.ledger.state.state import CellState
+from penstock.ledger.state.timers import timer_id
+from penstock.model.decisions import ledger_events
+from penstock.model.inputs import external_events
+from penstock.model.nouns.settings import PlacerSettings
+from penstock.scheduling.place.liquid import Liquid
+from penstock.why.explain import Explanation, UnknownJob, explain
 from tests.support import builders as b
 from tests.support.driver import CellDriver, estimate, node_spec
 

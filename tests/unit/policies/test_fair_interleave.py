@@ -4,12 +4,12 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from penstock.model.external_events import JobProgress, WorkProgressed
+from penstock.model.inputs.external_events import JobProgress, WorkProgressed
+from penstock.model.nouns.settings import PlacerSettings
+from penstock.model.nouns.types import Estimate, JobSpec, StageTimes
 from penstock.model.proposals import PlanProposed, ProposedJob, ProposedUnit
-from penstock.model.settings import PlacerSettings
-from penstock.model.types import Estimate, JobSpec, StageTimes
-from penstock.policies.fair_interleave import FairInterleave
-from penstock.policies.regroup import Question
+from penstock.scheduling.groups.fair_interleave import FairInterleave
+from penstock.scheduling.stages.regroup import Question
 from tests.support.driver import CellDriver, estimate, node_spec
 from tests.unit.policies.test_preemption import needing
 

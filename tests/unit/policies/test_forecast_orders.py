@@ -4,12 +4,12 @@ from random import Random
 
 import pytest
 
-from penstock.model.settings import PlacerSettings
-from penstock.model.types import JobSpec
-from penstock.policies.explain import explain
-from penstock.policies.forecast import Start, expected_start
-from penstock.policies.profiles import profile_for
-from penstock.policies.turns import line_of
+from penstock.model.nouns.settings import PlacerSettings
+from penstock.model.nouns.types import JobSpec
+from penstock.scheduling.profiles import profile_for
+from penstock.why.explain import explain
+from penstock.why.forecast import Start, expected_start
+from penstock.why.queue_position import line_of
 from tests.support.driver import CellDriver, job_spec, node_spec
 from tests.unit.policies.test_preemption import needing, settle
 

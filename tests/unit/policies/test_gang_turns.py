@@ -5,7 +5,7 @@ from itertools import product
 
 import pytest
 
-from penstock.policies.gang_turns import why_no_turns
+from penstock.scheduling.groups.gang_turns import why_no_turns
 
 Act = tuple[str, str]
 MEET, CPU, GPU = ("meet", ""), ("take", "cpu"), ("take", "gpu")

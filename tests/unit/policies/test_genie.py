@@ -8,17 +8,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from penstock.ledger.job_state import JobState
-from penstock.model.ledger_events import PlacementDecided
-from penstock.model.settings import Genie as Settings
-from penstock.model.settings import PlacerSettings
-from penstock.model.types import Estimate, JobSpec, ResourceVector, ShapeOption
-from penstock.policies.chance import LazyRng
-from penstock.policies.deadlines import expected_ms, latency_ms, odds
-from penstock.policies.explain import explain
-from penstock.policies.genie import Genie, cost
-from penstock.policies.profiles import profile_for
-from penstock.policies.reasons import Reason
+from penstock.cluster.chance import LazyRng
+from penstock.cluster.reasons import Reason
+from penstock.ledger.state.job.job_state import JobState
+from penstock.model.decisions.ledger_events import PlacementDecided
+from penstock.model.nouns.settings import Genie as Settings
+from penstock.model.nouns.settings import PlacerSettings
+from penstock.model.nouns.types import Estimate, JobSpec, ResourceVector, ShapeOption
+from penstock.scheduling.order.deadlines import expected_ms, latency_ms, odds
+from penstock.scheduling.order.genie import Genie, cost
+from penstock.scheduling.profiles import profile_for
+from penstock.why.explain import explain
 from penstock_services.placer.core.step import Step
 from tests.support.driver import CellDriver, node_spec
 

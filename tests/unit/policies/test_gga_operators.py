@@ -6,8 +6,8 @@ from hypothesis import given as drawn
 from hypothesis import settings
 from hypothesis import strategies as st
 
-from penstock.policies.burst_plans import Change, Costs, Gang, Machine, Place, Plan, Problem
-from penstock.policies.gga import CROSSOVER_SHARE, POPULATION, GeneticSearch
+from penstock.scheduling.bursts.burst_plans import Change, Costs, Gang, Machine, Place, Plan, Problem
+from penstock.scheduling.bursts.gga import CROSSOVER_SHARE, POPULATION, GeneticSearch
 from tests.unit.policies.test_burst import problems, rng
 
 GPUS = 4

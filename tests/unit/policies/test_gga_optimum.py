@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 from ortools.sat.python import cp_model
 
-from penstock.policies.burst_plans import Costs, Gang, Machine, Problem
-from penstock.policies.gga import gga
-from penstock.policies.liquid import FITNESS_UNITS, fitness_units
+from penstock.scheduling.bursts.burst_plans import Costs, Gang, Machine, Problem
+from penstock.scheduling.bursts.gga import gga
+from penstock.scheduling.place.liquid import FITNESS_UNITS, fitness_units
 
 MAX_GAP = 0.03
 LEAST = 0.5  # of a fitness that the gap refers to: eq. 8 has no zero of its own

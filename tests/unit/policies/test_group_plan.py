@@ -6,13 +6,13 @@ from typing import Any
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from penstock.ledger.check import check
-from penstock.model.groups import GroupDecided, Turns
-from penstock.model.ledger_events import JobPreempted, PlacementDecided, ProposalAnswered
+from penstock.ledger.check.check import check
+from penstock.model.decisions.groups import GroupDecided, Turns
+from penstock.model.decisions.ledger_events import JobPreempted, PlacementDecided, ProposalAnswered
+from penstock.model.nouns.transitions import JobStatus
 from penstock.model.proposals import PlanProposed
-from penstock.model.transitions import JobStatus
-from penstock.policies.group_plan import group_plan
-from penstock.policies.regroup import PROPOSER, Answer, PlannedGroup
+from penstock.scheduling.groups.group_plan import group_plan
+from penstock.scheduling.stages.regroup import PROPOSER, Answer, PlannedGroup
 from penstock_services.placer.core.step import Step
 from tests.support.driver import CellDriver, job_spec, node_spec
 from tests.support.small_stages import FirstFitRegroup, known_as

@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from penstock.policies.group_search import search
-from penstock.policies.group_speeds import MANY, Kinds, Tables
-from penstock.policies.group_weights import SOON, Job, weights
+from penstock.scheduling.groups.search.group_search import search
+from penstock.scheduling.groups.search.group_speeds import MANY, Kinds, Tables
+from penstock.scheduling.groups.search.group_weights import SOON, Job, weights
 
 GPUS = 4
 

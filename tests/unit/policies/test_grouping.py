@@ -11,20 +11,21 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from penstock.model.groups import MAX_GROUP_MEMBERS
-from penstock.model.settings import Grouping, PlacerSettings
-from penstock.model.types import StageTimes
-from penstock.policies import group_speeds, grouping
-from penstock.policies.group_plan import group_plan
-from penstock.policies.grouping import MAX_KINDS_MATCHED, Grouper, _Kind
-from penstock.policies.interleave import Interleave
-from penstock.policies.interleaving import authors
-from penstock.policies.list_order import rising
-from penstock.policies.matching import match_kinds
-from penstock.policies.matching_chains import Pairs, Weights
-from penstock.policies.muri import muri_l, muri_s
-from penstock.policies.profiles import profile_for
-from penstock.policies.regroup import Answer, Candidate, PlannedGroup, Question, Regroup
+from penstock.model.decisions.groups import MAX_GROUP_MEMBERS
+from penstock.model.nouns.settings import Grouping, PlacerSettings
+from penstock.model.nouns.types import StageTimes
+from penstock.scheduling.groups.group_plan import group_plan
+from penstock.scheduling.groups.interleave import Interleave
+from penstock.scheduling.groups.interleaving import authors
+from penstock.scheduling.groups.search import group_speeds
+from penstock.scheduling.profiles import profile_for
+from penstock.scheduling.stages.regroup import Answer, Candidate, PlannedGroup, Question, Regroup
+from penstock_papers.muri import grouping
+from penstock_papers.muri.grouping import MAX_KINDS_MATCHED, Grouper, _Kind
+from penstock_papers.muri.list_order import rising
+from penstock_papers.muri.matching import match_kinds
+from penstock_papers.muri.matching_chains import Pairs, Weights
+from penstock_papers.muri.muri import muri_l, muri_s
 from tests.support import builders as b
 from tests.support.matchings import ENOUGH, expanded, full_weight, weight_of
 

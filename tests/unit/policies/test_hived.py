@@ -3,14 +3,14 @@
 import numpy as np
 import pytest
 
-from penstock.ledger.check import check
-from penstock.ledger.job_state import JobState
-from penstock.ledger.state import CellState
-from penstock.model.transitions import JobStatus
-from penstock.model.types import TaskPlacement
-from penstock.policies.assignment import assign
-from penstock.policies.chance import LazyRng
-from penstock.policies.hived import Block, BuddyCells, choose, cost, free_cells
+from penstock.cluster.assignment import assign
+from penstock.cluster.chance import LazyRng
+from penstock.ledger.check.check import check
+from penstock.ledger.state.job.job_state import JobState
+from penstock.ledger.state.state import CellState
+from penstock.model.nouns.transitions import JobStatus
+from penstock.model.nouns.types import TaskPlacement
+from penstock_papers.baselines.hived import Block, BuddyCells, choose, cost, free_cells
 from tests.support import builders as b
 
 POLICY = BuddyCells()

@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.ledger.index import Thermometer, bits, nth
+from penstock.ledger.state.index import Thermometer, bits, nth
 
 
 @given(

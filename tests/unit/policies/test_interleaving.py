@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.model.types import StageTimes
-from penstock.policies.interleaving import (
+from penstock.model.nouns.types import StageTimes
+from penstock.scheduling.groups.interleaving import (
     ALONE,
     MAX_SPEED,
     RESOURCES,

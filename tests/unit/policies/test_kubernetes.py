@@ -2,12 +2,12 @@
 
 import pytest
 
-from penstock.model.settings import PlacerSettings
-from penstock.model.transitions import JobStatus
-from penstock.policies.chance import LazyRng
-from penstock.policies.explain import explain
-from penstock.policies.profiles import in_force, profile_for
-from penstock.policies.reasons import Reason
+from penstock.cluster.chance import LazyRng
+from penstock.cluster.reasons import Reason
+from penstock.model.nouns.settings import PlacerSettings
+from penstock.model.nouns.transitions import JobStatus
+from penstock.scheduling.profiles import in_force, profile_for
+from penstock.why.explain import explain
 from tests.support import builders as b
 from tests.support.driver import CellDriver, estimate, job_spec, node_spec
 

@@ -6,14 +6,14 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from penstock.ledger.plans import units_of_reclaim
-from penstock.model.arrays import CoresReclaimed
-from penstock.model.nodes import NodeSpec
-from penstock.model.plans import BatchWindowOpened, PlanAdopted
-from penstock.model.settings import Coda, PlacerSettings
-from penstock.model.transitions import JobStatus
-from penstock.model.types import Estimate, JobSpec
-from penstock.policies.profiles import LOSES_MS
+from penstock.ledger.fold.plans import units_of_reclaim
+from penstock.model.decisions.arrays import CoresReclaimed
+from penstock.model.decisions.plans import BatchWindowOpened, PlanAdopted
+from penstock.model.nouns.nodes import NodeSpec
+from penstock.model.nouns.settings import Coda, PlacerSettings
+from penstock.model.nouns.transitions import JobStatus
+from penstock.model.nouns.types import Estimate, JobSpec
+from penstock.scheduling.profiles import LOSES_MS
 from penstock_services.placer.core.step import Step
 from tests.support import builders as b
 from tests.support.array_cell import MINUTE_MS, node, stopped, until_all_have_ended

@@ -10,14 +10,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from penstock.ledger.state import CellState
-from penstock.model.external_events import StepsMeasured
-from penstock.model.moves import MAX_MIGRATIONS
-from penstock.model.settings import Convergence, PlacerSettings
-from penstock.policies import load_balance
-from penstock.policies.convergence import Category
-from penstock.policies.crowding import Crowding, has_gpus
-from penstock.policies.load_balance import (
+from penstock.ledger.state.state import CellState
+from penstock.model.decisions.moves import MAX_MIGRATIONS
+from penstock.model.inputs.external_events import StepsMeasured
+from penstock.model.nouns.settings import Convergence, PlacerSettings
+from penstock.scheduling.acting import load_balance
+from penstock.scheduling.acting.convergence import Category
+from penstock.scheduling.acting.crowding import Crowding, has_gpus
+from penstock.scheduling.acting.load_balance import (
     CAUTION,
     LEAST_GAIN,
     SAVE_S,
@@ -25,9 +25,9 @@ from penstock.policies.load_balance import (
     Sharer,
     sum_of_completions_s,
 )
-from penstock.policies.migrate import Migration, Seen, category_of
-from penstock.policies.service import stop_cost_s
-from penstock.policies.validate_moves import can_go
+from penstock.scheduling.acting.migrate import Migration, Seen, category_of
+from penstock.scheduling.acting.validate_moves import can_go
+from penstock.scheduling.service import stop_cost_s
 from tests.support.crowd import share_of
 from tests.support.driver import CellDriver, estimate, job_spec, node_spec
 

@@ -5,13 +5,13 @@ from typing import Any
 import pytest
 
 from penstock.errors import ConfigurationError
-from penstock.model.ledger_events import JobPreempted, PlacementDecided, ProposalAnswered
-from penstock.model.plans import PlanUnit
+from penstock.model.decisions.ledger_events import JobPreempted, PlacementDecided, ProposalAnswered
+from penstock.model.decisions.plans import PlanUnit
+from penstock.model.nouns.settings import Genie as Settings
+from penstock.model.nouns.settings import PlacerSettings, Stage
+from penstock.model.nouns.types import Estimate, JobSpec, ResourceVector, ShapeOption
 from penstock.model.proposals import PlanProposed, ProposedJob, ProposedUnit
-from penstock.model.settings import Genie as Settings
-from penstock.model.settings import PlacerSettings, Stage
-from penstock.model.types import Estimate, JobSpec, ResourceVector, ShapeOption
-from penstock.policies.profiles import UnusedSetting, check_settings, profile_for
+from penstock.scheduling.profiles import UnusedSetting, check_settings, profile_for
 from penstock_services.placer.core.step import Step
 from penstock_services.placer.shell.term import placer_settings
 from tests.support.driver import CellDriver, node_spec

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from penstock.policies.interleaving import (
+from penstock.scheduling.groups.interleaving import (
     RESOURCES,
     Interleaving,
     Times,
@@ -14,7 +14,7 @@ from penstock.policies.interleaving import (
     pair_period,
     period,
 )
-from penstock.policies.many_groups import PERIODS, Unit, many_speeds, union_efficiencies
+from penstock.scheduling.groups.many_groups import PERIODS, Unit, many_speeds, union_efficiencies
 
 FACTORS = (1.0, 1.2, 1.3, 1.4)
 MODELS = {

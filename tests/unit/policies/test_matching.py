@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from penstock.policies.matching import match_distinct, match_kinds
+from penstock_papers.muri.matching import match_distinct, match_kinds
 from tests.support.matchings import ENOUGH, ENOUGH_OF_FEW, expanded, full_weight, weight_of
 
 

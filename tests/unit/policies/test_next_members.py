@@ -1,17 +1,17 @@
 """Next members of leases: who makes others stop has its order at the node before they have stopped, and its node lets it wait."""
 
 from penstock.cli.explain import in_short
-from penstock.ledger.check import check
-from penstock.ledger.snapshot import dump, load
-from penstock.ledger.succession import awaited
-from penstock.model.codec import as_written
-from penstock.model.external_events import JobCancelRequested, TaskStarted
-from penstock.model.ledger_events import PlacementDecided
-from penstock.model.nodes import NodeSpec
+from penstock.cluster.reasons import Reason
+from penstock.ledger.check.check import check
+from penstock.ledger.derived.succession import awaited
+from penstock.ledger.replica.snapshot import dump, load
+from penstock.model.decisions.ledger_events import PlacementDecided
+from penstock.model.inputs.external_events import JobCancelRequested, TaskStarted
+from penstock.model.nouns.nodes import NodeSpec
+from penstock.model.nouns.settings import PlacerSettings
 from penstock.model.proposals import PlanProposed, ProposedJob, ProposedUnit
-from penstock.model.settings import PlacerSettings
-from penstock.policies.explain import explain
-from penstock.policies.reasons import Reason
+from penstock.model.wire.codec import as_written
+from penstock.why.explain import explain
 from tests.support.driver import CellDriver, job_spec, node_spec
 from tests.unit.policies.test_preemption import needing
 from tests.unit.policies.test_replan import running, settle

@@ -6,18 +6,18 @@ import msgspec
 import numpy as np
 import pytest
 
-from penstock.ledger.check import check
-from penstock.ledger.snapshot import dump, load
-from penstock.ledger.state import CellState
-from penstock.model import external_events
-from penstock.model.settings import PlacerSettings, TypicalTask
-from penstock.model.transitions import JobStatus
-from penstock.model.types import ResourceVector
-from penstock.policies.assignment import Plan
-from penstock.policies.base import Policy
-from penstock.policies.chance import LazyRng
-from penstock.policies.fgd import recent_tasks, typical_tasks
-from penstock.policies.profiles import profile_for
+from penstock.cluster.assignment import Plan
+from penstock.cluster.chance import LazyRng
+from penstock.ledger.check.check import check
+from penstock.ledger.replica.snapshot import dump, load
+from penstock.ledger.state.state import CellState
+from penstock.model.inputs import external_events
+from penstock.model.nouns.settings import PlacerSettings, TypicalTask
+from penstock.model.nouns.transitions import JobStatus
+from penstock.model.nouns.types import ResourceVector
+from penstock.scheduling.profiles import profile_for
+from penstock.scheduling.stages.protocols import Policy
+from penstock_papers.baselines.fgd import recent_tasks, typical_tasks
 from tests.papers import packing_reference as reference
 from tests.support import builders as b
 from tests.support.chance import sure_range

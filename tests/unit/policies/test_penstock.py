@@ -14,13 +14,13 @@ This profile stops nobody (`test_it_stops_nobody`), so 4 to 6 are told of profil
 import msgspec
 import pytest
 
-from penstock.model.external_events import GpuFaulted, NodeCordoned, NodeLeft, NodeUncordoned
-from penstock.model.settings import PlacerSettings
-from penstock.model.transitions import JobStatus
-from penstock.policies.explain import explain
-from penstock.policies.fair import FairResponse
-from penstock.policies.profiles import DEFAULT
-from penstock.policies.reasons import Reason
+from penstock.cluster.reasons import Reason
+from penstock.model.inputs.external_events import GpuFaulted, NodeCordoned, NodeLeft, NodeUncordoned
+from penstock.model.nouns.settings import PlacerSettings
+from penstock.model.nouns.transitions import JobStatus
+from penstock.scheduling.order.fair import FairResponse
+from penstock.scheduling.profiles import DEFAULT
+from penstock.why.explain import explain
 from tests.support.driver import CellDriver, job_spec, node_spec
 from tests.unit.policies.test_preemption import needing
 from tests.unit.test_remaining import answer

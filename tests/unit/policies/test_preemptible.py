@@ -5,8 +5,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from penstock.model.settings import PlacerSettings
-from penstock.policies.profiles import PROFILES, profile_for
+from penstock.model.nouns.settings import PlacerSettings
+from penstock.scheduling.profiles import PROFILES, profile_for
 from tests.support.driver import CellDriver, estimate, job_spec
 from tests.unit.policies.test_replan import cell, running, settle
 

@@ -5,11 +5,11 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from penstock.model.external_events import GpuFaulted, NodeCordoned
-from penstock.model.settings import PlacerSettings
-from penstock.model.types import JobSpec
-from penstock.policies.explain import explain
-from penstock.policies.reasons import Reason
+from penstock.cluster.reasons import Reason
+from penstock.model.inputs.external_events import GpuFaulted, NodeCordoned
+from penstock.model.nouns.settings import PlacerSettings
+from penstock.model.nouns.types import JobSpec
+from penstock.why.explain import explain
 from tests.support.driver import CellDriver, estimate, job_spec, kinds, node_spec
 from tests.unit.policies.test_replan import cell, running, settle, submit
 

@@ -6,19 +6,19 @@ import pytest
 from msgspec import structs
 
 from penstock.cli.explain import in_short
-from penstock.ledger.snapshot import dump, load
-from penstock.ledger.succession import awaited
-from penstock.model.codec import as_written
-from penstock.model.external_events import JobCancelRequested, JobHoldRequested, TaskPhaseChanged
-from penstock.model.ledger_events import JobRequeued, PlacementDecided, StopDecided
-from penstock.model.nodes import NodeSpec
-from penstock.model.orders import StartTask
+from penstock.ledger.derived.succession import awaited
+from penstock.ledger.replica.snapshot import dump, load
+from penstock.model.decisions.ledger_events import JobRequeued, PlacementDecided, StopDecided
+from penstock.model.decisions.orders import StartTask
+from penstock.model.inputs.external_events import JobCancelRequested, JobHoldRequested, TaskPhaseChanged
+from penstock.model.nouns.nodes import NodeSpec
+from penstock.model.nouns.settings import PlacerSettings
+from penstock.model.nouns.transitions import JobStatus
+from penstock.model.nouns.types import Estimate, JobSpec
 from penstock.model.proposals import CoresProposed, MigrationProposed
-from penstock.model.settings import PlacerSettings
-from penstock.model.transitions import JobStatus
-from penstock.model.types import Estimate, JobSpec
-from penstock.policies.explain import explain
-from penstock.policies.prelaunch import MAX_FALSE_ENDS
+from penstock.model.wire.codec import as_written
+from penstock.scheduling.make_room.prelaunch import MAX_FALSE_ENDS
+from penstock.why.explain import explain
 from penstock_services.placer.core.step import Step
 from tests.support.driver import CellDriver, estimate, job_spec, node_spec
 

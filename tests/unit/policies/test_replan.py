@@ -3,16 +3,16 @@
 import msgspec
 import pytest
 
-from penstock.ledger.demand import Demand
-from penstock.ledger.snapshot import dump, load
-from penstock.ledger.succession import awaited
-from penstock.model.external_events import JobProgress, NodeChanged, NodeLeft, WorkProgressed
-from penstock.model.settings import PlacerSettings
-from penstock.model.transitions import JobStatus
-from penstock.policies.free_gpus import GpuKinds
-from penstock.policies.ordered import shortest_remaining_service
-from penstock.policies.service import attained_s, remaining_s
-from penstock.policies.trial import Trial
+from penstock.cluster.free_gpus import GpuKinds
+from penstock.cluster.trial import Trial
+from penstock.ledger.derived.succession import awaited
+from penstock.ledger.replica.snapshot import dump, load
+from penstock.ledger.state.job.demand import Demand
+from penstock.model.inputs.external_events import JobProgress, NodeChanged, NodeLeft, WorkProgressed
+from penstock.model.nouns.settings import PlacerSettings
+from penstock.model.nouns.transitions import JobStatus
+from penstock.scheduling.service import attained_s, remaining_s
+from penstock_papers.baselines.ordered import shortest_remaining_service
 from tests.support.driver import CellDriver, estimate, job_spec, kinds, node_spec
 
 

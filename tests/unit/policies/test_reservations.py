@@ -1,8 +1,8 @@
 """Nodes that are kept for a job that was passed often: so long as it waits, and by the end that is expected
 now."""
 
-from penstock.model.external_events import JobHoldRequested
-from penstock.model.settings import PlacerSettings
+from penstock.model.inputs.external_events import JobHoldRequested
+from penstock.model.nouns.settings import PlacerSettings
 from tests.support.driver import CellDriver, estimate, eta, node_spec
 
 HOUR_MS = 3_600_000

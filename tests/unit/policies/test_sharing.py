@@ -4,19 +4,26 @@ import pytest
 from msgspec.structs import replace
 from pydantic import ValidationError
 
-from penstock.ledger.check import check
-from penstock.ledger.job_state import JobState
-from penstock.ledger.state import CellState
-from penstock.model import external_events
-from penstock.model.estimates import JobEstimated
-from penstock.model.settings import PlacerSettings
-from penstock.model.types import WHOLE_GPU, Estimate, JobSpec, PairSpeed, ResourceRequest, ResourceVector
-from penstock.model.validation import checked
-from penstock.policies.assignment import Plan, assign
-from penstock.policies.chance import LazyRng
-from penstock.policies.explain import explain
-from penstock.policies.profiles import profile_for
-from penstock.policies.reasons import Reason
+from penstock.cluster.assignment import Plan, assign
+from penstock.cluster.chance import LazyRng
+from penstock.cluster.reasons import Reason
+from penstock.ledger.check.check import check
+from penstock.ledger.state.job.job_state import JobState
+from penstock.ledger.state.state import CellState
+from penstock.model.inputs import external_events
+from penstock.model.inputs.estimates import JobEstimated
+from penstock.model.nouns.settings import PlacerSettings
+from penstock.model.nouns.types import (
+    WHOLE_GPU,
+    Estimate,
+    JobSpec,
+    PairSpeed,
+    ResourceRequest,
+    ResourceVector,
+)
+from penstock.model.schema.validation import checked
+from penstock.scheduling.profiles import profile_for
+from penstock.why.explain import explain
 from tests.support import builders as b
 
 MEMORY_MIB = 6_000

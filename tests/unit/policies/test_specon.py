@@ -5,8 +5,8 @@ from collections.abc import Mapping
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.policies.convergence import Category
-from penstock.policies.specon import Host, host_for, rebalanced
+from penstock.scheduling.acting.convergence import Category
+from penstock_papers.specon import Host, host_for, rebalanced
 
 P, W, C = Category.PROGRESSING, Category.WATCHING, Category.CONVERGED
 

@@ -3,12 +3,12 @@
 import msgspec
 import pytest
 
-from penstock.ledger.snapshot import dump, load
-from penstock.model.external_events import NodeCordoned, TaskCheckpointed
-from penstock.model.saves import SaveRefused
-from penstock.model.types import Estimate, JobSpec
-from penstock.policies.explain import explain
-from penstock.policies.service import stop_cost_s
+from penstock.ledger.replica.snapshot import dump, load
+from penstock.model.inputs.external_events import NodeCordoned, TaskCheckpointed
+from penstock.model.inputs.saves import SaveRefused
+from penstock.model.nouns.types import Estimate, JobSpec
+from penstock.scheduling.service import stop_cost_s
+from penstock.why.explain import explain
 from tests.support.driver import CellDriver, estimate, job_spec, node_spec
 from tests.unit.policies.test_replan import cell, running, settle
 from tests.unit.test_remaining import answer, left_s, pass_s, stopped

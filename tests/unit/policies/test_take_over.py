@@ -2,9 +2,9 @@
 
 import pytest
 
-from penstock.ledger.replica import Replica
-from penstock.model.settings import PlacerSettings
-from penstock.policies.profiles import PROFILES
+from penstock.ledger.replica.replica import Replica
+from penstock.model.nouns.settings import PlacerSettings
+from penstock.scheduling.profiles import PROFILES
 from penstock_services.placer.core.step import PlacerCore
 from tests.support.driver import CellDriver, node_spec
 

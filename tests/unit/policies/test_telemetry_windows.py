@@ -5,8 +5,8 @@ import random
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.model.external_events import TelemetrySampled
-from penstock.policies.telemetry_windows import (
+from penstock.model.inputs.external_events import TelemetrySampled
+from penstock.scheduling.acting.telemetry_windows import (
     MAX_TASKS,
     WINDOW_MS,
     NodeWindow,

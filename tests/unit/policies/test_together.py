@@ -3,8 +3,8 @@
 import msgspec
 import pytest
 
-from penstock.model.settings import PlacerSettings
-from penstock.model.types import ResourceVector
+from penstock.model.nouns.settings import PlacerSettings
+from penstock.model.nouns.types import ResourceVector
 from tests.support.driver import CellDriver, estimate, job_spec, node_spec
 
 

@@ -2,18 +2,19 @@
 
 import pytest
 
-from penstock.ledger.check import check
-from penstock.ledger.state import CellState
-from penstock.model import external_events, ledger_events
+from penstock.cluster.refusal import Refusal
+from penstock.ledger.check.check import check
+from penstock.ledger.state.state import CellState
+from penstock.model.decisions import ledger_events
+from penstock.model.inputs import external_events
 from penstock.model.proposals import (
     PlanProposed,
     ProposedJob,
     ProposedUnit,
     ReadVersion,
 )
-from penstock.policies.refusal import Refusal
-from penstock.policies.validate import validate
-from penstock.policies.validate_plans import validate_plan
+from penstock.proposals.validate import validate
+from penstock.proposals.validate_plans import validate_plan
 from tests.support import builders as b
 
 

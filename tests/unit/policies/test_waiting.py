@@ -9,29 +9,29 @@ import numpy as np
 import pytest
 from msgspec.structs import replace
 
-from penstock.ledger.demand import DemandKey
-from penstock.ledger.evolve import evolve
-from penstock.ledger.job_state import JobState
-from penstock.ledger.snapshot import dump, load
-from penstock.ledger.state import MAX_CHANGES, CellState, ChangeLog
-from penstock.model.external_events import JobProgress, WorkProgressed
-from penstock.model.ledger_events import JobRank
-from penstock.model.settings import PlacerSettings
-from penstock.model.transitions import JobStatus, TaskStatus
-from penstock.model.types import WHOLE_GPU
-from penstock.policies.base import NO_LIMITS, Selection
-from penstock.policies.job_rows import JobRows
-from penstock.policies.ordered import Ordered
-from penstock.policies.profiles import profile_for
-from penstock.policies.reservation import by_end
-from penstock.policies.service import attained_s, gpus_of, remaining_s
-from penstock.policies.tiresias import Tiresias
+from penstock.ledger.fold.evolve import evolve
+from penstock.ledger.replica.snapshot import dump, load
+from penstock.ledger.state.job.demand import DemandKey
+from penstock.ledger.state.job.job_state import JobState
+from penstock.ledger.state.state import MAX_CHANGES, CellState, ChangeLog
+from penstock.model.decisions.ledger_events import JobRank
+from penstock.model.inputs.external_events import JobProgress, WorkProgressed
+from penstock.model.nouns.settings import PlacerSettings
+from penstock.model.nouns.transitions import JobStatus, TaskStatus
+from penstock.model.nouns.types import WHOLE_GPU
+from penstock.scheduling.make_room.reservation import by_end
+from penstock.scheduling.order.job_rows import JobRows
+from penstock.scheduling.profiles import profile_for
+from penstock.scheduling.service import attained_s, gpus_of, remaining_s
+from penstock.scheduling.stages.protocols import NO_LIMITS, Selection
 from penstock.simulator.engine import Options, Simulation
 from penstock.simulator.job_models.model import Constant
 from penstock.simulator.job_models.steady import SteadyWork
 from penstock.simulator.nodes import Latency
 from penstock.simulator.traces.cluster import nodes_of
 from penstock.simulator.traces.jobs import TraceJob
+from penstock_papers.baselines.ordered import Ordered
+from penstock_papers.baselines.tiresias import Tiresias
 from tests.faults.laboratory.cell import Options as RunOptions
 from tests.faults.laboratory.run import live
 

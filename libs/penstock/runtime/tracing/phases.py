@@ -16,18 +16,19 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
-from penstock.model import external_events, ledger_events
-from penstock.model.adjustments import AdjustmentDecided, CoresDecided
-from penstock.model.decisions import DECISIONS
-from penstock.model.estimates import JobEstimated
-from penstock.model.event import Event
-from penstock.model.moves import MoveDecided
-from penstock.model.plans import PlanAdopted
+from penstock.model.decisions import ledger_events
+from penstock.model.decisions.adjustments import AdjustmentDecided, CoresDecided
+from penstock.model.decisions.decisions import DECISIONS
+from penstock.model.decisions.moves import MoveDecided
+from penstock.model.decisions.plans import PlanAdopted
+from penstock.model.inputs import external_events
+from penstock.model.inputs.estimates import JobEstimated
 from penstock.model.proposals import CoresProposed, MigrationProposed, ThrottleProposed
+from penstock.model.schema.event import Event
 from penstock.runtime.tracing.tracer import Attribute, Tracing
 
 if TYPE_CHECKING:
-    from penstock.ledger.job_state import JobState
+    from penstock.ledger.state.job.job_state import JobState
 
 MAX_NAMED = 16  # jobs of a plan in its span
 

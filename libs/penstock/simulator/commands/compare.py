@@ -12,7 +12,7 @@ from rich.console import Console
 
 from penstock.commandline import takes
 from penstock.exits import BadCommand, Exit
-from penstock.policies.profiles import PROFILES
+from penstock.scheduling.profiles import PROFILES
 from penstock.screen import Bar, bar, console, write_json
 from penstock.simulator import comparison
 from penstock.simulator.assumptions import Asked, Variant, variants_of

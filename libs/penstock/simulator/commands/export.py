@@ -9,7 +9,7 @@ import typer
 
 from penstock.exits import BadCommand
 from penstock.local_time import NotOneMoment, moment_ms
-from penstock.runtime.event_import import read_events, read_ledger
+from penstock.runtime.files.event_import import read_events, read_ledger
 from penstock.screen import console
 from penstock.simulator.commands.options import bad_input_stops
 from penstock.simulator.traces.history import History, Left, PastJob, mixed, node_rows

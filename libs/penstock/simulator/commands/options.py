@@ -14,11 +14,11 @@ from pydantic import ValidationError
 from rich.console import Console
 
 from penstock.exits import BadCommand, Exit, Stop
-from penstock.model.nodes import NodeSpec
-from penstock.model.settings import PlacerSettings
-from penstock.model.validation import checked, describe
-from penstock.policies.profiles import WANT_TYPICAL_TASKS, UnknownProfile, UnusedSetting, check_settings
-from penstock.runtime.csv_import import MAX_SHOWN, BadFile, Problem
+from penstock.model.nouns.nodes import NodeSpec
+from penstock.model.nouns.settings import PlacerSettings
+from penstock.model.schema.validation import checked, describe
+from penstock.runtime.files.csv_import import MAX_SHOWN, BadFile, Problem
+from penstock.scheduling.profiles import WANT_TYPICAL_TASKS, UnknownProfile, UnusedSetting, check_settings
 from penstock.sdk.units import duration_ms
 from penstock.simulator.assumptions import Variant, assumptions
 from penstock.simulator.commands.restart_option import NONE, Restarts, grace_of, restarts_of

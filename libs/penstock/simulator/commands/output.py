@@ -6,7 +6,7 @@ from math import isclose
 from rich.console import Console
 from rich.table import Table
 
-from penstock.policies.profiles import READ_DURATIONS
+from penstock.scheduling.profiles import READ_DURATIONS
 from penstock.screen import console, plain_table
 from penstock.simulator.assumptions import LABELS
 from penstock.simulator.comparison import COUNTED, Standing, best_of

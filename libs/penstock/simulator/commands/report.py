@@ -9,7 +9,7 @@ import typer
 from penstock.commandline import takes
 from penstock.counting import count
 from penstock.exits import BadCommand, Exit
-from penstock.runtime.event_import import read_events, read_ledger
+from penstock.runtime.files.event_import import read_events, read_ledger
 from penstock.screen import console, write_json
 from penstock.simulator.assumptions import LABELS
 from penstock.simulator.commands.options import Output, bad_input_stops

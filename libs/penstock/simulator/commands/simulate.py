@@ -10,7 +10,7 @@ from rich.console import Console
 
 from penstock.commandline import takes
 from penstock.exits import BadCommand, Exit
-from penstock.policies.profiles import DEFAULT, PROFILES
+from penstock.scheduling.profiles import DEFAULT, PROFILES
 from penstock.screen import bar, console, write_json
 from penstock.simulator.assumptions import Variant, variants_of
 from penstock.simulator.commands.options import (

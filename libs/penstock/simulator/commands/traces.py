@@ -13,7 +13,7 @@ from rich.table import Table
 
 from penstock.counting import count
 from penstock.exits import BadCommand, Exit
-from penstock.runtime.csv_import import BadFile, header_of, text_of
+from penstock.runtime.files.csv_import import BadFile, header_of, text_of
 from penstock.screen import PIPED_WIDTH, console, plain_table, write_json
 from penstock.simulator.commands.options import (
     Columns,

@@ -15,7 +15,7 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from penstock.runtime.csv_import import Row
+from penstock.runtime.files.csv_import import Row
 from penstock.simulator.generators.base import Generator, rng_of, source
 from penstock.simulator.job_models.measured import read_all, read_model
 from penstock.simulator.job_models.placement_table import Model

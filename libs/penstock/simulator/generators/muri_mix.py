@@ -9,7 +9,7 @@ capacity of the cluster's 64 GPUs until the last arrival: at 100 and more the qu
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from penstock.runtime.csv_import import Row
+from penstock.runtime.files.csv_import import Row
 from penstock.simulator.generators.base import Generator, rng_of, source
 from penstock.simulator.job_models.measured import read_all
 from penstock.simulator.job_models.tables import STAGE_PROFILES

@@ -4,7 +4,7 @@ import re
 from collections.abc import Mapping
 from types import MappingProxyType
 
-from penstock.runtime.csv_import import BadFile, Problem
+from penstock.runtime.files.csv_import import BadFile, Problem
 from penstock.simulator.generators.base import Generator
 from penstock.simulator.generators.coda import coda
 from penstock.simulator.generators.coda_month import coda_month

@@ -20,7 +20,7 @@ from typing import NamedTuple
 
 from scipy.optimize import brentq
 
-from penstock.runtime.csv_import import BadFile, Problem, Row
+from penstock.runtime.files.csv_import import BadFile, Problem, Row
 from penstock.simulator.generators.base import Generator, rng_of
 from penstock.simulator.job_models.measured import read_all
 from penstock.simulator.traces.jobs import TraceJob

@@ -11,12 +11,10 @@ from types import MappingProxyType
 from typing import NamedTuple
 
 from penstock.counting import count
-from penstock.model.nodes import NodeSpec
-from penstock.model.settings import PlacerSettings
-from penstock.policies.muri import Muri
-from penstock.policies.profiles import profile_for
-from penstock.policies.tiresias import Tiresias
-from penstock.runtime.csv_import import BadFile, Problem
+from penstock.model.nouns.nodes import NodeSpec
+from penstock.model.nouns.settings import PlacerSettings
+from penstock.runtime.files.csv_import import BadFile, Problem
+from penstock.scheduling.profiles import profile_for
 from penstock.simulator.job_models import tables
 from penstock.simulator.job_models.colocation import Colocation
 from penstock.simulator.job_models.convergence import Convergence
@@ -44,6 +42,8 @@ from penstock.simulator.job_models.turns import Turns
 from penstock.simulator.traces.cluster import UNKNOWN_GPU
 from penstock.simulator.traces.importing import Trace, data_path, data_root
 from penstock.simulator.traces.jobs import TraceJob
+from penstock_papers.baselines.tiresias import Tiresias
+from penstock_papers.muri.muri import Muri
 
 MEASURED = "pollux/traces"
 GAVEL, SYNERGY = "gavel", "synergy"

@@ -8,7 +8,7 @@ from typing import TypeVar
 
 from scipy.interpolate import LinearNDInterpolator
 
-from penstock.runtime.csv_import import BadFile, Problem, Row, header_of, rows, text_of
+from penstock.runtime.files.csv_import import BadFile, Problem, Row, header_of, rows, text_of
 from penstock.simulator.job_models.placement_table import LOCAL_BATCH_LIMIT, Curve, Epoch, Model
 
 MAX_GRADIENT = 1e30

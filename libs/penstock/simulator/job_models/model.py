@@ -9,8 +9,8 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
-from penstock.model.external_events import JobProgress
-from penstock.model.types import TaskPlacement
+from penstock.model.inputs.external_events import JobProgress
+from penstock.model.nouns.types import TaskPlacement
 from penstock.simulator.traces.jobs import WHOLE_GPU_MILLI, TraceJob
 
 Phase = Literal["ready", "train", "save"]

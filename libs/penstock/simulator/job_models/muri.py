@@ -20,7 +20,7 @@ from math import ceil, inf
 
 import msgspec
 
-from penstock.model.external_events import JobProgress
+from penstock.model.inputs.external_events import JobProgress
 from penstock.simulator.job_models.model import End, Instant, Placement, Work
 from penstock.simulator.job_models.muri_period import iteration_together_s
 from penstock.simulator.traces.jobs import Stages, TraceJob

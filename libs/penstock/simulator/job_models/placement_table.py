@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import ceil, floor, inf
 
-from penstock.model.external_events import JobProgress
+from penstock.model.inputs.external_events import JobProgress
 from penstock.simulator.job_models.interpolation import interpolate
 from penstock.simulator.job_models.model import End, Instant, NotMeasured, Placement, Work
 from penstock.simulator.traces.jobs import TraceJob

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from enum import Enum, auto
 from math import inf
 
-from penstock.model.external_events import JobProgress
+from penstock.model.inputs.external_events import JobProgress
 from penstock.simulator.job_models.model import (
     End,
     Instant,

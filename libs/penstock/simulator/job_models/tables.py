@@ -6,7 +6,7 @@ from pathlib import Path
 from statistics import fmean
 from types import MappingProxyType
 
-from penstock.runtime.csv_import import BadFile, Problem, Row, header_of, text_of
+from penstock.runtime.files.csv_import import BadFile, Problem, Row, header_of, text_of
 from penstock.simulator.job_models.colocation import Config, Throughputs
 from penstock.simulator.job_models.convergence import LossCurve
 from penstock.simulator.job_models.cores import Sensitivity

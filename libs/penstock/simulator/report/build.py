@@ -5,7 +5,7 @@ from importlib.metadata import version
 from typing import NamedTuple
 
 from penstock.charts.report import Cell, Folded, Page, Section, Table
-from penstock.model.codec import encode
+from penstock.model.wire.codec import encode
 from penstock.simulator.assumptions import LABELS
 from penstock.simulator.comparison import CLOCKED, COUNTED, Standing, best_of
 from penstock.simulator.report.metrics import (

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from penstock.ledger.job_state import HOLDING
+from penstock.ledger.state.job.job_state import HOLDING
 from penstock.simulator.report.metrics import UNFINISHED
 from penstock.simulator.report.timeline import Timeline
 

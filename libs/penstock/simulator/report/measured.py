@@ -7,7 +7,7 @@ from itertools import groupby
 import numpy as np
 
 from penstock.counting import count
-from penstock.policies.profiles import READ_DURATIONS
+from penstock.scheduling.profiles import READ_DURATIONS
 from penstock.simulator.assumptions import RUN_TIMES
 from penstock.simulator.cell import PLACER_ID
 from penstock.simulator.report.metrics import duration

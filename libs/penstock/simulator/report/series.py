@@ -9,8 +9,8 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from penstock.model.transitions import NodeStatus
-from penstock.model.types import WHOLE_GPU
+from penstock.model.nouns.transitions import NodeStatus
+from penstock.model.nouns.types import WHOLE_GPU
 from penstock.simulator.report.sharings import ALONE, Sharing, longest
 from penstock.simulator.report.timeline import SIZES, Job, Rows, Timeline
 from penstock.simulator.traces.jobs import Shape

@@ -7,10 +7,10 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from penstock.ledger.state import CellState
-from penstock.model.groups import Turns
-from penstock.model.types import StageTimes
-from penstock.policies.interleaving import RESOURCES, times_of
+from penstock.ledger.state.state import CellState
+from penstock.model.decisions.groups import Turns
+from penstock.model.nouns.types import StageTimes
+from penstock.scheduling.groups.interleaving import RESOURCES, times_of
 
 ALONE = -1
 

@@ -12,22 +12,22 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from penstock.ledger.evolve import begin, evolve
-from penstock.ledger.evolve_tasks import job_of_task
-from penstock.ledger.job_state import JobState
-from penstock.ledger.record import RawRecord
-from penstock.ledger.replica import Replica
-from penstock.ledger.state import CellState
-from penstock.ledger.succession import predecessors, successors
-from penstock.model import external_events
-from penstock.model import ledger_events as ledger
-from penstock.model.adjustments import BandwidthDecided, CoresDecided
-from penstock.model.arrays import CoresReclaimed
-from penstock.model.estimates import JobEstimated
-from penstock.model.event import Event
-from penstock.model.groups import GroupDecided
-from penstock.model.transitions import JobStatus, NodeStatus
-from penstock.model.types import WHOLE_GPU, TaskPlacement
+from penstock.ledger.derived.succession import predecessors, successors
+from penstock.ledger.fold.evolve import begin, evolve
+from penstock.ledger.fold.evolve_tasks import job_of_task
+from penstock.ledger.record.record import RawRecord
+from penstock.ledger.replica.replica import Replica
+from penstock.ledger.state.job.job_state import JobState
+from penstock.ledger.state.state import CellState
+from penstock.model.decisions import ledger_events as ledger
+from penstock.model.decisions.adjustments import BandwidthDecided, CoresDecided
+from penstock.model.decisions.arrays import CoresReclaimed
+from penstock.model.decisions.groups import GroupDecided
+from penstock.model.inputs import external_events
+from penstock.model.inputs.estimates import JobEstimated
+from penstock.model.nouns.transitions import JobStatus, NodeStatus
+from penstock.model.nouns.types import WHOLE_GPU, TaskPlacement
+from penstock.model.schema.event import Event
 from penstock.simulator.held_gpus import HeldGpus
 from penstock.simulator.report.sharings import Sharings
 from penstock.simulator.traces.jobs import Shape, shape_of

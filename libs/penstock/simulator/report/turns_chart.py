@@ -6,7 +6,7 @@ import altair as alt
 
 from penstock.charts.plots import CATEGORICAL, WIDTH, legend, table
 from penstock.charts.report import Chart, Drawing, Panel, Section
-from penstock.policies.interleaving import RESOURCES, slots, times_of
+from penstock.scheduling.groups.interleaving import RESOURCES, slots, times_of
 from penstock.simulator.report.metrics import duration
 from penstock.simulator.report.series import Gantt, JobNote, RunSeries
 from penstock.simulator.report.sharings import ALONE, Sharing

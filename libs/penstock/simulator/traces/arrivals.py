@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from penstock.model.types import MAX_JOB_ID_CHARS
+from penstock.model.nouns.types import MAX_JOB_ID_CHARS
 from penstock.simulator.traces.jobs import TraceJob
 
 UNTIL = 1.01

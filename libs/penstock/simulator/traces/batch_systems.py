@@ -10,8 +10,8 @@ from collections.abc import Collection, Iterator, Mapping
 from types import MappingProxyType
 from typing import Any
 
-from penstock.model.types import MAX_JOB_ID_CHARS
-from penstock.runtime.csv_import import MAX_NAME, Row, shown
+from penstock.model.nouns.types import MAX_JOB_ID_CHARS
+from penstock.runtime.files.csv_import import MAX_NAME, Row, shown
 from penstock.simulator.traces.fields import (
     MAX_CORES,
     MAX_GANG_GPUS,

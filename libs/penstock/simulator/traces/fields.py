@@ -6,8 +6,8 @@ from types import MappingProxyType
 from typing import Any, NamedTuple
 from urllib.parse import unquote
 
-from penstock.model.types import MAX_JOB_ID_CHARS
-from penstock.runtime.csv_import import Row, shown
+from penstock.model.nouns.types import MAX_JOB_ID_CHARS
+from penstock.runtime.files.csv_import import Row, shown
 from penstock.simulator.traces.jobs import Stages, TraceJob
 
 MAX_GANG_GPUS = 4_096  # 256 workers of 16 GPUs: the largest possible gang

@@ -7,12 +7,12 @@ necessary, not sufficient: a gang whose workers fit one by one may still not fit
 from collections import Counter
 from collections.abc import Iterator, Sequence
 
+from penstock.cluster.capacity import slots
 from penstock.counting import count
-from penstock.ledger.index import NodeShape, shape_of
-from penstock.model.gpu_names import allows
-from penstock.model.nodes import NodeSpec
-from penstock.model.types import MAX_CORES_PER_NODE, MAX_GANG_TASKS, MAX_GPUS_PER_NODE, ResourceVector
-from penstock.policies.capacity import slots
+from penstock.ledger.state.index import NodeShape, shape_of
+from penstock.model.nouns.gpu_names import allows
+from penstock.model.nouns.nodes import NodeSpec
+from penstock.model.nouns.types import MAX_CORES_PER_NODE, MAX_GANG_TASKS, MAX_GPUS_PER_NODE, ResourceVector
 from penstock.simulator.traces.cluster import UNKNOWN_GPU
 from penstock.simulator.traces.jobs import TraceJob, gang_of
 from penstock.simulator.traces.resources import cores_of

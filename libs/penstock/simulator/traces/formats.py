@@ -4,9 +4,9 @@ from collections.abc import Mapping
 from types import MappingProxyType
 
 from penstock.counting import count
-from penstock.model.types import MAX_GPUS_PER_NODE
-from penstock.model.worker_range import wrong_shape
-from penstock.runtime.csv_import import Row
+from penstock.model.nouns.types import MAX_GPUS_PER_NODE
+from penstock.model.nouns.worker_range import wrong_shape
+from penstock.runtime.files.csv_import import Row
 from penstock.simulator.traces.batch_systems import BATCH_SYSTEMS
 from penstock.simulator.traces.fields import (
     MAX_BATCH,

@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from difflib import get_close_matches
 from types import MappingProxyType
 
-from penstock.runtime.csv_import import Problem, shown
+from penstock.runtime.files.csv_import import Problem, shown
 from penstock.simulator.traces.formats import FORMATS, NEEDED, OWN
 
 LIKELY = 0.8  # ratio of `difflib` from which on a column's name counts as a misspelling of ours

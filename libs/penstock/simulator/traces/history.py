@@ -13,14 +13,14 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from penstock.ledger.record import RawRecord
-from penstock.ledger.replica import Replica
-from penstock.model import external_events
-from penstock.model import ledger_events as ledger
-from penstock.model.estimates import JobEstimated
-from penstock.model.event import Event
-from penstock.model.nodes import NodeSpec
-from penstock.model.types import JobSpec, ResourceVector
+from penstock.ledger.record.record import RawRecord
+from penstock.ledger.replica.replica import Replica
+from penstock.model.decisions import ledger_events as ledger
+from penstock.model.inputs import external_events
+from penstock.model.inputs.estimates import JobEstimated
+from penstock.model.nouns.nodes import NodeSpec
+from penstock.model.nouns.types import JobSpec, ResourceVector
+from penstock.model.schema.event import Event
 from penstock.simulator.traces.jobs import WHOLE_GPU_MILLI, TraceJob
 
 MIN_RUN_MS = 1  # a trace has no job of length 0; the ledger counts whole milliseconds

@@ -17,7 +17,7 @@
 | `shockwave` | no header; twelve fields between tabs | seconds |
 
 Other columns are allowed and ignored. A plain number of a column is in the unit above, unless it is an epoch; dates,
-epochs and clock times are read in every format (`penstock.runtime.times`). Dates and epochs count from the first job,
+epochs and clock times are read in every format (`penstock.runtime.files.times`). Dates and epochs count from the first job,
 other times from 0. Objects in JSON are lines whose keys are the columns. The readers are in `formats.py` and
 `batch_systems.py`.
 """
@@ -28,7 +28,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import NamedTuple
 
-from penstock.runtime.csv_import import BadFile, Problem, Row, shown
+from penstock.runtime.files.csv_import import BadFile, Problem, Row, shown
 from penstock.simulator.traces.guessing import likely_slips
 from penstock.simulator.traces.jobs import TraceJob
 from penstock.simulator.traces.source import Source, open_source

@@ -10,8 +10,8 @@ from math import ceil
 from types import MappingProxyType
 from typing import Any
 
-from penstock.runtime.csv_import import Problem, Row, table_rows
-from penstock.runtime.times import moment_of
+from penstock.runtime.files.csv_import import Problem, Row, table_rows
+from penstock.runtime.files.times import moment_of
 from penstock.simulator.traces.batch_systems import NEVER_RAN, NOT_ENDED, NOT_IN_A_NAME, NOT_YET
 from penstock.simulator.traces.fields import Format
 from penstock.simulator.traces.formats import FORMATS

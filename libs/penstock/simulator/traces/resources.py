@@ -3,10 +3,10 @@
 from collections.abc import Iterator, Sequence
 from math import ceil, floor
 
-from penstock.model.settings import TypicalTask
-from penstock.model.types import WHOLE_GPU, JobSpec, ResourceRequest, ResourceVector
-from penstock.policies.fgd import typical_tasks
+from penstock.model.nouns.settings import TypicalTask
+from penstock.model.nouns.types import WHOLE_GPU, JobSpec, ResourceRequest, ResourceVector
 from penstock.simulator.traces.jobs import Shape, TraceJob, gang_of
+from penstock_papers.baselines.fgd import typical_tasks
 from penstock_services.estimator.core.resources.estimate import estimate
 
 COMMAND = ("simulated",)

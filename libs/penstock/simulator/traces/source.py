@@ -8,7 +8,7 @@ from urllib.parse import quote
 
 import orjson
 
-from penstock.runtime.csv_import import BadFile, Problem, Row, header_of, shown, table_rows, text_of
+from penstock.runtime.files.csv_import import BadFile, Problem, Row, header_of, shown, table_rows, text_of
 from penstock.simulator.traces.batch_systems import (
     SACCT_COMMAND,
     SACCT_NAMES,

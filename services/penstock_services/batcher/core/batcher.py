@@ -23,14 +23,14 @@ from typing import Any, Literal, NamedTuple
 
 import msgspec
 
-from penstock.ledger.state import CellState
-from penstock.model.event import Event
-from penstock.model.ledger_events import ProposalAnswered
-from penstock.model.plans import MAX_PROPOSED_UNITS
+from penstock.ledger.state.state import CellState
+from penstock.model.decisions.ledger_events import ProposalAnswered
+from penstock.model.decisions.plans import MAX_PROPOSED_UNITS
+from penstock.model.nouns.settings import PlacerSettings
 from penstock.model.proposals import ANSWER_WITHIN_MS, PlanProposed
-from penstock.model.settings import PlacerSettings
-from penstock.policies.profiles import KNOWN_PROFILES, known_profile
-from penstock.policies.regroup import PROPOSER, Answer
+from penstock.model.schema.event import Event
+from penstock.scheduling.profiles import KNOWN_PROFILES, known_profile
+from penstock.scheduling.stages.regroup import PROPOSER, Answer
 from penstock_services.batcher.core.proposal import Planned, proposal_of
 from penstock_services.batcher.core.triggers import asks_for_plan
 

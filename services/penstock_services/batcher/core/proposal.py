@@ -3,20 +3,20 @@
 from collections.abc import Sequence
 from typing import NamedTuple, TypeVar
 
-from penstock.ledger.state import CellState
-from penstock.model.codec import encode
-from penstock.model.ledger_events import MAX_RANKS, JobRank
-from penstock.model.plans import MAX_PLANNED_STOPS, MAX_PROPOSED_UNITS, MAX_UNITS
+from penstock.ledger.state.state import CellState
+from penstock.model.decisions.ledger_events import MAX_RANKS, JobRank
+from penstock.model.decisions.plans import MAX_PLANNED_STOPS, MAX_PROPOSED_UNITS, MAX_UNITS
+from penstock.model.nouns.types import MAX_GANG_TASKS
 from penstock.model.proposals import (
     MAX_UNIT_JOBS,
     PlanProposed,
     ProposedUnit,
     ReadVersion,
 )
-from penstock.model.topics import MAX_PLAN_BYTES
-from penstock.model.types import MAX_GANG_TASKS
-from penstock.policies.regroup import PROPOSER
-from penstock.policies.validate_plans import MAX_PLAN_TASKS
+from penstock.model.schema.topics import MAX_PLAN_BYTES
+from penstock.model.wire.codec import encode
+from penstock.proposals.validate_plans import MAX_PLAN_TASKS
+from penstock.scheduling.stages.regroup import PROPOSER
 
 SHRINK = 0.9  # of what would fit if all units had the same length
 MAX_SHRINKS = 32  # 256 units x 0.9^32 are fewer than ten; then nothing is proposed

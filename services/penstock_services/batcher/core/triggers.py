@@ -4,11 +4,12 @@ Ideal: every change of a plan's inputs. Departure: remaining times change all th
 that it stopped queue again, jobs that it placed start) are planned already; neither asks for another plan.
 """
 
-from penstock.model import external_events, ledger_events
-from penstock.model.distrust import NodeDistrusted, NodePutOnProbation, NodeTrusted
-from penstock.model.estimates import JobEstimated, StagesProfiled
-from penstock.model.event import Event
-from penstock.model.groups import GroupDissolved
+from penstock.model.decisions import ledger_events
+from penstock.model.decisions.distrust import NodeDistrusted, NodePutOnProbation, NodeTrusted
+from penstock.model.decisions.groups import GroupDissolved
+from penstock.model.inputs import external_events
+from penstock.model.inputs.estimates import JobEstimated, StagesProfiled
+from penstock.model.schema.event import Event
 
 CHANGES: frozenset[type[Event]] = frozenset(
     {

@@ -9,15 +9,15 @@ import logging
 from typing import Any
 
 from penstock.clock import wall_ms
-from penstock.ledger.replica import Replica
-from penstock.ledger.state import CellState
+from penstock.ledger.replica.replica import Replica
+from penstock.ledger.state.state import CellState
 from penstock.log.port import Log, Partition, Reader
 from penstock.model.proposals import PlanProposed
-from penstock.model.topics import Topic
+from penstock.model.schema.topics import Topic
 from penstock.runtime.failpoints import hit
-from penstock.runtime.ledger_follower import BATCH_MS, LedgerFollower
-from penstock.runtime.proposals import ProposalWriter
-from penstock.runtime.proposing import run_attempts
+from penstock.runtime.following.ledger_follower import BATCH_MS, LedgerFollower
+from penstock.runtime.following.proposals import ProposalWriter
+from penstock.runtime.following.proposing import run_attempts
 from penstock.runtime.race import cancelled
 from penstock.runtime.settings import Settings
 from penstock.runtime.tracing.phases import MAX_NAMED

@@ -18,29 +18,29 @@ from hashlib import blake2b
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
-from penstock.ledger.job_state import JobState
-from penstock.ledger.state import CellState
-from penstock.model import external_events, ledger_events
-from penstock.model.adjustments import RENEWED_AFTER_MS, BandwidthDecided, CoresDecided, TaskAdjusted
-from penstock.model.event import Event
-from penstock.model.ledger_events import ProposalAnswered
-from penstock.model.proposals import ANSWER_WITHIN_MS, CoresProposed, ThrottleProposed
-from penstock.model.settings import PlacerSettings
-from penstock.model.transitions import JobStatus
-from penstock.model.types import MAX_TEXT
-from penstock.policies.eliminator import (
-    Change,
-    NodeView,
-    calm_after_ms,
-    released,
-    throttled,
+from penstock.ledger.state.job.job_state import JobState
+from penstock.ledger.state.state import CellState
+from penstock.model.decisions import ledger_events
+from penstock.model.decisions.adjustments import (
+    RENEWED_AFTER_MS,
+    BandwidthDecided,
+    CoresDecided,
+    TaskAdjusted,
 )
-from penstock.policies.guard import PROPOSER, Guard
-from penstock.policies.profiles import known_profile
-from penstock.policies.service import remaining_s
-from penstock.policies.settling import Speed, speed_of
-from penstock.policies.telemetry_windows import NodeWindow, clock_came_back
-from penstock.policies.validate import validate
+from penstock.model.decisions.ledger_events import ProposalAnswered
+from penstock.model.inputs import external_events
+from penstock.model.nouns.settings import PlacerSettings
+from penstock.model.nouns.transitions import JobStatus
+from penstock.model.nouns.types import MAX_TEXT
+from penstock.model.proposals import ANSWER_WITHIN_MS, CoresProposed, ThrottleProposed
+from penstock.model.schema.event import Event
+from penstock.proposals.validate import validate
+from penstock.scheduling.acting.eliminator import Change, NodeView, calm_after_ms, released, throttled
+from penstock.scheduling.acting.guard import PROPOSER, Guard
+from penstock.scheduling.acting.settling import Speed, speed_of
+from penstock.scheduling.acting.telemetry_windows import NodeWindow, clock_came_back
+from penstock.scheduling.profiles import known_profile
+from penstock.scheduling.service import remaining_s
 from penstock_services.contention_guard.core.paces import Node, Pace
 from penstock_services.contention_guard.core.searches import Search, alone, most_of, search_of, takes_ms
 from penstock_services.contention_guard.core.views import pressure, runs, slowed, with_tasks

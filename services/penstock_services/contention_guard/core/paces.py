@@ -2,9 +2,9 @@
 
 from dataclasses import dataclass, field
 
-from penstock.policies.eliminator import FALLS
-from penstock.policies.settling import Settling, Speed
-from penstock.policies.telemetry_windows import NodeWindow, TaskWindow
+from penstock.scheduling.acting.eliminator import FALLS
+from penstock.scheduling.acting.settling import Settling, Speed
+from penstock.scheduling.acting.telemetry_windows import NodeWindow, TaskWindow
 
 UNSETTLED = 3
 """Number of different reports from which on their slowest counts as a training's speed before one has settled; a job's first steps take other times."""

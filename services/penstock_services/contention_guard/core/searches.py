@@ -1,25 +1,25 @@
 """Search for the number of cores of one running training: which number its workers have, the measured speeds, and how it ends.
 
 A search changes nothing before the speed at the start has settled. After a probe it waits for its nodes' answers, then for the speed to settle
-(`penstock.policies.settling`). It ends where the stage decides so, or at the start's cores: when the speed never settles, a node cannot obey,
+(`penstock.scheduling.acting.settling`). It ends where the stage decides so, or at the start's cores: when the speed never settles, a node cannot obey,
 a probe is refused, or other jobs come to share its GPUs in turns. A restart in between gives back the cores of the placement.
 """
 
 from dataclasses import dataclass, field
 
 from penstock.counting import count
-from penstock.ledger.job_state import JobState
-from penstock.ledger.state import CellState
-from penstock.ledger.succession import followers
-from penstock.model.adjustments import MAX_CORE_CHANGES, MAX_CORE_PROBES
-from penstock.model.transitions import JobStatus, TaskStatus
-from penstock.model.types import WHOLE_GPU
-from penstock.policies.core_search import Next, Seen
-from penstock.policies.eliminator import Change
-from penstock.policies.guard import Guard, Step, set_by_operator
-from penstock.policies.settling import Settling, Speed
-from penstock.policies.telemetry_windows import TaskWindow
-from penstock.policies.validate_adjustments import Running, running, usable_cores
+from penstock.ledger.derived.succession import followers
+from penstock.ledger.state.job.job_state import JobState
+from penstock.ledger.state.state import CellState
+from penstock.model.decisions.adjustments import MAX_CORE_CHANGES, MAX_CORE_PROBES
+from penstock.model.nouns.transitions import JobStatus, TaskStatus
+from penstock.model.nouns.types import WHOLE_GPU
+from penstock.proposals.validate_adjustments import Running, running, usable_cores
+from penstock.scheduling.acting.core_search import Next, Seen
+from penstock.scheduling.acting.eliminator import Change
+from penstock.scheduling.acting.guard import Guard, Step, set_by_operator
+from penstock.scheduling.acting.settling import Settling, Speed
+from penstock.scheduling.acting.telemetry_windows import TaskWindow
 
 MEASURES_MS = 120_000
 """A probe whose speed has not settled after so long, and after `MEASURES_STEPS` steps, never does."""

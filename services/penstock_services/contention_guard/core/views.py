@@ -1,15 +1,15 @@
-"""What the eliminator sees of a node (`penstock.policies.eliminator`): what is short on it, its trainings and the jobs beside them. Pure."""
+"""What the eliminator sees of a node (`penstock.scheduling.acting.eliminator`): what is short on it, its trainings and the jobs beside them. Pure."""
 
 from collections.abc import Mapping
 
-from penstock.ledger.job_state import JobState, TaskState
-from penstock.ledger.node_state import NodeState
-from penstock.ledger.state import CellState
-from penstock.model.adjustments import MAX_THROTTLES
-from penstock.model.transitions import TaskStatus
-from penstock.policies.eliminator import NodeView, Other, Training
-from penstock.policies.guard import set_by_operator
-from penstock.policies.validate_adjustments import Running, running, usable_cores
+from penstock.ledger.state.job.job_state import JobState, TaskState
+from penstock.ledger.state.node.node_state import NodeState
+from penstock.ledger.state.state import CellState
+from penstock.model.decisions.adjustments import MAX_THROTTLES
+from penstock.model.nouns.transitions import TaskStatus
+from penstock.proposals.validate_adjustments import Running, running, usable_cores
+from penstock.scheduling.acting.eliminator import NodeView, Other, Training
+from penstock.scheduling.acting.guard import set_by_operator
 from penstock_services.contention_guard.core.paces import Node, Pace
 from penstock_services.contention_guard.core.searches import alone
 

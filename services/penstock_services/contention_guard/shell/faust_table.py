@@ -4,7 +4,7 @@ Started by `FaustWindows`, which sends one line of JSON (`Asked`) and receives f
 The first frame has all windows, each later one the changed windows. A frame with an object (`Refused`) is the last one. The process ends when its
 standard input does, so with its parent.
 
-The windows are those of `penstock.policies.telemetry_windows`. Faust has the consumer group, the table and its changelog, and no part in
+The windows are those of `penstock.scheduling.acting.telemetry_windows`. Faust has the consumer group, the table and its changelog, and no part in
 decisions. Ideal: at-least-once, as Faust promises it. Departures of faust-streaming 0.15.3, and the workarounds:
 
 - It commits a sample while the change of the table still lies in a buffer, and goes on where that change could not be written. Here a
@@ -43,11 +43,11 @@ from penstock.log.kafka import Connection, KafkaLog
 from penstock.log.kafka_reader import wire_headers
 from penstock.log.open import open_log
 from penstock.log.port import Partition, Record
-from penstock.model.errors import EventError
-from penstock.model.topics import GUARD_GROUPS, NODE_PARTITIONS, Topic
-from penstock.policies.telemetry_windows import HELD_WINDOWS, NodeWindow
+from penstock.model.schema.errors import EventError
+from penstock.model.schema.topics import GUARD_GROUPS, NODE_PARTITIONS, Topic
+from penstock.runtime.following.telemetry import sampled
 from penstock.runtime.race import first_of
-from penstock.runtime.telemetry import sampled
+from penstock.scheduling.acting.telemetry_windows import HELD_WINDOWS, NodeWindow
 from penstock_services.contention_guard.shell.faust_windows import KINDS, LENGTH_BYTES, Asked, Refused
 from penstock_services.contention_guard.shell.windows import Held
 

@@ -12,7 +12,7 @@ from typing import NamedTuple
 import msgspec
 
 from penstock.errors import ConfigurationError, LogError, NotAllowed
-from penstock.policies.telemetry_windows import NodeWindow
+from penstock.scheduling.acting.telemetry_windows import NodeWindow
 
 PROCESS = "penstock_services.contention_guard.shell.faust_table"
 LENGTH_BYTES = 4  # before each frame

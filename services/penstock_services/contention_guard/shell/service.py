@@ -1,4 +1,4 @@
-"""Main loop of the contention-guard service (`penstock.runtime.proposing`): reads windows of telemetry, proposes cores and caps of memory bandwidth."""
+"""Main loop of the contention-guard service (`penstock.runtime.following.proposing`): reads windows of telemetry, proposes cores and caps of memory bandwidth."""
 
 import asyncio
 import logging
@@ -6,15 +6,15 @@ from collections.abc import Sequence
 from typing import Any
 
 from penstock.errors import LogError
-from penstock.ledger.replica import Replica
-from penstock.ledger.state import CellState
+from penstock.ledger.replica.replica import Replica
+from penstock.ledger.state.state import CellState
 from penstock.log.port import Log
+from penstock.model.nouns.settings import PlacerSettings
 from penstock.model.proposals import CoresProposed
-from penstock.model.settings import PlacerSettings
-from penstock.policies.telemetry_windows import NodeWindow
-from penstock.runtime.proposing import Proposing, run_attempts
+from penstock.runtime.following.proposing import Proposing, run_attempts
 from penstock.runtime.settings import Settings
 from penstock.runtime.tracing.tracer import Tracing
+from penstock.scheduling.acting.telemetry_windows import NodeWindow
 from penstock_services.contention_guard.core.guard import Adjusting, ContentionGuard, guards
 from penstock_services.contention_guard.shell.faust_windows import FaustWindows
 from penstock_services.contention_guard.shell.windows import LogWindows, Windows

@@ -1,15 +1,15 @@
 """Tumbling windows of telemetry per node, as a port to the reader that merges the samples of the telemetry topic.
 
 `LogWindows` reads the topic with the log's own reader, on every log. Merging is idempotent and commutative
-(`penstock.policies.telemetry_windows`), so an adapter may deliver a window again, or one that is older than the one returned before.
+(`penstock.scheduling.acting.telemetry_windows`), so an adapter may deliver a window again, or one that is older than the one returned before.
 """
 
 from collections.abc import Iterable, Sequence, Set
 from typing import Protocol
 
 from penstock.log.port import Log
-from penstock.policies.telemetry_windows import NodeWindow, held_with, matters, merged, window_of
-from penstock.runtime.telemetry import Sampled, TelemetryReader
+from penstock.runtime.following.telemetry import Sampled, TelemetryReader
+from penstock.scheduling.acting.telemetry_windows import NodeWindow, held_with, matters, merged, window_of
 
 
 class Windows(Protocol):

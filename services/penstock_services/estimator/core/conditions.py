@@ -10,7 +10,7 @@ from enum import IntFlag
 from types import MappingProxyType
 from typing import NamedTuple
 
-from penstock.model.types import TaskPlacement
+from penstock.model.nouns.types import TaskPlacement
 
 FULL = 100  # percent of memory bandwidth: not capped
 

@@ -6,8 +6,8 @@ O(GPUs of the tasks that come or go, and jobs on them) per fact.
 from collections.abc import Iterable, Mapping
 from math import nan
 
-from penstock.model.adjustments import BandwidthDecided, CoresDecided
-from penstock.model.types import WHOLE_GPU, TaskPlacement
+from penstock.model.decisions.adjustments import BandwidthDecided, CoresDecided
+from penstock.model.nouns.types import WHOLE_GPU, TaskPlacement
 from penstock_services.estimator.core.conditions import Conditions, Holders
 from penstock_services.estimator.core.interference import Interference, Measured, kind_of
 from penstock_services.estimator.core.live import LiveJob

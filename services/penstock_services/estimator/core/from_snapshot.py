@@ -2,10 +2,10 @@
 
 from collections import OrderedDict
 
-from penstock.ledger.job_state import JobState
-from penstock.ledger.replica import Replica
-from penstock.model.token import seq_of
-from penstock.model.transitions import NodeStatus, TaskStatus
+from penstock.ledger.replica.replica import Replica
+from penstock.ledger.state.job.job_state import JobState
+from penstock.model.nouns.token import seq_of
+from penstock.model.nouns.transitions import NodeStatus, TaskStatus
 from penstock_services.estimator.core.conditions import Conditions, Disturbance
 from penstock_services.estimator.core.earlier import Earlier, Saved
 from penstock_services.estimator.core.live import LiveJob, info_of_attempt, without_texts

@@ -12,7 +12,7 @@ from collections import OrderedDict
 from math import isfinite
 from typing import NamedTuple
 
-from penstock.model.types import MAX_PAIRS, JobSpec, PairSpeed
+from penstock.model.nouns.types import MAX_PAIRS, JobSpec, PairSpeed
 from penstock_services.estimator.core.runs import JobInfo
 
 MAX_KINDS = 4_096

@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 from msgspec.structs import replace
 
-from penstock.model.types import JobSpec
+from penstock.model.nouns.types import JobSpec
 from penstock_services.estimator.core.earlier import Earlier
 from penstock_services.estimator.core.progress import Progress
 from penstock_services.estimator.core.resources.history import Run

@@ -4,11 +4,11 @@ from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from typing import NamedTuple
 
-from penstock.ledger.index import NodeShape, shape_of
-from penstock.model.allowed import Where
-from penstock.model.nodes import NodeSpec
-from penstock.model.types import JobSpec, ResourceVector, TaskPlacement
-from penstock.policies.capacity import slots
+from penstock.cluster.capacity import slots
+from penstock.ledger.state.index import NodeShape, shape_of
+from penstock.model.nouns.allowed import Where
+from penstock.model.nouns.nodes import NodeSpec
+from penstock.model.nouns.types import JobSpec, ResourceVector, TaskPlacement
 from penstock_services.estimator.core.runs import NO_CARD, Allocation, Card
 from penstock_services.estimator.core.step_time.placements import Placement, why_no_placement
 

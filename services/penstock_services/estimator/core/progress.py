@@ -12,8 +12,8 @@ from typing import Literal, NamedTuple
 
 import numpy as np
 
-from penstock.model.external_events import StepsMeasured
-from penstock.model.types import TaskPlacement
+from penstock.model.inputs.external_events import StepsMeasured
+from penstock.model.nouns.types import TaskPlacement
 from penstock_services.estimator.core.conditions import (
     NONE,
     UNKNOWN_CONDITIONS,

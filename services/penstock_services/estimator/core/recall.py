@@ -6,10 +6,10 @@ head names the last valid one, which names the one before it (LAW 3).
 
 from collections.abc import Iterable
 
-from penstock.ledger.record import RawFact, Unreadable, read, record_id
-from penstock.model import external_events
-from penstock.model.estimates import EtaEstimated
-from penstock.model.event import wire_type
+from penstock.ledger.record.record import RawFact, Unreadable, read, record_id
+from penstock.model.inputs import external_events
+from penstock.model.inputs.estimates import EtaEstimated
+from penstock.model.schema.event import wire_type
 from penstock_services.estimator.core.live import At
 from penstock_services.estimator.core.state import State, evolve
 

@@ -2,7 +2,7 @@
 
 from typing import Literal, NamedTuple
 
-from penstock.model.types import MAX_CORES_PER_NODE, Category, Estimate, JobSpec, Role
+from penstock.model.nouns.types import MAX_CORES_PER_NODE, Category, Estimate, JobSpec, Role
 from penstock.sdk.progress import PROFILE_ITERATIONS
 from penstock_services.estimator.core.resources.history import Run, key_of
 

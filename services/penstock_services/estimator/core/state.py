@@ -8,13 +8,14 @@ from types import MappingProxyType
 from typing import Any, Literal
 
 from penstock.errors import one_line
-from penstock.ledger.memory import KERNEL_KILL, outgrown_mib
-from penstock.ledger.record import GENESIS, Head, UnfoldableRecord, read_valid
-from penstock.model import external_events, ledger_events
-from penstock.model.adjustments import BandwidthDecided, CoresDecided
-from penstock.model.estimates import EtaEstimated, JobEstimated, StagesProfiled
-from penstock.model.event import UnknownFact, wire_type
-from penstock.model.types import WHOLE_GPU, JobSpec, Role, TaskPlacement, Usage
+from penstock.ledger.derived.memory import KERNEL_KILL, outgrown_mib
+from penstock.ledger.record.record import GENESIS, Head, UnfoldableRecord, read_valid
+from penstock.model.decisions import ledger_events
+from penstock.model.decisions.adjustments import BandwidthDecided, CoresDecided
+from penstock.model.inputs import external_events
+from penstock.model.inputs.estimates import EtaEstimated, JobEstimated, StagesProfiled
+from penstock.model.nouns.types import WHOLE_GPU, JobSpec, Role, TaskPlacement, Usage
+from penstock.model.schema.event import UnknownFact, wire_type
 from penstock_services.estimator.core import disturbances
 from penstock_services.estimator.core.conditions import Disturbance, Holders, comparable
 from penstock_services.estimator.core.earlier import Peak, Saved

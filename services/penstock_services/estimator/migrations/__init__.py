@@ -1,1 +1,1 @@
-"""SQL files of the estimator's schema, in order; see penstock.runtime.migrations."""
+"""SQL files of the estimator's schema, in order; see penstock.runtime.database.migrations."""

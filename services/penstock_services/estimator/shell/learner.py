@@ -11,12 +11,12 @@ from typing import Any, NamedTuple
 
 from penstock.errors import ConfigurationError, PenstockError, StoreError
 from penstock.log.port import Log, Partition
-from penstock.model.estimates import ModelTrained
-from penstock.model.event import Event
+from penstock.model.inputs.estimates import ModelTrained
+from penstock.model.schema.event import Event
 from penstock.retry import retry
 from penstock.runtime.failpoints import hit
+from penstock.runtime.following.snapshots import Until, load_latest_from
 from penstock.runtime.pool import WorkerPool
-from penstock.runtime.snapshots import Until, load_latest_from
 from penstock_services.estimator.core.from_snapshot import begin_at
 from penstock_services.estimator.core.interference import Learned
 from penstock_services.estimator.core.limits import STEP_RUNS, STEP_RUNS_OF_ONE

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from penstock.clock import wall_ms
 from penstock.errors import AppendFailed
 from penstock.log.port import Log, Message, Partition
-from penstock.model.envelope import Envelope, to_wire
-from penstock.model.event import Event
+from penstock.model.schema.event import Event
+from penstock.model.wire.envelope import Envelope, to_wire
 from penstock.retry import retry
 
 LOG = logging.getLogger(__name__)

@@ -16,21 +16,21 @@ from msgspec.structs import replace
 
 from penstock.clock import wall_ms
 from penstock.errors import StoreError
-from penstock.ledger.record import UndecodableRecord
+from penstock.ledger.record.record import UndecodableRecord
 from penstock.log.open import open_log
 from penstock.log.port import MAX_BATCH_RECORDS, Log, Message, Partition, Reader, Record
-from penstock.model.codec import encode
-from penstock.model.envelope import Envelope, from_wire
-from penstock.model.errors import EventError
-from penstock.model.estimates import JobEstimated
-from penstock.model.external_events import JobSubmitted
-from penstock.model.topics import Topic
-from penstock.model.types import WHOLE_GPU, Estimate, JobSpec
-from penstock.runtime.amended_log import AmendedLog, Repairs
+from penstock.model.inputs.estimates import JobEstimated
+from penstock.model.inputs.external_events import JobSubmitted
+from penstock.model.nouns.types import WHOLE_GPU, Estimate, JobSpec
+from penstock.model.schema.errors import EventError
+from penstock.model.schema.topics import Topic
+from penstock.model.wire.codec import encode
+from penstock.model.wire.envelope import Envelope, from_wire
 from penstock.runtime.failpoints import hit
+from penstock.runtime.following.amended_log import AmendedLog, Repairs
+from penstock.runtime.following.snapshots import check_beginning
 from penstock.runtime.race import first_of
 from penstock.runtime.settings import Settings
-from penstock.runtime.snapshots import check_beginning
 from penstock.runtime.tracing.tracer import Attribute, Tracing, tracing
 from penstock_services.estimator.core.live import LiveJob
 from penstock_services.estimator.core.model_lifecycle import InUse

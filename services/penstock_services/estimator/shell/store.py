@@ -12,7 +12,7 @@ import msgspec
 import orjson
 
 from penstock.errors import StoreError
-from penstock.runtime.migrations import load_migrations, migrate, schema_of
+from penstock.runtime.database.migrations import load_migrations, migrate, schema_of
 from penstock_services.estimator.core.interference import MAX_KINDS, Kind, Learned, Mean
 from penstock_services.estimator.core.limits import STAGE_KEYS, STAGE_OWNERS
 from penstock_services.estimator.core.model_lifecycle import Trained

@@ -18,7 +18,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from penstock.model.types import SHARED_TENANT, Identifier
+from penstock.model.nouns.types import SHARED_TENANT, Identifier
 from penstock.redaction import brief
 from penstock_services.gateway.core.problems import Problem
 

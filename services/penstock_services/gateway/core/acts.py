@@ -6,16 +6,23 @@ import orjson
 from msgspec import Meta
 from pydantic import ValidationError
 
-from penstock.model.event import Event
-from penstock.model.external_events import (
+from penstock.model.inputs.external_events import (
     JobCancelRequested,
     JobCheckpointRequested,
     JobHoldRequested,
     JobReleaseRequested,
 )
+from penstock.model.nouns.types import (
+    MAX_CORES_PER_NODE,
+    MAX_GANG_TASKS,
+    MAX_TEXT,
+    Identifier,
+    ShortText,
+    Value,
+)
 from penstock.model.proposals import CoresProposed, MigrationProposed, ThrottleProposed
-from penstock.model.types import MAX_CORES_PER_NODE, MAX_GANG_TASKS, MAX_TEXT, Identifier, ShortText, Value
-from penstock.model.validation import checked
+from penstock.model.schema.event import Event
+from penstock.model.schema.validation import checked
 from penstock_services.gateway.core.problems import BadField, Problem, bad_fields, invalid
 
 EXAMPLE = 'send {"reason": "…"}'

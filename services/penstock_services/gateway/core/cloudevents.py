@@ -11,11 +11,11 @@ from typing import Any
 import msgspec
 from pydantic import ValidationError
 
-from penstock.model.envelope import MAX_ID_BYTES, Envelope, from_wire
-from penstock.model.errors import EventError
-from penstock.model.event import REGISTRY
-from penstock.model.topics import INPUT_TOPICS, MAX_EVENT_BYTES
-from penstock.model.validation import checked_json
+from penstock.model.schema.errors import EventError
+from penstock.model.schema.event import REGISTRY
+from penstock.model.schema.topics import INPUT_TOPICS, MAX_EVENT_BYTES
+from penstock.model.schema.validation import checked_json
+from penstock.model.wire.envelope import MAX_ID_BYTES, Envelope, from_wire
 from penstock_services.gateway.core.problems import BadField, Problem, bad_fields, from_event_error, invalid
 from penstock_services.gateway.core.submission import read_json
 

@@ -1,6 +1,6 @@
 """Deadline forecast of a job: its odds of being in time, and the deadline that would hold, from its expected start and its run time with an interval. Pure, and read only.
 
-The start of a waiting job is that of the forecast (`penstock.policies.forecast`) for the number of workers that the profile gives it now, or one of several that are
+The start of a waiting job is that of the forecast (`penstock.why.forecast`) for the number of workers that the profile gives it now, or one of several that are
 equally likely once this cell's forecasts are known to be off (`forecast_errors`). The deadline that would hold is searched over the numbers of workers that it may have, with its place in line unchanged.
 """
 
@@ -9,18 +9,18 @@ from copy import copy
 from math import ceil, inf
 from typing import Any, NamedTuple
 
+from penstock.cluster.capacity import shortfall
 from penstock.counting import count
 from penstock.errors import one_line
-from penstock.ledger.job_state import HOLDING, JobState
-from penstock.ledger.state import CellState
-from penstock.model.transitions import JobStatus
-from penstock.model.types import MAX_MS, Estimate, JobSpec, ShapeOption
-from penstock.policies.capacity import shortfall
-from penstock.policies.deadlines import SURE, RunTime, RunTimes, due_ms, run_time, time_left
-from penstock.policies.forecast import expected_start, expected_starts
-from penstock.policies.profiles import profile_for
+from penstock.ledger.state.job.job_state import HOLDING, JobState
+from penstock.ledger.state.state import CellState
+from penstock.model.nouns.transitions import JobStatus
+from penstock.model.nouns.types import MAX_MS, Estimate, JobSpec, ShapeOption
+from penstock.scheduling.order.deadlines import SURE, RunTime, RunTimes, due_ms, run_time, time_left
+from penstock.scheduling.profiles import profile_for
 from penstock.sdk.job_warnings import Doubt
 from penstock.sdk.units import MS_PER_UNIT, show
+from penstock.why.forecast import expected_start, expected_starts
 from penstock_services.gateway.core.eta import MAX_LEFT_MS, ends_ms
 from penstock_services.gateway.core.forecast_errors import ForecastErrors
 

@@ -10,10 +10,10 @@ from typing import Any
 
 import msgspec
 
-from penstock.ledger.job_state import WAITING, JobState
-from penstock.ledger.remaining import Remaining
-from penstock.ledger.speed import slowed_ms
-from penstock.model.types import Estimate
+from penstock.ledger.derived.speed import slowed_ms
+from penstock.ledger.state.job.job_state import WAITING, JobState
+from penstock.ledger.state.job.remaining import Remaining
+from penstock.model.nouns.types import Estimate
 
 MAX_LEFT_MS = 100 * 366 * 86_400_000  # a century: an upper bound for display
 REPORT_PROGRESS = (

@@ -8,9 +8,9 @@ and again would fill the ledger, so a loss is reported at most once in `APART_S`
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
-from penstock.ledger.state import CellState
-from penstock.model.followers import FollowerChanged
-from penstock.model.topics import Topic
+from penstock.ledger.state.state import CellState
+from penstock.model.inputs.followers import FollowerChanged
+from penstock.model.schema.topics import Topic
 
 APART_S = 10.0
 """Between two losses of one job: a client that reconnects every 0.2 s makes two records in this time."""

@@ -1,6 +1,6 @@
 """How far forecasts of waiting times were off, learned from this cell's own: each is compared with what came of it once the job has its place.
 
-The forecast (`penstock.policies.forecast`) knows no job that comes later. Under an order by slack or by remaining time such jobs go first, under others none does, so how far it is off depends on the profile
+The forecast (`penstock.why.forecast`) knows no job that comes later. Under an order by slack or by remaining time such jobs go first, under others none does, so how far it is off depends on the profile
 and on the load. It is learned as a factor of the waiting time, from the newest forecasts alone, in memory: after a restart it is learned anew.
 """
 

@@ -7,11 +7,11 @@ placer's own test.
 from collections.abc import Mapping
 from types import MappingProxyType
 
-from penstock.ledger.demand import Demand
-from penstock.ledger.state import CellState
-from penstock.model.types import WHOLE_GPU, JobSpec, ResourceVector
-from penstock.policies.capacity import shortfall
-from penstock.policies.reasons import ADVICE, Reason
+from penstock.cluster.capacity import shortfall
+from penstock.cluster.reasons import ADVICE, Reason
+from penstock.ledger.state.job.demand import Demand
+from penstock.ledger.state.state import CellState
+from penstock.model.nouns.types import WHOLE_GPU, JobSpec, ResourceVector
 from penstock.sdk.job_warnings import Doubt
 
 FIELDS: Mapping[Reason, str] = MappingProxyType(

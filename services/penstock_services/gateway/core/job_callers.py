@@ -5,9 +5,9 @@ from collections.abc import Iterable
 
 from msgspec.structs import replace
 
-from penstock.ledger.job_state import JobState
-from penstock.ledger.state import CellState
-from penstock.model.types import JobSpec
+from penstock.ledger.state.job.job_state import JobState
+from penstock.ledger.state.state import CellState
+from penstock.model.nouns.types import JobSpec
 from penstock_services.gateway.core.access import Caller, Role
 from penstock_services.gateway.core.problems import Problem
 

@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 from pydantic import ValidationError
 
-from penstock.model.errors import EventError, Reason
+from penstock.model.schema.errors import EventError, Reason
 
 MAX_FIELDS = 50  # users would not read more
 CONTENT_TYPE = "application/problem+json"

@@ -4,7 +4,7 @@ from typing import Annotated
 
 from msgspec import Meta
 
-from penstock.model.types import MAX_GPUS_PER_NODE, MAX_WORKERS, Identifier, Value
+from penstock.model.nouns.types import MAX_GPUS_PER_NODE, MAX_WORKERS, Identifier, Value
 
 MAX_ASKED = 64  # batches, and numbers of workers
 Workers = Annotated[int, Meta(ge=1, le=MAX_WORKERS)]

@@ -10,11 +10,11 @@ import msgspec
 import yaml
 from pydantic import ValidationError
 
-from penstock.model.codec import as_written, encode
-from penstock.model.external_events import JobSubmitted
-from penstock.model.job_ids import is_generated
-from penstock.model.types import JobSpec
-from penstock.model.validation import checked_json
+from penstock.model.inputs.external_events import JobSubmitted
+from penstock.model.nouns.job_ids import is_generated
+from penstock.model.nouns.types import JobSpec
+from penstock.model.schema.validation import checked_json
+from penstock.model.wire.codec import as_written, encode
 from penstock.redaction import unquoted
 from penstock.sdk.job_yaml import JobLoader, problem_of
 from penstock.sdk.jobfile import BadJob, parse_job

@@ -7,7 +7,7 @@ its tenant alone: program, variables, names, output, errors. A new field of a ro
 from collections.abc import Mapping
 from typing import Any
 
-from penstock.policies.reasons import Reason
+from penstock.cluster.reasons import Reason
 from penstock_services.gateway.core.access import Caller, Role
 
 Row = dict[str, Any]

@@ -6,9 +6,9 @@ import threading
 from collections.abc import Iterable
 from contextlib import suppress
 
-from penstock.ledger.node_state import NodeState
-from penstock.model.transitions import NodeStatus
-from penstock.model.types import JobSpec
+from penstock.ledger.state.node.node_state import NodeState
+from penstock.model.nouns.transitions import NodeStatus
+from penstock.model.nouns.types import JobSpec
 from penstock.runtime.this_machine import boot_id, machine_id
 from penstock.sdk.job_warnings import Doubt
 

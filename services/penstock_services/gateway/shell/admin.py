@@ -16,11 +16,11 @@ from msgspec.structs import replace
 
 from penstock.errors import PenstockError
 from penstock.log.open import open_log
-from penstock.model.codec import as_written
-from penstock.model.estimates import JobEstimated
-from penstock.model.external_events import JobSubmitted
-from penstock.model.topics import MAX_EVENT_BYTES
-from penstock.runtime.amended_log import AmendedLog
+from penstock.model.inputs.estimates import JobEstimated
+from penstock.model.inputs.external_events import JobSubmitted
+from penstock.model.schema.topics import MAX_EVENT_BYTES
+from penstock.model.wire.codec import as_written
+from penstock.runtime.following.amended_log import AmendedLog
 from penstock.runtime.settings import Settings
 from penstock_services.gateway.core.access import Role
 from penstock_services.gateway.core.acts import read_fields

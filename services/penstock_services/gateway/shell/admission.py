@@ -8,9 +8,9 @@ from typing import Any
 import orjson
 
 from penstock.errors import one_line
-from penstock.model.codec import as_written
-from penstock.model.types import Estimate, JobSpec
-from penstock.model.validation import checked
+from penstock.model.nouns.types import Estimate, JobSpec
+from penstock.model.schema.validation import checked
+from penstock.model.wire.codec import as_written
 from penstock.runtime.settings import Settings
 from penstock.sdk.job_warnings import Doubt
 from penstock_services.gateway.core import deadline

@@ -13,11 +13,11 @@ from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 
 from penstock.errors import one_line
-from penstock.ledger.job_state import JobState
-from penstock.model.transitions import JobStatus
-from penstock.model.types import Value
-from penstock.policies.liveness import Stall, Undelaying, stalled
+from penstock.ledger.state.job.job_state import JobState
+from penstock.model.nouns.transitions import JobStatus
+from penstock.model.nouns.types import Value
 from penstock.runtime.race import all_of, first_of
+from penstock.scheduling.liveness import Stall, Undelaying, stalled
 from penstock_services.gateway.shell.differences import Differences
 from penstock_services.gateway.shell.follower import Follower
 

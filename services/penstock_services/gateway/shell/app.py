@@ -18,7 +18,7 @@ from starlette.requests import ClientDisconnect
 from starlette.routing import Match
 
 from penstock.errors import ConfigurationError
-from penstock.runtime.job_tokens import PREFIX
+from penstock.runtime.keys.job_tokens import PREFIX
 from penstock_services.gateway.core.access import Caller, Role, local_caller
 from penstock_services.gateway.core.problems import BadField, Problem, invalid
 from penstock_services.gateway.shell import (

@@ -5,10 +5,10 @@ from collections.abc import Sequence
 
 from penstock.errors import AppendFailed, LogError, NotAllowed, TooLarge
 from penstock.log.port import Log, Message, Partition
-from penstock.model.envelope import Envelope, signed_bytes, to_wire, topic_of
-from penstock.model.speakers import by_operator
+from penstock.model.wire.envelope import Envelope, signed_bytes, to_wire, topic_of
+from penstock.model.wire.speakers import by_operator
 from penstock.runtime.failpoints import hit
-from penstock.runtime.node_keys import operators_code
+from penstock.runtime.keys.node_keys import operators_code
 from penstock.runtime.settings import Settings
 from penstock_services.gateway.core.problems import Problem
 

@@ -6,11 +6,11 @@ import secrets
 from fastapi import APIRouter, Request
 from fastapi.responses import Response
 
-from penstock.ledger.checkpoints import Checkpoint, Unsaved
+from penstock.ledger.state.job.checkpoints import Checkpoint, Unsaved
 from penstock.ledger.views import checkpoint as row_of
-from penstock.model.external_events import JobCheckpointRequested
-from penstock.model.topics import MAX_EVENT_BYTES
-from penstock.model.transitions import JobStatus
+from penstock.model.inputs.external_events import JobCheckpointRequested
+from penstock.model.nouns.transitions import JobStatus
+from penstock.model.schema.topics import MAX_EVENT_BYTES
 from penstock_services.gateway.core.access import Role
 from penstock_services.gateway.core.acts import read_act
 from penstock_services.gateway.core.problems import Problem

@@ -9,17 +9,17 @@ from fastapi import APIRouter, Depends, Path, Query, Request
 from fastapi.responses import Response
 
 from penstock.errors import ConfigurationError, LogError
-from penstock.ledger.job_state import JobState
-from penstock.ledger.state import CellState
+from penstock.ledger.state.job.job_state import JobState
+from penstock.ledger.state.state import CellState
 from penstock.ledger.views import Row, distrust, doubt, gpu_use
 from penstock.log.archived import ArchivedLog
 from penstock.log.over import layer
 from penstock.log.port import Partition
-from penstock.model.codec import as_written
-from penstock.model.topics import Topic
-from penstock.model.transitions import JobStatus
-from penstock.policies.explain import explain
-from penstock.policies.turns import Line, line_of
+from penstock.model.nouns.transitions import JobStatus
+from penstock.model.schema.topics import Topic
+from penstock.model.wire.codec import as_written
+from penstock.why.explain import explain
+from penstock.why.queue_position import Line, line_of
 from penstock_services.gateway.core.access import Caller, Role
 from penstock_services.gateway.core.cursor import MAX_SEQ
 from penstock_services.gateway.core.deadline import answer as deadline_row

@@ -12,8 +12,8 @@ from contextlib import suppress
 from pathlib import Path
 
 from penstock.clock import wall_ms
-from penstock.model.types import SHARED_TENANT
-from penstock.runtime.task_logs import file_name
+from penstock.model.nouns.types import SHARED_TENANT
+from penstock.runtime.files.task_logs import file_name
 from penstock.sdk.code_archive import MAX_PACKED_BYTES
 from penstock_services.gateway.core.problems import BadField, Problem, invalid
 

@@ -14,8 +14,8 @@ from fastapi import APIRouter, Request
 from fastapi.responses import Response
 
 from penstock.clock import wall_ms
-from penstock.model.envelope import Envelope
-from penstock.model.external_events import NodeSuspected
+from penstock.model.inputs.external_events import NodeSuspected
+from penstock.model.wire.envelope import Envelope
 from penstock.retry import retry
 from penstock.runtime.race import first_of
 from penstock_services.gateway.core.access import Role

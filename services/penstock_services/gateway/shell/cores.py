@@ -8,14 +8,14 @@ from fastapi import APIRouter, Request
 from fastapi.responses import Response
 
 from penstock.clock import wall_ms
-from penstock.ledger.job_state import JobState
-from penstock.ledger.state import CellState
+from penstock.ledger.state.job.job_state import JobState
+from penstock.ledger.state.state import CellState
 from penstock.ledger.views import Row
-from penstock.model.envelope import Envelope
+from penstock.model.nouns.transitions import TaskStatus
 from penstock.model.proposals import CoresProposed
-from penstock.model.topics import MAX_EVENT_BYTES
-from penstock.model.transitions import TaskStatus
-from penstock.policies.validate import validate
+from penstock.model.schema.topics import MAX_EVENT_BYTES
+from penstock.model.wire.envelope import Envelope
+from penstock.proposals.validate import validate
 from penstock_services.gateway.core.access import Role
 from penstock_services.gateway.core.acts import CoresAct, read_cores
 from penstock_services.gateway.core.problems import Problem

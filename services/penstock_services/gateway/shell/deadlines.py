@@ -2,7 +2,7 @@
 
 import asyncio
 
-from penstock.model.types import JobSpec
+from penstock.model.nouns.types import JobSpec
 from penstock_services.gateway.core.deadline import NO_ESTIMATE, Outlook, failed, outlook, service_class
 from penstock_services.gateway.shell.gateway import Gateway
 

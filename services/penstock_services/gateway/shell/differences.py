@@ -1,16 +1,16 @@
 """Readers of the ledger whose state is not the placer's: the gateway reads of them in the dead letters
-(`penstock.runtime.state_digests`)."""
+(`penstock.runtime.following.state_digests`)."""
 
 import logging
 from dataclasses import dataclass
 
 from penstock.errors import LogError
-from penstock.ledger.digest import round_of
+from penstock.ledger.replica.digest import round_of
 from penstock.log.port import Log, Partition, Record
-from penstock.model.envelope import from_wire
-from penstock.model.errors import EventError
-from penstock.model.external_events import DeadLettered
-from penstock.model.topics import Topic
+from penstock.model.inputs.external_events import DeadLettered
+from penstock.model.schema.errors import EventError
+from penstock.model.schema.topics import Topic
+from penstock.model.wire.envelope import from_wire
 from penstock.retry import retry
 from penstock_services.gateway.shell.follower import Follower
 

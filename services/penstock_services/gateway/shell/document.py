@@ -7,19 +7,19 @@ import orjson
 from fastapi import FastAPI
 from fastapi.openapi.utils import get_openapi
 
-from penstock.model.command_runs import JobCommandRun
-from penstock.model.envelope import MAX_ID_BYTES
-from penstock.model.event import REGISTRY, Event
-from penstock.model.external_events import (
+from penstock.model.inputs.command_runs import JobCommandRun
+from penstock.model.inputs.external_events import (
     JobCancelRequested,
     JobCheckpointRequested,
     JobHoldRequested,
     JobReleaseRequested,
     JobSubmitted,
 )
-from penstock.model.json_schema import json_schema
-from penstock.model.topics import Topic
-from penstock.model.types import MAX_JOB_ID_CHARS, JobSpec, Value
+from penstock.model.nouns.types import MAX_JOB_ID_CHARS, JobSpec, Value
+from penstock.model.schema.event import REGISTRY, Event
+from penstock.model.schema.topics import Topic
+from penstock.model.wire.envelope import MAX_ID_BYTES
+from penstock.model.wire.json_schema import json_schema
 from penstock_services.gateway.core.cloudevents import (
     ATTRIBUTES,
     CONTROLS,

@@ -7,21 +7,21 @@ from fastapi.responses import Response
 from msgspec.structs import replace
 
 from penstock.clock import wall_ms
-from penstock.ledger.job_state import JobState
+from penstock.ledger.state.job.job_state import JobState
 from penstock.ledger.views import job_row
-from penstock.model.command_runs import JobCommandRun
-from penstock.model.envelope import Envelope, topic_of
-from penstock.model.external_events import (
+from penstock.model.inputs.command_runs import JobCommandRun
+from penstock.model.inputs.external_events import (
     JobCancelRequested,
     JobCheckpointRequested,
     JobHoldRequested,
     JobReleaseRequested,
     JobSubmitted,
 )
-from penstock.model.job_ids import is_generated
-from penstock.model.speakers import Speaker, speaker_of
-from penstock.model.topics import INPUT_TOPICS, MAX_PLAN_BYTES, Topic
-from penstock.model.types import MAX_JOB_ID_CHARS
+from penstock.model.nouns.job_ids import is_generated
+from penstock.model.nouns.types import MAX_JOB_ID_CHARS
+from penstock.model.schema.topics import INPUT_TOPICS, MAX_PLAN_BYTES, Topic
+from penstock.model.wire.envelope import Envelope, topic_of
+from penstock.model.wire.speakers import Speaker, speaker_of
 from penstock.runtime.tracing.context import well_formed
 from penstock_services.gateway.core.access import Caller, Role
 from penstock_services.gateway.core.acts import check_command, check_proposal

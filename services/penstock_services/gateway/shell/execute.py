@@ -8,12 +8,12 @@ import orjson
 from fastapi import APIRouter, Request
 from fastapi.responses import Response, StreamingResponse
 
-from penstock.ledger.job_state import JobState, TaskState
-from penstock.model.command_runs import JobCommandRun
-from penstock.model.topics import MAX_EVENT_BYTES
-from penstock.model.types import MAX_TEXT, Value
-from penstock.runtime.http_switch import switch_of
-from penstock.runtime.log_keys import ATTACH_PATH, EXEC_PATH
+from penstock.ledger.state.job.job_state import JobState, TaskState
+from penstock.model.inputs.command_runs import JobCommandRun
+from penstock.model.nouns.types import MAX_TEXT, Value
+from penstock.model.schema.topics import MAX_EVENT_BYTES
+from penstock.runtime.http.http_switch import switch_of
+from penstock.runtime.keys.log_keys import ATTACH_PATH, EXEC_PATH
 from penstock.session_lines import PROTOCOL
 from penstock_services.gateway.core.access import Role
 from penstock_services.gateway.core.acts import AttachAct, ExecAct, read_fields

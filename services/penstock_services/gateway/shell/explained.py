@@ -4,7 +4,7 @@ from typing import Any
 
 import orjson
 
-from penstock.ledger.job_state import JobState
+from penstock.ledger.state.job.job_state import JobState
 from penstock.ledger.views import Row, move
 from penstock_services.gateway.core.cursor import MAX_SEQ
 from penstock_services.gateway.shell.gateway import Gateway

@@ -7,18 +7,18 @@ from functools import partial
 from typing import Any
 
 from penstock.clock import ReadersClock
-from penstock.ledger.evolve import evolve
-from penstock.ledger.record import RawRecord, UndecodableRecord, UnfoldableRecord
-from penstock.ledger.replica import Replica
-from penstock.ledger.state import CellState
+from penstock.ledger.fold.evolve import evolve
+from penstock.ledger.record.record import RawRecord, UndecodableRecord, UnfoldableRecord
+from penstock.ledger.replica.replica import Replica
+from penstock.ledger.state.state import CellState
 from penstock.ledger.views import Ending, Row, job_row, unproven
 from penstock.log.port import MAX_READ_RECORDS, Log, Partition, Reader
-from penstock.model.external_events import JobHoldRequested, JobSubmitted
-from penstock.model.ledger_events import JobEnded, PlacementDecided
-from penstock.model.topics import Topic
-from penstock.runtime.amended_log import Repairs
+from penstock.model.decisions.ledger_events import JobEnded, PlacementDecided
+from penstock.model.inputs.external_events import JobHoldRequested, JobSubmitted
+from penstock.model.schema.topics import Topic
 from penstock.runtime.crash_only import applying
-from penstock.runtime.state_digests import compare
+from penstock.runtime.following.amended_log import Repairs
+from penstock.runtime.following.state_digests import compare
 from penstock_services.gateway.core.forecast_errors import ForecastErrors
 
 BATCH_MS = 20  # only queries wait for the replica

@@ -7,10 +7,10 @@ import orjson
 from fastapi import APIRouter, Request
 from fastapi.responses import Response
 
-from penstock.ledger.job_state import JobState
-from penstock.model.external_events import StepsMeasured
-from penstock.model.groups import GroupDecided
-from penstock.model.token import seq_of
+from penstock.ledger.state.job.job_state import JobState
+from penstock.model.decisions.groups import GroupDecided
+from penstock.model.inputs.external_events import StepsMeasured
+from penstock.model.nouns.token import seq_of
 from penstock_services.gateway.core.access import Role
 from penstock_services.gateway.shell.gateway import Gateway, answer, gateway_of
 from penstock_services.gateway.shell.roles import needs

@@ -6,8 +6,8 @@ import secrets
 from fastapi import APIRouter, Request
 from fastapi.responses import Response
 
-from penstock.model.external_events import JobHoldRequested, JobReleaseRequested
-from penstock.model.topics import MAX_EVENT_BYTES
+from penstock.model.inputs.external_events import JobHoldRequested, JobReleaseRequested
+from penstock.model.schema.topics import MAX_EVENT_BYTES
 from penstock_services.gateway.core.access import Role
 from penstock_services.gateway.core.acts import read_act
 from penstock_services.gateway.core.problems import Problem

@@ -1,9 +1,9 @@
-"""Authentication of running tasks by the tokens that their nodes sign (`penstock.runtime.job_tokens`)."""
+"""Authentication of running tasks by the tokens that their nodes sign (`penstock.runtime.keys.job_tokens`)."""
 
 import asyncio
 
-from penstock.model.token import seq_of
-from penstock.runtime.job_tokens import parsed
+from penstock.model.nouns.token import seq_of
+from penstock.runtime.keys.job_tokens import parsed
 from penstock.runtime.race import first_of
 from penstock_services.gateway.core.access import Caller
 from penstock_services.gateway.core.job_callers import task_caller

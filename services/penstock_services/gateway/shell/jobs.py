@@ -13,22 +13,22 @@ from msgspec.structs import replace
 from pydantic import Field
 
 from penstock.clock import wall_ms
-from penstock.ledger.job_state import HOLDING
-from penstock.ledger.stages import profile_of
+from penstock.ledger.derived.stages import profile_of
+from penstock.ledger.state.job.job_state import HOLDING
 from penstock.ledger.views import Row, adjustments, checkpoint, fragment
-from penstock.model.command_runs import JobCommandRun
-from penstock.model.envelope import Envelope
-from penstock.model.external_events import (
+from penstock.model.inputs.command_runs import JobCommandRun
+from penstock.model.inputs.external_events import (
     JobCancelRequested,
     JobCheckpointRequested,
     JobHoldRequested,
     JobReleaseRequested,
     JobSubmitted,
 )
-from penstock.model.topics import MAX_EVENT_BYTES
-from penstock.model.transitions import TERMINAL, JobStatus
-from penstock.model.types import JobSpec
-from penstock.model.validation import checked
+from penstock.model.nouns.transitions import TERMINAL, JobStatus
+from penstock.model.nouns.types import JobSpec
+from penstock.model.schema.topics import MAX_EVENT_BYTES
+from penstock.model.schema.validation import checked
+from penstock.model.wire.envelope import Envelope
 from penstock.runtime.tracing.tracer import Attributes
 from penstock.sdk.job_warnings import Doubt
 from penstock_services.gateway.core import deadline

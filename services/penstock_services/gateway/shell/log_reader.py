@@ -7,11 +7,11 @@ from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from penstock.errors import ConfigurationError, PenstockError
-from penstock.model.nodes import LogServer
+from penstock.model.nouns.nodes import LogServer
 from penstock.retry import Backoff
-from penstock.runtime.log_keys import VARIABLE, LogKey, key_in_file, key_of_token
+from penstock.runtime.files.task_logs import Output, Wanted
+from penstock.runtime.keys.log_keys import VARIABLE, LogKey, key_in_file, key_of_token
 from penstock.runtime.race import first_of
-from penstock.runtime.task_logs import Output, Wanted
 from penstock_services.gateway.core.log_text import (
     Ask,
     Line,
@@ -47,7 +47,7 @@ class LogReader:
         self._nodes: NodeLogs | None = None
         self._archive = None
         if options.node_log_archive is not None:
-            from penstock.runtime.log_archive import LogArchive
+            from penstock.runtime.files.log_archive import LogArchive
 
             self._archive = LogArchive(options.node_log_archive)
 

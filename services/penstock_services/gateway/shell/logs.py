@@ -11,9 +11,9 @@ from fastapi import APIRouter, Query, Request
 from fastapi.responses import Response, StreamingResponse
 
 from penstock.clock import wall_ms
-from penstock.model.types import MAX_MS
+from penstock.model.nouns.types import MAX_MS
+from penstock.runtime.files.task_logs import MAX_LINES
 from penstock.runtime.race import cancelled, first_of
-from penstock.runtime.task_logs import MAX_LINES
 from penstock.sdk.units import DURATION_PATTERN, duration_ms
 from penstock_services.gateway.core.access import Role
 from penstock_services.gateway.core.log_text import (

@@ -7,12 +7,12 @@ from fastapi import APIRouter, Request
 from fastapi.responses import Response
 
 from penstock.clock import wall_ms
-from penstock.ledger.state import CellState
+from penstock.ledger.state.state import CellState
 from penstock.ledger.views import Row, move
-from penstock.model.envelope import Envelope
 from penstock.model.proposals import MigrationProposed
-from penstock.model.topics import MAX_EVENT_BYTES
-from penstock.policies.validate import validate
+from penstock.model.schema.topics import MAX_EVENT_BYTES
+from penstock.model.wire.envelope import Envelope
+from penstock.proposals.validate import validate
 from penstock_services.gateway.core.access import Role
 from penstock_services.gateway.core.acts import MoveAct, read_move
 from penstock_services.gateway.core.problems import Problem

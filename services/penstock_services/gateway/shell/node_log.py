@@ -10,8 +10,8 @@ import httpx
 from penstock.clock import wall_ms
 from penstock.errors import ConfigurationError
 from penstock.keepalive import SOCKET_OPTIONS
-from penstock.runtime.log_keys import EXEC_PATH, OFFSET, PATH, LogKey
-from penstock.runtime.task_logs import Frames, Output
+from penstock.runtime.files.task_logs import Frames, Output
+from penstock.runtime.keys.log_keys import EXEC_PATH, OFFSET, PATH, LogKey
 from penstock.session_lines import UPGRADE
 from penstock.tls import SYSTEM_CA, client_context
 from penstock_services.gateway.core.log_text import Ask, Member, NoAnswer, NoFile, Unreadable

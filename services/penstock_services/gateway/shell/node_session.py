@@ -7,7 +7,7 @@ from typing import Any
 import httpcore
 import httpx
 
-from penstock.runtime.log_keys import LogKey
+from penstock.runtime.keys.log_keys import LogKey
 from penstock.session_lines import READ_BYTES, BadLine, Lines
 from penstock_services.gateway.core.log_text import NoAnswer, Unreadable
 

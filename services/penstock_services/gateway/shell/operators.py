@@ -10,11 +10,11 @@ from fastapi import APIRouter, Request
 from fastapi.responses import Response
 
 from penstock.clock import wall_ms
-from penstock.ledger.node_state import NodeState
-from penstock.model.envelope import Envelope
-from penstock.model.event import Event
-from penstock.model.external_events import NodeCordoned, NodeLeft, NodeUncordoned
-from penstock.model.transitions import NodeStatus
+from penstock.ledger.state.node.node_state import NodeState
+from penstock.model.inputs.external_events import NodeCordoned, NodeLeft, NodeUncordoned
+from penstock.model.nouns.transitions import NodeStatus
+from penstock.model.schema.event import Event
+from penstock.model.wire.envelope import Envelope
 from penstock_services.gateway.core.access import Role
 from penstock_services.gateway.core.acts import read_act
 from penstock_services.gateway.core.problems import Problem

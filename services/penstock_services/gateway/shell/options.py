@@ -24,8 +24,8 @@ from typing import Annotated
 from pydantic import AfterValidator, Field
 
 from penstock.errors import ConfigurationError
-from penstock.runtime.http_limits import LIMITS, Limits
-from penstock.runtime.node_keys import operator_key
+from penstock.runtime.http.http_limits import LIMITS, Limits
+from penstock.runtime.keys.node_keys import operator_key
 from penstock.runtime.settings import EnvironmentSettings
 from penstock_services.gateway.shell.tls import CERTIFICATE, KEY, ServerCertificate
 from penstock_services.gateway.shell.tokens import TokenFile

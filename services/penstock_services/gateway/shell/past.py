@@ -8,16 +8,23 @@ from datetime import UTC, datetime
 from typing import Any, NamedTuple
 
 from penstock.errors import ConfigurationError
-from penstock.ledger.record import GENESIS, Head, read_valid
-from penstock.ledger.replica import Replica
-from penstock.ledger.snapshot import Damaged
+from penstock.ledger.record.record import GENESIS, Head, read_valid
+from penstock.ledger.replica.replica import Replica
+from penstock.ledger.replica.snapshot import Damaged
 from penstock.ledger.views import Row, move
 from penstock.log.port import Partition
-from penstock.model.codec import as_written
-from penstock.model.topics import Topic
-from penstock.policies.explain import UnknownJob, explain
+from penstock.model.schema.topics import Topic
+from penstock.model.wire.codec import as_written
+from penstock.runtime.following.snapshots import (
+    Stored,
+    Until,
+    check_beginning,
+    restore,
+    stored_snapshots,
+    warn_damaged,
+)
 from penstock.runtime.pool import PoolBusy
-from penstock.runtime.snapshots import Stored, Until, check_beginning, restore, stored_snapshots, warn_damaged
+from penstock.why.explain import UnknownJob, explain
 from penstock_services.gateway.core.problems import Problem
 from penstock_services.gateway.shell.gateway import Gateway
 

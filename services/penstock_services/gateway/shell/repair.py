@@ -13,16 +13,16 @@ from fastapi.responses import Response
 
 from penstock.clock import wall_ms
 from penstock.errors import LogError, one_line
-from penstock.ledger.amendment import NotAmendable, Proposal, amend, place_as_written, propose
-from penstock.ledger.record import Amended, UndecodableRecord, UnfoldableRecord
-from penstock.ledger.replica import Replica
-from penstock.ledger.snapshot import dump, load
+from penstock.ledger.record.amendment import NotAmendable, Proposal, amend, place_as_written, propose
+from penstock.ledger.record.record import Amended, UndecodableRecord, UnfoldableRecord
+from penstock.ledger.replica.replica import Replica
+from penstock.ledger.replica.snapshot import dump, load
 from penstock.log.lookup import records_at
 from penstock.log.port import Partition, Record
-from penstock.model.amendments import LedgerAmended
-from penstock.model.envelope import Envelope
-from penstock.model.topics import Topic
-from penstock.model.types import ShortText, Value
+from penstock.model.inputs.amendments import LedgerAmended
+from penstock.model.nouns.types import ShortText, Value
+from penstock.model.schema.topics import Topic
+from penstock.model.wire.envelope import Envelope
 from penstock_services.gateway.core.access import Role
 from penstock_services.gateway.core.acts import read_fields
 from penstock_services.gateway.core.cursor import MAX_SEQ

@@ -11,13 +11,13 @@ from penstock.errors import ConfigurationError
 from penstock.keepalive import keep_alive
 from penstock.log.open import open_log
 from penstock.log.port import Log, Partition
-from penstock.model.topics import CELL_TOPICS, Topic
-from penstock.runtime.amended_log import AmendedLog, Signer
+from penstock.model.schema.topics import CELL_TOPICS, Topic
 from penstock.runtime.crash_only import crash_only
-from penstock.runtime.http_server import Server
+from penstock.runtime.following.amended_log import AmendedLog, Signer
+from penstock.runtime.following.snapshots import Until, load_latest
+from penstock.runtime.http.http_server import Server
 from penstock.runtime.pool import start_fork_server
 from penstock.runtime.settings import Settings
-from penstock.runtime.snapshots import Until, load_latest
 from penstock.runtime.tracing.tracer import tracing
 from penstock_services.gateway.shell.app import build_app
 from penstock_services.gateway.shell.appender import Appender

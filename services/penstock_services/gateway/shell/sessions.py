@@ -11,9 +11,9 @@ import orjson
 from fastapi.responses import Response
 from msgspec.structs import replace
 
-from penstock.model.command_runs import JobCommandRun
-from penstock.model.types import MAX_TEXT
-from penstock.runtime.http_switch import Switch, switch_of
+from penstock.model.inputs.command_runs import JobCommandRun
+from penstock.model.nouns.types import MAX_TEXT
+from penstock.runtime.http.http_switch import Switch, switch_of
 from penstock.runtime.race import first_of
 from penstock.session_lines import BadLine, line
 from penstock_services.gateway.core.log_text import Unreadable

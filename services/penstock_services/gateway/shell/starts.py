@@ -3,7 +3,7 @@
 from typing import Any
 
 from penstock.errors import one_line
-from penstock.policies.forecast import Start, expected_start
+from penstock.why.forecast import Start, expected_start
 from penstock_services.gateway.core.eta import ends_ms
 from penstock_services.gateway.shell.gateway import Gateway
 

@@ -9,7 +9,7 @@ import asyncpg
 
 from penstock.errors import StoreError
 from penstock.retry import Backoff
-from penstock.runtime.migrations import load_migrations, migrate, schema_of
+from penstock.runtime.database.migrations import load_migrations, migrate, schema_of
 from penstock_services.gateway.core.cursor import Cursor
 from penstock_services.gateway.core.problems import BadField, Problem, invalid
 

@@ -15,7 +15,7 @@ from fastapi import APIRouter, Query, Request
 from fastapi.responses import StreamingResponse
 from pydantic import Field
 
-from penstock.model.followers import MAX_FOLLOWED
+from penstock.model.inputs.followers import MAX_FOLLOWED
 from penstock.runtime.race import first_of
 from penstock_services.gateway.core.access import Caller, Role
 from penstock_services.gateway.core.cursor import MAX_N, MAX_SEQ, Cursor, read_cursor

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from penstock.errors import ConfigurationError
-from penstock.runtime.tls_server import server_context, shake_hands
+from penstock.runtime.http.tls_server import server_context, shake_hands
 
 CERTIFICATE, KEY = "PENSTOCK_GATEWAY_TLS_CERT", "PENSTOCK_GATEWAY_TLS_KEY"
 

@@ -7,9 +7,9 @@ from fastapi import APIRouter, Query, Request
 from fastapi.responses import Response
 
 from penstock.ledger.views import adjustments, checkpoint, fragment
-from penstock.model.codec import as_written
-from penstock.model.token import seq_of
-from penstock.policies.explain import MAX_NAMED, UnknownJob, distrust_text, explain, not_waiting
+from penstock.model.nouns.token import seq_of
+from penstock.model.wire.codec import as_written
+from penstock.why.explain import MAX_NAMED, UnknownJob, distrust_text, explain, not_waiting
 from penstock_services.gateway.core import deadline
 from penstock_services.gateway.core.access import Role
 from penstock_services.gateway.core.cursor import MAX_SEQ

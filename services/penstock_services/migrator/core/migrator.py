@@ -18,22 +18,23 @@ from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
-from penstock.ledger.job_state import JobState
-from penstock.ledger.state import CellState
-from penstock.model import external_events, ledger_events
-from penstock.model.adjustments import CoresDecided
-from penstock.model.event import Event
-from penstock.model.external_events import StepsMeasured, TelemetrySampled
-from penstock.model.ledger_events import ProposalAnswered
-from penstock.model.moves import JobConverged, MoveGivenUp
+from penstock.ledger.state.job.job_state import JobState
+from penstock.ledger.state.state import CellState
+from penstock.model.decisions import ledger_events
+from penstock.model.decisions.adjustments import CoresDecided
+from penstock.model.decisions.ledger_events import ProposalAnswered
+from penstock.model.decisions.moves import JobConverged, MoveGivenUp
+from penstock.model.inputs import external_events
+from penstock.model.inputs.external_events import StepsMeasured, TelemetrySampled
+from penstock.model.nouns.settings import PlacerSettings
+from penstock.model.nouns.transitions import JobStatus
+from penstock.model.nouns.types import MAX_TEXT
 from penstock.model.proposals import ANSWER_WITHIN_MS, MigrationProposed
-from penstock.model.settings import PlacerSettings
-from penstock.model.transitions import JobStatus
-from penstock.model.types import MAX_TEXT
-from penstock.policies.convergence import Category, LossWindow, Monitor
-from penstock.policies.crowding import Crowding
-from penstock.policies.migrate import PROPOSER, Migrate, Seen
-from penstock.policies.profiles import known_profile
+from penstock.model.schema.event import Event
+from penstock.scheduling.acting.convergence import Category, LossWindow, Monitor
+from penstock.scheduling.acting.crowding import Crowding
+from penstock.scheduling.acting.migrate import PROPOSER, Migrate, Seen
+from penstock.scheduling.profiles import known_profile
 
 EARLY_MS = 1_000
 """A sample's time may be earlier than its run's beginning by the latency of the ledger's appends, at most by so much."""

@@ -1,4 +1,4 @@
-"""Main loop of the migrator service (`penstock.runtime.proposing`): reads losses from telemetry, proposes moves.
+"""Main loop of the migrator service (`penstock.runtime.following.proposing`): reads losses from telemetry, proposes moves.
 
 After a restart it reads the retained telemetry of all attempts of the jobs that have not ended: categories follow from that.
 """
@@ -8,14 +8,14 @@ from collections.abc import Iterator
 from typing import Any
 
 from penstock.clock import wall_ms
-from penstock.ledger.replica import Replica
-from penstock.ledger.state import CellState
+from penstock.ledger.replica.replica import Replica
+from penstock.ledger.state.state import CellState
 from penstock.log.port import Log
+from penstock.model.nouns.settings import PlacerSettings
 from penstock.model.proposals import MigrationProposed
-from penstock.model.settings import PlacerSettings
-from penstock.runtime.proposing import Evidence, Proposing, run_attempts
+from penstock.runtime.following.proposing import Evidence, Proposing, run_attempts
+from penstock.runtime.following.telemetry import Sampled, TelemetryReader
 from penstock.runtime.settings import Settings
-from penstock.runtime.telemetry import Sampled, TelemetryReader
 from penstock.runtime.tracing.tracer import Tracing
 from penstock_services.migrator.core.migrator import Migrator, migrates
 

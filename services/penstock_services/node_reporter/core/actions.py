@@ -4,8 +4,8 @@ import signal
 
 import msgspec
 
-from penstock.model.event import Event
-from penstock.model.orders import StartTask
+from penstock.model.decisions.orders import StartTask
+from penstock.model.schema.event import Event
 from penstock_services.node_reporter.core.inputs import OfTask
 from penstock_services.node_reporter.core.joining import Fence, JoinAgain
 from penstock_services.node_reporter.core.state import Change, Context

@@ -8,8 +8,8 @@ from collections.abc import Iterable, Iterator
 
 from msgspec.structs import replace
 
-from penstock.model.adjustments import TaskAdjusted
-from penstock.model.orders import SetBandwidth, SetCores
+from penstock.model.decisions.adjustments import TaskAdjusted
+from penstock.model.decisions.orders import SetBandwidth, SetCores
 from penstock_services.node_reporter.core.actions import CapBandwidth, Decision, Emit, Note, SetAffinity
 from penstock_services.node_reporter.core.inputs import Done
 from penstock_services.node_reporter.core.state import Adjusted, NodeState, Put, Status, Task

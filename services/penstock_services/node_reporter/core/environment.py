@@ -6,9 +6,9 @@ from collections.abc import Collection, Mapping, Sequence
 
 import msgspec
 
-from penstock.model.nodes import NodeSpec
-from penstock.model.orders import Peer, StartTask
-from penstock.model.types import WHOLE_GPU
+from penstock.model.decisions.orders import Peer, StartTask
+from penstock.model.nouns.nodes import NodeSpec
+from penstock.model.nouns.types import WHOLE_GPU
 
 INHERITED = (
     "PATH", "HOME", "USER", "LOGNAME", "SHELL", "LANG", "LC_ALL", "LC_CTYPE", "TZ", "TMPDIR",

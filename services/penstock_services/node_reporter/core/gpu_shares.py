@@ -6,7 +6,7 @@ earlier one, which runs on and gets no message about it; so a task's companions 
 
 from collections.abc import Iterable
 
-from penstock.model.types import WHOLE_GPU
+from penstock.model.nouns.types import WHOLE_GPU
 from penstock_services.node_reporter.core.state import LIVE, NodeState, Task
 
 

@@ -4,10 +4,10 @@ from typing import Literal
 
 import msgspec
 
-from penstock.model.adjustments import Enforcement
-from penstock.model.external_events import GpuFaulted
-from penstock.model.orders import Order
-from penstock.model.types import Usage
+from penstock.model.decisions.adjustments import Enforcement
+from penstock.model.decisions.orders import Order
+from penstock.model.inputs.external_events import GpuFaulted
+from penstock.model.nouns.types import Usage
 from penstock_services.node_reporter.core.state import NO_CONTEXT, Context
 
 NOTHING_MEASURED = Usage()

@@ -5,9 +5,9 @@ from collections.abc import Iterator
 import msgspec
 
 from penstock import __version__
-from penstock.model.external_events import NodeJoined, RunningTask
-from penstock.model.nodes import NodeSpec
-from penstock.model.orders import AnswerJoin
+from penstock.model.decisions.orders import AnswerJoin
+from penstock.model.inputs.external_events import NodeJoined, RunningTask
+from penstock.model.nouns.nodes import NodeSpec
 from penstock_services.node_reporter.core.state import Accept, NodeState
 
 

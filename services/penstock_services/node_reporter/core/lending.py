@@ -11,8 +11,8 @@ from collections.abc import Iterator
 
 from msgspec.structs import replace
 
-from penstock.model.orders import StartTask
-from penstock.model.types import WHOLE_GPU
+from penstock.model.decisions.orders import StartTask
+from penstock.model.nouns.types import WHOLE_GPU
 from penstock_services.node_reporter.core.actions import Decision, SetAffinity, Spawn
 from penstock_services.node_reporter.core.inputs import Stepped
 from penstock_services.node_reporter.core.state import NodeState, Put, Status, Task, in_order

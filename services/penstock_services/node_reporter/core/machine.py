@@ -29,9 +29,7 @@ from typing import Literal
 from msgspec.structs import replace
 
 from penstock import __version__
-from penstock.model.external_events import GpuFaulted, OrderRefused, TaskExited, TaskStarted
-from penstock.model.nodes import GpuFault
-from penstock.model.orders import (
+from penstock.model.decisions.orders import (
     AnswerJoin,
     CheckpointTask,
     HandOverCheckpoint,
@@ -42,6 +40,8 @@ from penstock.model.orders import (
     StopTask,
     unpack_peers,
 )
+from penstock.model.inputs.external_events import GpuFaulted, OrderRefused, TaskExited, TaskStarted
+from penstock.model.nouns.nodes import GpuFault
 from penstock_services.node_reporter.core.actions import (
     Decision,
     Discard,

@@ -10,8 +10,7 @@ from typing import Annotated, Literal, NamedTuple
 import msgspec
 from pydantic import ValidationError
 
-from penstock.model.event import Event
-from penstock.model.external_events import (
+from penstock.model.inputs.external_events import (
     StageSample,
     StagesMeasured,
     StepsMeasured,
@@ -19,7 +18,8 @@ from penstock.model.external_events import (
     TaskPhaseChanged,
     TelemetrySampled,
 )
-from penstock.model.validation import checked
+from penstock.model.schema.event import Event
+from penstock.model.schema.validation import checked
 from penstock.sdk.lines import LINE_BYTES
 from penstock_services.node_reporter.core.losses import LossFilter
 from penstock_services.node_reporter.core.step_times import StepFilter

@@ -4,7 +4,7 @@ Ideal: the kernel's trigger fires when tasks begin to wait, and again when they 
 begin alone, so a window without one ends it. Nothing is published for a task, or a node, that does not wait.
 """
 
-WINDOW_S = 2.0  # of the trigger; as long as those of `penstock.policies.telemetry_windows`
+WINDOW_S = 2.0  # of the trigger; as long as those of `penstock.scheduling.acting.telemetry_windows`
 LEAST_PERCENT = 10.0  # of the time; the trigger's threshold
 MIN_CHANGE_POINTS = 10.0  # as for utilisation
 REPEAT_S = 10.0  # during an unchanged stall, so that each window of samples shows it

@@ -9,11 +9,11 @@ from enum import StrEnum
 
 import msgspec
 
-from penstock.model.adjustments import TaskAdjusted
-from penstock.model.external_events import OrderRefused, TaskExited
-from penstock.model.nodes import GpuFault
-from penstock.model.orders import HandOverCheckpoint, Peer, StartTask
-from penstock.model.types import MAX_CORES_PER_NODE, WHOLE_GPU
+from penstock.model.decisions.adjustments import TaskAdjusted
+from penstock.model.decisions.orders import HandOverCheckpoint, Peer, StartTask
+from penstock.model.inputs.external_events import OrderRefused, TaskExited
+from penstock.model.nouns.nodes import GpuFault
+from penstock.model.nouns.types import MAX_CORES_PER_NODE, WHOLE_GPU
 
 MAX_ENDED_REMEMBERED = 1_000  # ended tasks whose answer can be repeated; older ones count as "too old"
 MAX_HANDOVERS = 256  # most are over within seconds

@@ -10,9 +10,9 @@ from collections.abc import Iterator
 
 from msgspec.structs import replace
 
-from penstock.model.external_events import TaskExited
-from penstock.model.orders import CheckpointTask, StartTask, StopTask
-from penstock.model.saves import SaveRefused
+from penstock.model.decisions.orders import CheckpointTask, StartTask, StopTask
+from penstock.model.inputs.external_events import TaskExited
+from penstock.model.inputs.saves import SaveRefused
 from penstock_services.node_reporter.core.actions import (
     AskToSave,
     Decision,

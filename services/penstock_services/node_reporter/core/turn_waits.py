@@ -4,8 +4,8 @@ has changed by `SPEED_STEP` since the last published one, at a rate sustainable 
 A report that is left out is soon replaced: the SDK repeats it (`penstock.sdk.progress`) while the job waits.
 """
 
-from penstock.model.external_events import StepsMeasured
-from penstock.model.groups import SPEED_STEP
+from penstock.model.decisions.groups import SPEED_STEP
+from penstock.model.inputs.external_events import StepsMeasured
 from penstock_services.node_reporter.core.rates import TokenBucket
 
 BURST = 10  # at once: joining a group, its first turns and a slow member are a handful of changes

@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING
 
 from penstock.errors import PenstockError
 from penstock.retry import Backoff
-from penstock.runtime.task_logs import file_name, log_name
+from penstock.runtime.files.task_logs import file_name, log_name
 
 if TYPE_CHECKING:
-    from penstock.runtime.log_archive import LogArchive
+    from penstock.runtime.files.log_archive import LogArchive
 
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 1.0, 300.0
 

@@ -1,6 +1,6 @@
 """Caps on the memory bandwidth of tasks, by the best mechanism that the machine has: resctrl, else quotas of processor time."""
 
-from penstock.model.nodes import BandwidthCap
+from penstock.model.nouns.nodes import BandwidthCap
 from penstock_services.node_reporter.shell.cgroups import Cgroups
 from penstock_services.node_reporter.shell.cpu_quota import CpuQuota
 from penstock_services.node_reporter.shell.pinning import cores_of

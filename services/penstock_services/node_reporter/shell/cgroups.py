@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from penstock.errors import ConfigurationError
-from penstock.model.types import TaskPlacement
+from penstock.model.nouns.types import TaskPlacement
 from penstock_services.node_reporter.shell import pressure
 from penstock_services.node_reporter.shell.ports import Immortal
 

@@ -14,10 +14,10 @@ import msgspec
 
 from penstock.clock import wall_ms
 from penstock.errors import ConfigurationError, PenstockError
-from penstock.model.external_events import CheckpointFetched
-from penstock.model.orders import CheckpointSource, StartTask
-from penstock.model.types import MAX_TEXT
-from penstock.runtime.node_keys import NodeKeys, signed_by
+from penstock.model.decisions.orders import CheckpointSource, StartTask
+from penstock.model.inputs.external_events import CheckpointFetched
+from penstock.model.nouns.types import MAX_TEXT
+from penstock.runtime.keys.node_keys import NodeKeys, signed_by
 from penstock.tls import SYSTEM_CA, client_context
 from penstock_services.node_reporter.options import Options
 from penstock_services.node_reporter.shell.checkpoint_bundle import (

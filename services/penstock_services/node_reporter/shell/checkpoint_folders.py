@@ -12,8 +12,8 @@ from contextlib import contextmanager
 from hashlib import sha256
 from pathlib import Path
 
-from penstock.model.orders import StartTask
-from penstock.runtime.task_logs import file_name
+from penstock.model.decisions.orders import StartTask
+from penstock.runtime.files.task_logs import file_name
 from penstock.sdk.checkpoint import FOLDER, RESUME
 from penstock_services.node_reporter.options import Options
 from penstock_services.node_reporter.shell.ports import Key, NotStartable

@@ -12,8 +12,8 @@ from urllib.parse import parse_qs
 
 import msgspec
 
-from penstock.model.orders import HandOverCheckpoint
-from penstock.runtime.node_keys import NodeKeys, signed_by
+from penstock.model.decisions.orders import HandOverCheckpoint
+from penstock.runtime.keys.node_keys import NodeKeys, signed_by
 from penstock_services.node_reporter.shell.checkpoint_bundle import Digests, Manifest, ending, pack, size_of
 from penstock_services.node_reporter.shell.checkpoint_folders import CheckpointFolders, age
 from penstock_services.node_reporter.shell.log_server import Refused, Scope, Send

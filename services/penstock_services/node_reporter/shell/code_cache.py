@@ -10,10 +10,10 @@ from weakref import WeakValueDictionary
 
 from penstock.bearer import bearer_token
 from penstock.errors import ConfigurationError
-from penstock.model.orders import StartTask
-from penstock.model.types import SHARED_TENANT
+from penstock.model.decisions.orders import StartTask
+from penstock.model.nouns.types import SHARED_TENANT
 from penstock.retry import retry
-from penstock.runtime.task_logs import file_name
+from penstock.runtime.files.task_logs import file_name
 from penstock.tls import SYSTEM_CA, client_context
 from penstock_services.node_reporter.options import Options
 from penstock_services.node_reporter.shell.ports import NotStartable

@@ -21,8 +21,8 @@ from hashlib import sha256
 from pathlib import Path
 from typing import IO, Any, NamedTuple
 
-from penstock.runtime.http_switch import Switch
-from penstock.runtime.log_keys import ATTACH_PATH, OFFSET, LogKey
+from penstock.runtime.http.http_switch import Switch
+from penstock.runtime.keys.log_keys import ATTACH_PATH, OFFSET, LogKey
 from penstock.runtime.race import cancelled
 from penstock.session_lines import line, size_of
 from penstock_services.node_reporter.shell.confinement import Confinement

@@ -12,7 +12,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
-from penstock.model.orders import StartTask
+from penstock.model.decisions.orders import StartTask
 from penstock_services.node_reporter.shell.ports import NotStartable
 
 PODMAN, APPTAINER, DOCKER = "podman", "apptainer", "docker"

@@ -6,8 +6,8 @@ import signal
 
 import msgspec
 
-from penstock.model.orders import StartTask
-from penstock.model.types import Usage
+from penstock.model.decisions.orders import StartTask
+from penstock.model.nouns.types import Usage
 from penstock.sdk.command_words import BUILTINS, SHELL_FORM
 from penstock_services.node_reporter.core.inputs import Exhausted, Outcome
 from penstock_services.node_reporter.shell.ports import Exit, Failure

@@ -9,9 +9,9 @@ from typing import Any
 
 import pynvml
 
-from penstock.model.external_events import GpuFaulted
-from penstock.model.nodes import Gpu
-from penstock.model.validation import checked
+from penstock.model.inputs.external_events import GpuFaulted
+from penstock.model.nouns.nodes import Gpu
+from penstock.model.schema.validation import checked
 
 WAIT_MS = 3_600_000  # arbitrary: the wait begins again
 APPLICATION_XIDS = frozenset({13, 31, 43, 45, 68, 109})

@@ -5,8 +5,8 @@ import logging
 from collections.abc import Callable
 
 from penstock.clock import wall_ms
-from penstock.model.external_events import CheckpointFetched
-from penstock.model.orders import StartTask
+from penstock.model.decisions.orders import StartTask
+from penstock.model.inputs.external_events import CheckpointFetched
 from penstock_services.node_reporter.core.inputs import Gone, Outcome
 from penstock_services.node_reporter.shell.ports import Host, Key, NotStartable
 

@@ -3,7 +3,7 @@
 from contextlib import suppress
 from pathlib import Path
 
-from penstock.runtime.task_logs import file_name
+from penstock.runtime.files.task_logs import file_name
 from penstock_services.node_reporter.shell.ports import Key
 from penstock_services.node_reporter.shell.state_folder import make_folder, state_folder
 

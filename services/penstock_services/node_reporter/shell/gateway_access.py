@@ -7,9 +7,9 @@ from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
-from penstock.model.orders import StartTask
-from penstock.runtime.job_tokens import Claim, made
-from penstock.runtime.node_keys import NodeKeys
+from penstock.model.decisions.orders import StartTask
+from penstock.runtime.keys.job_tokens import Claim, made
+from penstock.runtime.keys.node_keys import NodeKeys
 from penstock_services.node_reporter.options import Options
 from penstock_services.node_reporter.shell.ports import NotStartable
 from penstock_services.node_reporter.shell.state_folder import state_folder

@@ -11,8 +11,8 @@ from contextlib import suppress
 from hashlib import sha256
 from pathlib import Path
 
-from penstock.model.orders import StartTask
-from penstock.model.types import WHOLE_GPU
+from penstock.model.decisions.orders import StartTask
+from penstock.model.nouns.types import WHOLE_GPU
 from penstock_services.node_reporter.shell.users import TaskUser
 
 GROUP = "PENSTOCK_GROUP"

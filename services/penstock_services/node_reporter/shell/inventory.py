@@ -11,9 +11,9 @@ import pynvml
 from pydantic import ValidationError
 
 from penstock.errors import ConfigurationError
-from penstock.model.nodes import Gpu, NodeSpec
-from penstock.model.types import MAX_GPUS_PER_NODE
-from penstock.model.validation import checked, describe
+from penstock.model.nouns.nodes import Gpu, NodeSpec
+from penstock.model.nouns.types import MAX_GPUS_PER_NODE
+from penstock.model.schema.validation import checked, describe
 from penstock.runtime.this_machine import boot_id, machine_id
 from penstock_services.node_reporter.options import Options
 from penstock_services.node_reporter.shell.address import LOOPBACK

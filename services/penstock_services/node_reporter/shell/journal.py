@@ -18,13 +18,13 @@ import msgspec
 
 from penstock.errors import PenstockError
 from penstock.log.port import Headers, Message, Partition
-from penstock.model.adjustments import TaskAdjusted
-from penstock.model.codec import as_written
-from penstock.model.event import Event, wire_type
-from penstock.model.external_events import NodeJoined, OrderRefused, TaskExited
-from penstock.model.nearest import TOLERATED, tolerated
-from penstock.model.nodes import GpuFault, NodeSpec
-from penstock.model.orders import HandOverCheckpoint
+from penstock.model.decisions.adjustments import TaskAdjusted
+from penstock.model.decisions.orders import HandOverCheckpoint
+from penstock.model.inputs.external_events import NodeJoined, OrderRefused, TaskExited
+from penstock.model.nouns.nodes import GpuFault, NodeSpec
+from penstock.model.schema.event import Event, wire_type
+from penstock.model.wire.codec import as_written
+from penstock.model.wire.nearest import TOLERATED, tolerated
 from penstock_services.node_reporter.core.state import (
     MAX_HANDOVERS,
     Break,

@@ -13,14 +13,14 @@ from typing import Any
 import msgspec
 
 from penstock.errors import ConfigurationError
-from penstock.model.external_events import CheckpointFetched, GpuFaulted
-from penstock.model.nodes import Isolation
-from penstock.model.orders import HandOverCheckpoint, StartTask
-from penstock.model.types import MAX_TEXT, Environment
+from penstock.model.decisions.orders import HandOverCheckpoint, StartTask
+from penstock.model.inputs.external_events import CheckpointFetched, GpuFaulted
+from penstock.model.nouns.nodes import Isolation
+from penstock.model.nouns.types import MAX_TEXT, Environment
 from penstock.runtime import failpoints
-from penstock.runtime.node_keys import NodeKeys
-from penstock.runtime.signatures import SEED_BYTES
-from penstock.runtime.task_logs import file_name, log_path
+from penstock.runtime.files.task_logs import file_name, log_path
+from penstock.runtime.keys.node_keys import NodeKeys
+from penstock.runtime.keys.signatures import SEED_BYTES
 from penstock.sdk.checkpoint import FOLDER as SAVES_VARIABLE
 from penstock.sdk.gate import GATE
 from penstock.sdk.lines import FIFO

@@ -2,7 +2,7 @@
 as it grows.
 
 `GET /v1/logs?job=&task=&tail=&since_ms=&age_ms=&offset=&follow=1`, with the proof of
-`penstock.runtime.log_keys`. An answer has pieces (`task_logs.framed`), from the position in its header
+`penstock.runtime.keys.log_keys`. An answer has pieces (`task_logs.framed`), from the position in its header
 `penstock-offset` on. One that follows ends with its connection: the ledger records when a task has exited.
 """
 
@@ -22,15 +22,23 @@ from penstock.bearer import bearer_token
 from penstock.clock import wall_ms
 from penstock.errors import ConfigurationError, PenstockError
 from penstock.keepalive import keep_alive
-from penstock.model.nodes import LogServer
-from penstock.runtime.http_limits import LIMITS
-from penstock.runtime.http_server import Server
-from penstock.runtime.http_switch import switch_of
-from penstock.runtime.inotify import Watcher
-from penstock.runtime.log_keys import ATTACH_PATH, EXEC_PATH, OFFSET, PATH, LogKey, key_in_file, key_of_token
+from penstock.model.nouns.nodes import LogServer
+from penstock.runtime.files.inotify import Watcher
+from penstock.runtime.files.task_logs import MAX_LINES, Folder, Output, TaskLog, Wanted, framed, log_path
+from penstock.runtime.http.http_limits import LIMITS
+from penstock.runtime.http.http_server import Server
+from penstock.runtime.http.http_switch import switch_of
+from penstock.runtime.http.tls_server import server_context
+from penstock.runtime.keys.log_keys import (
+    ATTACH_PATH,
+    EXEC_PATH,
+    OFFSET,
+    PATH,
+    LogKey,
+    key_in_file,
+    key_of_token,
+)
 from penstock.runtime.race import first_of
-from penstock.runtime.task_logs import MAX_LINES, Folder, Output, TaskLog, Wanted, framed, log_path
-from penstock.runtime.tls_server import server_context
 from penstock_services.node_reporter.options import Options
 from penstock_services.node_reporter.shell.commands import Commands, NotRun, gone
 

@@ -8,8 +8,8 @@ from typing import Literal
 
 import pynvml
 
-from penstock.model.nodes import Measures
-from penstock.runtime.task_logs import file_name
+from penstock.model.nouns.nodes import Measures
+from penstock.runtime.files.task_logs import file_name
 from penstock_services.node_reporter.shell import processes
 from penstock_services.node_reporter.shell.cgroups import Cgroups
 from penstock_services.node_reporter.shell.inventory import BYTES_PER_MIB, memory_of

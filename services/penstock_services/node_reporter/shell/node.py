@@ -16,19 +16,19 @@ from msgspec.structs import asdict, replace
 from penstock.clock import wall_ms
 from penstock.log.dead_letters import dead_letter
 from penstock.log.port import Log, Message, Partition, Record
-from penstock.model.adjustments import TaskAdjusted
-from penstock.model.envelope import Envelope, from_wire, signed_bytes, to_wire
-from penstock.model.errors import EventError
-from penstock.model.event import Event, wire_type
-from penstock.model.external_events import (
+from penstock.model.decisions.adjustments import TaskAdjusted
+from penstock.model.decisions.orders import Order, ProbeNode, StartTask
+from penstock.model.inputs.external_events import (
     CheckpointFetched,
     GpuFaulted,
     NodeLeft,
     StepsMeasured,
     TelemetrySampled,
 )
-from penstock.model.orders import Order, ProbeNode, StartTask
-from penstock.model.topics import Topic, node_partition
+from penstock.model.schema.errors import EventError
+from penstock.model.schema.event import Event, wire_type
+from penstock.model.schema.topics import Topic, node_partition
+from penstock.model.wire.envelope import Envelope, from_wire, signed_bytes, to_wire
 from penstock.runtime import failpoints
 from penstock.runtime.race import first_of
 from penstock.runtime.settings import Settings

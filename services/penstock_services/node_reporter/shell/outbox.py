@@ -10,8 +10,8 @@ from msgspec.structs import replace
 from penstock.clock import wall_ms
 from penstock.errors import LogError
 from penstock.log.port import Log
-from penstock.model.envelope import MAX_ID_BYTES
-from penstock.model.event import Event
+from penstock.model.schema.event import Event
+from penstock.model.wire.envelope import MAX_ID_BYTES
 from penstock.retry import retry
 from penstock_services.node_reporter.shell.journal import Journal, Outgoing
 

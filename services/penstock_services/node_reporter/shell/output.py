@@ -1,7 +1,7 @@
 """Log rotation of a task, as its shim writes it: a head, a ring of the newest segments, and the line that has
 not ended.
 
-Standard library only (see `confinement`). Read by `penstock.runtime.task_logs`, which describes the files. A
+Standard library only (see `confinement`). Read by `penstock.runtime.files.task_logs`, which describes the files. A
 position in the log is one in the task's output after redraws are collapsed; rotation moves no position.
 """
 
@@ -21,7 +21,7 @@ SEGMENTS = SEGMENT_SHARE - SEGMENT_SHARE // HEAD_SHARE  # of the ring, with the 
 LINE_BYTES = 65_536  # of an unfinished line; a longer line is stored in parts
 SETTLE_BYTES = 65_536  # of text after bytes that are not text, before redraws are collapsed again
 SHOW_S = 1.0  # at least, between two stored states of an unfinished line
-TIMES, TIMES_RECORD = ".times", struct.Struct("<QQ")  # these five: as in `penstock.runtime.task_logs`
+TIMES, TIMES_RECORD = ".times", struct.Struct("<QQ")  # these five: as in `penstock.runtime.files.task_logs`
 LINE, LINE_HEAD, LINE_TAIL = ".line", struct.Struct("<QQI"), struct.Struct("<Q")
 SEGMENT = ".%020d"
 FIRST_INTERVAL_MS, INTERVAL_SHARE = 1_000, 10_000

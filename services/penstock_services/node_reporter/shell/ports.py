@@ -11,11 +11,11 @@ from typing import NamedTuple, Protocol
 import msgspec
 
 from penstock.errors import PenstockError
-from penstock.model.adjustments import Enforcement
-from penstock.model.external_events import CheckpointFetched, GpuFaulted
-from penstock.model.nodes import NodeSpec
-from penstock.model.orders import HandOverCheckpoint, StartTask
-from penstock.runtime.node_keys import NodeKeys
+from penstock.model.decisions.adjustments import Enforcement
+from penstock.model.decisions.orders import HandOverCheckpoint, StartTask
+from penstock.model.inputs.external_events import CheckpointFetched, GpuFaulted
+from penstock.model.nouns.nodes import NodeSpec
+from penstock.runtime.keys.node_keys import NodeKeys
 from penstock_services.node_reporter.shell.journal import Journal
 
 Key = tuple[str, int]

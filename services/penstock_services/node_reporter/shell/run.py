@@ -12,12 +12,12 @@ import msgspec
 from penstock.errors import ConfigurationError, LogError, OffsetOutOfRange
 from penstock.log.open import open_log
 from penstock.log.port import Log
-from penstock.model.external_events import GpuFaulted
+from penstock.model.inputs.external_events import GpuFaulted
 from penstock.retry import Backoff
+from penstock.runtime.files.task_logs import is_at
 from penstock.runtime.race import cancelled, first_of
 from penstock.runtime.service import Run
 from penstock.runtime.settings import Settings
-from penstock.runtime.task_logs import is_at
 from penstock.runtime.tracing.tracer import Tracing, tracing
 from penstock_services.node_reporter.options import Options
 from penstock_services.node_reporter.shell.address import own_address
@@ -98,7 +98,7 @@ async def _serving_logs(host: LinuxHost) -> AsyncIterator[None]:
     """With a server of the tasks' output if gateway and node share a secret, and with copies to the archive, if one is named."""
     options, work = host.options, []
     if options.log_archive is not None and not is_at(options.log_archive, options.log_dir):
-        from penstock.runtime.log_archive import LogArchive
+        from penstock.runtime.files.log_archive import LogArchive
         from penstock_services.node_reporter.shell.archiver import Archiver
 
         archive = LogArchive(options.log_archive)

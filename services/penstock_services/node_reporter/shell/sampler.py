@@ -11,9 +11,9 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from penstock.clock import wall_ms
-from penstock.model.external_events import TelemetrySampled
-from penstock.model.types import Usage
-from penstock.model.validation import checked
+from penstock.model.inputs.external_events import TelemetrySampled
+from penstock.model.nouns.types import Usage
+from penstock.model.schema.validation import checked
 from penstock_services.node_reporter.shell.contention import Contention
 from penstock_services.node_reporter.shell.ports import Key, Meters
 

@@ -12,9 +12,9 @@ from msgspec.structs import asdict, replace
 
 from penstock.errors import LogError
 from penstock.log.port import Log, Message, Partition
-from penstock.model.event import Event
-from penstock.model.external_events import TelemetrySampled
-from penstock.model.topics import Topic, node_partition
+from penstock.model.inputs.external_events import TelemetrySampled
+from penstock.model.schema.event import Event
+from penstock.model.schema.topics import Topic, node_partition
 from penstock_services.node_reporter.core.rates import TokenBucket
 from penstock_services.node_reporter.shell.journal import Outgoing
 from penstock_services.node_reporter.shell.outbox import event_id

@@ -11,7 +11,7 @@ import stat
 from collections.abc import Mapping
 from pathlib import Path
 
-from penstock.model.types import SHARED_TENANT
+from penstock.model.nouns.types import SHARED_TENANT
 from penstock_services.node_reporter.shell.ports import SecretMissing
 
 PREFIX = "PENSTOCK_SECRET_"

@@ -13,8 +13,8 @@ from collections.abc import Awaitable, Collection
 from contextlib import suppress
 from typing import Protocol
 
-from penstock.runtime.http_switch import Switch
-from penstock.runtime.log_keys import LogKey
+from penstock.runtime.http.http_switch import Switch
+from penstock.runtime.keys.log_keys import LogKey
 from penstock.runtime.race import first_of
 from penstock.session_lines import CHUNK_BYTES, TAKEN_BYTES, BadLine, input_of, line
 from penstock_services.node_reporter.shell import terminal

@@ -1,8 +1,8 @@
 """Tracing spans of a node in its jobs' traces: `start` and `task`, both children of the decision behind the order."""
 
 from penstock.clock import wall_ms
-from penstock.model.event import Event
-from penstock.model.external_events import TaskExited, TaskStarted
+from penstock.model.inputs.external_events import TaskExited, TaskStarted
+from penstock.model.schema.event import Event
 from penstock.runtime.tracing.tracer import Attribute, Tracing
 from penstock_services.node_reporter.core.state import Context
 from penstock_services.node_reporter.shell.ports import Key

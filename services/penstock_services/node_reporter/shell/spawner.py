@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from penstock.errors import ConfigurationError
-from penstock.model.orders import StartTask
+from penstock.model.decisions.orders import StartTask
 from penstock.retry import retry
 from penstock_services.node_reporter.shell import processes
 from penstock_services.node_reporter.shell.confinement import PROBE, PROBE_TIMEOUT_S, Confinement

@@ -5,13 +5,13 @@ from typing import NamedTuple
 
 import msgspec
 
-from penstock.ledger.evolve import answered, begin, evolve
-from penstock.ledger.record import Draft, RawRecord
-from penstock.ledger.state import CellState
-from penstock.model.envelope import Envelope, Headers, from_wire
-from penstock.model.errors import EventError, Reason
-from penstock.model.event import Event, wire_type
-from penstock.model.ledger_events import ChoiceFailed, TermStarted, TimerFired
+from penstock.ledger.fold.evolve import answered, begin, evolve
+from penstock.ledger.record.record import Draft, RawRecord
+from penstock.ledger.state.state import CellState
+from penstock.model.decisions.ledger_events import ChoiceFailed, TermStarted, TimerFired
+from penstock.model.schema.errors import EventError, Reason
+from penstock.model.schema.event import Event, wire_type
+from penstock.model.wire.envelope import Envelope, Headers, from_wire
 from penstock_services.placer.core.step import MAX_REASON, UNDECIDED, Failure, PlacerCore, Step
 
 FAILED = "failed: "

@@ -3,14 +3,14 @@
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from penstock.ledger.job_state import JobState
-from penstock.ledger.state import CellState
-from penstock.ledger.timers import timer_id
-from penstock.model import ledger_events
-from penstock.model.event import Event
-from penstock.model.ledger_events import TimerSubject
-from penstock.model.transitions import TaskStatus
-from penstock.model.types import within_ms
+from penstock.ledger.state.job.job_state import JobState
+from penstock.ledger.state.state import CellState
+from penstock.ledger.state.timers import timer_id
+from penstock.model.decisions import ledger_events
+from penstock.model.decisions.ledger_events import TimerSubject
+from penstock.model.nouns.transitions import TaskStatus
+from penstock.model.nouns.types import within_ms
+from penstock.model.schema.event import Event
 
 MAX_PLACEMENTS_PER_RECORD = 32  # keeps a record of single-task jobs under 64 KiB
 RESCHEDULE = timer_id("cell", "place_more")

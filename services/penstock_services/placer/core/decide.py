@@ -8,50 +8,34 @@ from itertools import islice
 from types import MappingProxyType
 from typing import Any
 
+from penstock.cluster.assignment import assign
+from penstock.cluster.capacity import never_fits
+from penstock.cluster.chance import LazyRng
+from penstock.cluster.gang import tasks_that_fit
 from penstock.errors import one_line
-from penstock.ledger.distrust import TRUST_TIMER
-from penstock.ledger.evolve_tasks import job_of_task
-from penstock.ledger.job_state import HOLDING, JobState
-from penstock.ledger.lease import LEASE_TIMER
-from penstock.ledger.plans import proposal_key, reserved_nodes, units_of_proposals
-from penstock.ledger.state import CellState
-from penstock.model import external_events, ledger_events
-from penstock.model.estimates import EtaEstimated, JobEstimated
-from penstock.model.event import Event
-from penstock.model.followers import FollowerChanged
-from penstock.model.ledger_events import PlacementExplanation
+from penstock.ledger.fold.evolve_tasks import job_of_task
+from penstock.ledger.fold.plans import proposal_key, reserved_nodes, units_of_proposals
+from penstock.ledger.state.job.job_state import HOLDING, JobState
+from penstock.ledger.state.lease import LEASE_TIMER
+from penstock.ledger.state.node.distrust import TRUST_TIMER
+from penstock.ledger.state.state import CellState
+from penstock.model.decisions import ledger_events
+from penstock.model.decisions.ledger_events import PlacementExplanation
+from penstock.model.inputs import external_events
+from penstock.model.inputs.estimates import EtaEstimated, JobEstimated
+from penstock.model.inputs.followers import FollowerChanged
+from penstock.model.nouns.settings import PlacerSettings
+from penstock.model.nouns.transitions import JobStatus, NodeStatus, TaskStatus
+from penstock.model.nouns.types import MAX_GANG_TASKS
 from penstock.model.proposals import CoresProposed, MigrationProposed, PlanProposed, ThrottleProposed
-from penstock.model.settings import PlacerSettings
-from penstock.model.transitions import JobStatus, NodeStatus, TaskStatus
-from penstock.model.types import MAX_GANG_TASKS
-from penstock.policies.assignment import assign
-from penstock.policies.base import Choose
-from penstock.policies.capacity import never_fits
-from penstock.policies.chance import LazyRng
-from penstock.policies.gang import tasks_that_fit
-from penstock.policies.liveness import fits_now
-from penstock.policies.moldable import place_moldable
-from penstock.policies.preferring import preferring
-from penstock.policies.profiles import in_force, profile_for
-from penstock.policies.regroup import has_whole_gpus, may_help, regroups, waits_for_plan
-from penstock.policies.validate_groups import comes_back_to_queue
-from penstock_services.placer.core import (
-    adjustments,
-    evidence,
-    followers,
-    lease,
-    making_way,
-    moves,
-    prelaunching,
-    promises,
-    proposals,
-    units,
-    window,
-)
-from penstock_services.placer.core.adjustments import asked_to_save, frees
-from penstock_services.placer.core.attempts import Attempts
-from penstock_services.placer.core.backfilling import PassReservation
-from penstock_services.placer.core.behind import Behind
+from penstock.model.schema.event import Event
+from penstock.scheduling.groups.validate_groups import comes_back_to_queue
+from penstock.scheduling.liveness import fits_now
+from penstock.scheduling.place.moldable import place_moldable
+from penstock.scheduling.place.preferring import preferring
+from penstock.scheduling.profiles import in_force, profile_for
+from penstock.scheduling.stages.protocols import Choose
+from penstock.scheduling.stages.regroup import has_whole_gpus, may_help, regroups, waits_for_plan
 from penstock_services.placer.core.common import (
     MAX_PLACEMENTS_PER_RECORD,
     RESCHEDULE,
@@ -60,10 +44,17 @@ from penstock_services.placer.core.common import (
     start_deadline,
     stop,
 )
-from penstock_services.placer.core.membership import Membership
-from penstock_services.placer.core.plans import carry_out_plan
-from penstock_services.placer.core.reclaiming import Reclaiming
+from penstock_services.placer.core.members import evidence, followers, lease
+from penstock_services.placer.core.members.membership import Membership
+from penstock_services.placer.core.plans import adjustments, moves, promises, proposals, units
+from penstock_services.placer.core.plans.adjustments import asked_to_save, frees
+from penstock_services.placer.core.plans.plans import carry_out_plan
 from penstock_services.placer.core.still_waiting import StillWaiting
+from penstock_services.placer.core.waiting import making_way, prelaunching, window
+from penstock_services.placer.core.waiting.attempts import Attempts
+from penstock_services.placer.core.waiting.backfilling import PassReservation
+from penstock_services.placer.core.waiting.behind import Behind
+from penstock_services.placer.core.waiting.reclaiming import Reclaiming
 
 MAX_TASKS_PER_RECORD = MAX_GANG_TASKS  # placed or lost at once: a record of the largest gang stays under 1 MB
 

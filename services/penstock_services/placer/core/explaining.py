@@ -2,13 +2,13 @@
 
 from collections.abc import Callable, Sequence
 
-from penstock.ledger.job_state import JobState
-from penstock.ledger.moves import Move
-from penstock.ledger.state import CellState
-from penstock.model.ledger_events import Candidate, Moved, PlacementExplanation
-from penstock.model.token import seq_of
-from penstock.model.types import TaskPlacement
-from penstock.policies.reasons import refusals
+from penstock.cluster.reasons import refusals
+from penstock.ledger.state.job.job_state import JobState
+from penstock.ledger.state.job.moves import Move
+from penstock.ledger.state.state import CellState
+from penstock.model.decisions.ledger_events import Candidate, Moved, PlacementExplanation
+from penstock.model.nouns.token import seq_of
+from penstock.model.nouns.types import TaskPlacement
 
 Explain = Callable[[PlacementExplanation], None]
 """Receives the explanations of placements, in their order."""

@@ -8,21 +8,22 @@ from collections.abc import Callable, Mapping
 from types import MappingProxyType
 from typing import Any, get_args
 
-from penstock.ledger.evolve_adjustments import adjustment
-from penstock.ledger.evolve_tasks import job_of_task
-from penstock.ledger.job_state import JobState
-from penstock.ledger.node_state import NodeState
-from penstock.ledger.state import CellState
-from penstock.model import external_events, ledger_events
-from penstock.model.adjustments import TaskAdjusted
-from penstock.model.command_runs import JobCommandRun
-from penstock.model.estimates import EtaEstimated, JobEstimated
-from penstock.model.event import Event
-from penstock.model.followers import FollowerChanged
-from penstock.model.nodes import NodeSpec
-from penstock.model.saves import SaveRefused
-from penstock.model.transitions import JobStatus, NodeStatus, TaskStatus
-from penstock.model.types import MAX_JOB_ID_CHARS, JoinRefusal
+from penstock.ledger.fold.evolve_adjustments import adjustment
+from penstock.ledger.fold.evolve_tasks import job_of_task
+from penstock.ledger.state.job.job_state import JobState
+from penstock.ledger.state.node.node_state import NodeState
+from penstock.ledger.state.state import CellState
+from penstock.model.decisions import ledger_events
+from penstock.model.decisions.adjustments import TaskAdjusted
+from penstock.model.inputs import external_events
+from penstock.model.inputs.command_runs import JobCommandRun
+from penstock.model.inputs.estimates import EtaEstimated, JobEstimated
+from penstock.model.inputs.followers import FollowerChanged
+from penstock.model.inputs.saves import SaveRefused
+from penstock.model.nouns.nodes import NodeSpec
+from penstock.model.nouns.transitions import JobStatus, NodeStatus, TaskStatus
+from penstock.model.nouns.types import MAX_JOB_ID_CHARS, JoinRefusal
+from penstock.model.schema.event import Event
 
 Command = external_events.JobHoldRequested | external_events.JobReleaseRequested
 FINAL_STOPS = frozenset({"cancelled", "completed", "run_timeout", "queue_timeout"})

@@ -5,21 +5,17 @@ from types import MappingProxyType
 from typing import Any, Literal, NamedTuple
 
 from penstock import __version__
-from penstock.ledger.job_state import JobState, TaskState
-from penstock.ledger.node_state import NodeState
-from penstock.ledger.resuming import resumed, source
-from penstock.ledger.state import CellState
-from penstock.model.adjustments import AdjustmentDecided, BandwidthDecided, CheckpointDecided, CoresDecided
-from penstock.model.event import Event
-from penstock.model.external_events import (
-    NodeJoined,
-    NodeLeft,
-    OrderRefused,
-    ProbeSent,
-    TaskExited,
-    TaskStarted,
+from penstock.ledger.derived.resuming import resumed, source
+from penstock.ledger.state.job.job_state import JobState, TaskState
+from penstock.ledger.state.node.node_state import NodeState
+from penstock.ledger.state.state import CellState
+from penstock.model.decisions.adjustments import (
+    AdjustmentDecided,
+    BandwidthDecided,
+    CheckpointDecided,
+    CoresDecided,
 )
-from penstock.model.ledger_events import (
+from penstock.model.decisions.ledger_events import (
     NodeJoinRefused,
     NodeProbed,
     PlacementDecided,
@@ -27,7 +23,7 @@ from penstock.model.ledger_events import (
     StopDecided,
     TaskLost,
 )
-from penstock.model.orders import (
+from penstock.model.decisions.orders import (
     AnswerJoin,
     CheckpointSource,
     CheckpointTask,
@@ -42,10 +38,19 @@ from penstock.model.orders import (
     StopTask,
     pack_peers,
 )
-from penstock.model.saves import SaveRefused
-from penstock.model.token import token_of
-from penstock.model.transitions import TaskStatus
-from penstock.model.types import WHOLE_GPU, JoinRefusal
+from penstock.model.inputs.external_events import (
+    NodeJoined,
+    NodeLeft,
+    OrderRefused,
+    ProbeSent,
+    TaskExited,
+    TaskStarted,
+)
+from penstock.model.inputs.saves import SaveRefused
+from penstock.model.nouns.token import token_of
+from penstock.model.nouns.transitions import TaskStatus
+from penstock.model.nouns.types import WHOLE_GPU, JoinRefusal
+from penstock.model.schema.event import Event
 
 ORPHAN_GRACE_MS = 10_000  # a job's default; the task's job may be forgotten
 MAX_PEERS_EACH = 64  # members of a gang whose orders each have the peers unpacked; 5 KiB

@@ -6,11 +6,11 @@ For everything that drives the core without the placer's shell: the simulator, t
 from collections.abc import Callable
 from functools import cache
 
-from penstock.ledger.evolve import answered, begin
-from penstock.ledger.record import GENESIS, Draft, Head, write
-from penstock.ledger.state import CellState
-from penstock.model.event import Event
-from penstock.model.ledger_events import TermStarted, TimerFired
+from penstock.ledger.fold.evolve import answered, begin
+from penstock.ledger.record.record import GENESIS, Draft, Head, write
+from penstock.ledger.state.state import CellState
+from penstock.model.decisions.ledger_events import TermStarted, TimerFired
+from penstock.model.schema.event import Event
 from penstock_services.placer.core.step import PlacerCore, Step
 
 Sink = Callable[[bytes], object]

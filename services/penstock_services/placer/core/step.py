@@ -13,11 +13,11 @@ from typing import NamedTuple
 import msgspec
 
 from penstock.errors import one_line
-from penstock.ledger.evolve import evolve
-from penstock.ledger.state import CellState
-from penstock.model.codec import prove_readable
-from penstock.model.event import Event
-from penstock.model.ledger_events import ChoiceFailed, PlacementExplanation, TermStarted
+from penstock.ledger.fold.evolve import evolve
+from penstock.ledger.state.state import CellState
+from penstock.model.decisions.ledger_events import ChoiceFailed, PlacementExplanation, TermStarted
+from penstock.model.schema.event import Event
+from penstock.model.wire.codec import prove_readable
 from penstock_services.placer.core.common import RESCHEDULE, wake_up
 from penstock_services.placer.core.decide import Decider
 from penstock_services.placer.core.guard import join_refusal, refusal

@@ -6,9 +6,9 @@ depends on its jobs, on its nodes and the tasks there, and on the units with whi
 
 from collections.abc import Collection, Sequence
 
-from penstock.ledger.state import CellState
-from penstock.model.plans import PlanUnit
-from penstock.policies.job_rows import Changes
+from penstock.ledger.state.state import CellState
+from penstock.model.decisions.plans import PlanUnit
+from penstock.scheduling.order.job_rows import Changes
 
 Together = Sequence[PlanUnit]
 """The jobs of one unit."""

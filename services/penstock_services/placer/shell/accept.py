@@ -4,14 +4,14 @@ from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
 from penstock.errors import ConfigurationError
-from penstock.ledger.state import CellState
+from penstock.ledger.state.state import CellState
 from penstock.log.port import Log, Partition
-from penstock.model.event import Event
-from penstock.model.ledger_events import CellFrozen, InputAccepted, LedgerAccepted
-from penstock.model.token import MAX_EPOCH
-from penstock.model.topics import INPUT_TOPICS, Topic
+from penstock.model.decisions.ledger_events import CellFrozen, InputAccepted, LedgerAccepted
+from penstock.model.nouns.token import MAX_EPOCH
+from penstock.model.schema.event import Event
+from penstock.model.schema.topics import INPUT_TOPICS, Topic
+from penstock.runtime.following.snapshots import Written, head_id_at
 from penstock.runtime.settings import Settings
-from penstock.runtime.snapshots import Written, head_id_at
 from penstock.runtime.tracing.tracer import tracing
 from penstock_services.placer.shell.inputs import need_another
 from penstock_services.placer.shell.ledger_trace import LedgerTrace

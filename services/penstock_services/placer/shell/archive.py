@@ -14,16 +14,15 @@ from typing import Any
 import asyncpg
 
 from penstock.errors import ConfigurationError, LogError, StoreError
-from penstock.ledger.record import GENESIS, Head, read_valid
-from penstock.ledger.replica import Replica
-from penstock.ledger.snapshot import Damaged, dump, format_id, load
+from penstock.ledger.record.record import GENESIS, Head, read_valid
+from penstock.ledger.replica.replica import Replica
+from penstock.ledger.replica.snapshot import Damaged, dump, format_id, load
 from penstock.log.archive import Archive, Writer
 from penstock.log.archived import ArchivedLog
 from penstock.log.port import Log, Partition
-from penstock.model.topics import Topic
-from penstock.runtime.amended_log import AmendedLog
-from penstock.runtime.settings import Settings
-from penstock.runtime.snapshots import (
+from penstock.model.schema.topics import Topic
+from penstock.runtime.following.amended_log import AmendedLog
+from penstock.runtime.following.snapshots import (
     CONNECT_TIMEOUT_S,
     Until,
     projected,
@@ -31,6 +30,7 @@ from penstock.runtime.snapshots import (
     stored_snapshots,
     warn_damaged,
 )
+from penstock.runtime.settings import Settings
 from penstock_services.placer.shell.inputs import input_positions
 
 LEAVE_RECORDS = 200_000  # of the ledger: the records that `why` and a start read most often

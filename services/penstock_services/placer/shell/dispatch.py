@@ -11,16 +11,16 @@ from collections.abc import Iterable, Sequence
 
 from penstock.clock import wall_ms
 from penstock.errors import NotAllowed
-from penstock.ledger.state import CellState
+from penstock.ledger.state.state import CellState
 from penstock.log.port import Log, Message, Partition
-from penstock.model.envelope import Envelope, signed_bytes, to_wire
-from penstock.model.event import Event
-from penstock.model.ledger_events import PlacementExplanation
-from penstock.model.orders import HandOverCheckpoint, Order, StartTask, TaskOrder
-from penstock.model.token import seq_of, token_of
-from penstock.model.topics import Topic, node_partition
+from penstock.model.decisions.ledger_events import PlacementExplanation
+from penstock.model.decisions.orders import HandOverCheckpoint, Order, StartTask, TaskOrder
+from penstock.model.nouns.token import seq_of, token_of
+from penstock.model.schema.event import Event
+from penstock.model.schema.topics import Topic, node_partition
+from penstock.model.wire.envelope import Envelope, signed_bytes, to_wire
 from penstock.runtime.failpoints import hit
-from penstock.runtime.node_keys import PlacerKeys, operators_code
+from penstock.runtime.keys.node_keys import PlacerKeys, operators_code
 from penstock.runtime.settings import Settings
 from penstock_services.placer.core.orders import (
     Notice,

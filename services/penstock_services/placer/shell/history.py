@@ -8,9 +8,9 @@ has to decide then, and goes on with `penstock-placer accept-ledger`: it raises 
 from collections.abc import Iterable
 
 from penstock.errors import ConfigurationError
-from penstock.ledger.record import GENESIS
+from penstock.ledger.record.record import GENESIS
 from penstock.log.port import Log, Partition
-from penstock.runtime.snapshots import Written, head_id_at
+from penstock.runtime.following.snapshots import Written, head_id_at
 
 
 async def check_ledger(log: Log, ledger: Partition, epoch: int, seen: Iterable[Written | None]) -> None:

@@ -3,19 +3,19 @@
 Ideal: every input is signed. Departure: a node that has never named a key is trusted as before, and so is the
 first joining under a name that no node has (trust on first use). Reports of operators and watches on nodes
 come through the gateway, which shares a key with the placer (`PENSTOCK_OPERATOR_KEY`); jobs, estimates and
-proposals are separated by topic. Who may say what about what is one table (`penstock.model.speakers`).
+proposals are separated by topic. Who may say what about what is one table (`penstock.model.wire.speakers`).
 Signatures are verified here, before the pure core, and a replay takes the verdict from the record.
 """
 
 import logging
 
-from penstock.ledger.state import CellState
-from penstock.model.envelope import Envelope, signed_bytes
-from penstock.model.external_events import NodeJoined
-from penstock.model.ledger_events import NodeJoinRefused
-from penstock.model.speakers import Speaker, speaker_of
-from penstock.model.topics import Topic
-from penstock.runtime.node_keys import OPERATOR_KEY, PlacerKeys, by_gateway
+from penstock.ledger.state.state import CellState
+from penstock.model.decisions.ledger_events import NodeJoinRefused
+from penstock.model.inputs.external_events import NodeJoined
+from penstock.model.schema.topics import Topic
+from penstock.model.wire.envelope import Envelope, signed_bytes
+from penstock.model.wire.speakers import Speaker, speaker_of
+from penstock.runtime.keys.node_keys import OPERATOR_KEY, PlacerKeys, by_gateway
 from penstock_services.placer.core.answer import Forgery, Input
 
 logger = logging.getLogger(__name__)

@@ -8,10 +8,10 @@ operator has to decide then, and goes on with `penstock-placer accept-input`.
 from collections.abc import Mapping
 
 from penstock.errors import ConfigurationError
-from penstock.ledger.state import CellState
+from penstock.ledger.state.state import CellState
 from penstock.log.lookup import records_at
 from penstock.log.port import Log, Partition, Record
-from penstock.model.topics import INPUT_TOPICS
+from penstock.model.schema.topics import INPUT_TOPICS
 
 
 def input_positions(state: CellState, cell_index: int) -> dict[Partition, int]:

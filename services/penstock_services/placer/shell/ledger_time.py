@@ -13,7 +13,7 @@ import logging
 from pydantic import Field
 
 from penstock.clock import LedgerClock, wall_ms
-from penstock.ledger.state import CellState
+from penstock.ledger.state.state import CellState
 from penstock.runtime.settings import EnvironmentSettings
 
 logger = logging.getLogger(__name__)

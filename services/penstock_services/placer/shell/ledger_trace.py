@@ -9,11 +9,11 @@ from collections.abc import Iterable, Sequence
 
 import msgspec
 
-from penstock.ledger.record import RawRecord
-from penstock.ledger.replica import Replica
+from penstock.ledger.record.record import RawRecord
+from penstock.ledger.replica.replica import Replica
 from penstock.log.port import Record
-from penstock.model.event import Event
-from penstock.model.ledger_events import PlacementExplanation
+from penstock.model.decisions.ledger_events import PlacementExplanation
+from penstock.model.schema.event import Event
 from penstock.runtime.tracing.phases import JobSpans, decide_placements, trace_decisions
 from penstock.runtime.tracing.tracer import HeldTracing, Tracing
 

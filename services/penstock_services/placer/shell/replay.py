@@ -17,20 +17,20 @@ import orjson
 from msgspec.structs import replace
 
 from penstock import __version__
-from penstock.ledger.digest import restated
-from penstock.ledger.evolve import FOLD_VERSION, fold
-from penstock.ledger.record import Amended, Head, RawFact, RawRecord, entry, read, read_valid, write
-from penstock.ledger.replica import Replica
+from penstock.ledger.fold.evolve import FOLD_VERSION, fold
+from penstock.ledger.record.record import Amended, Head, RawFact, RawRecord, entry, read, read_valid, write
+from penstock.ledger.replica.digest import restated
+from penstock.ledger.replica.replica import Replica
 from penstock.log.open import open_log
 from penstock.log.port import Log, Partition, Record
-from penstock.model.codec import decode, written
-from penstock.model.event import wire_type
-from penstock.model.ledger_events import PlacementDecided, TermStarted
-from penstock.model.topics import INPUT_TOPICS, Topic
-from penstock.model.upcasters import SPLIT
-from penstock.runtime.amended_log import AmendedLog
+from penstock.model.decisions.ledger_events import PlacementDecided, TermStarted
+from penstock.model.schema.event import wire_type
+from penstock.model.schema.topics import INPUT_TOPICS, Topic
+from penstock.model.wire.codec import decode, written
+from penstock.model.wire.upcasters import SPLIT
+from penstock.runtime.following.amended_log import AmendedLog
+from penstock.runtime.following.snapshots import check_beginning, load_replica
 from penstock.runtime.settings import Settings
-from penstock.runtime.snapshots import check_beginning, load_replica
 from penstock_services.placer.core.answer import (
     Input,
     Moment,

@@ -21,28 +21,28 @@ from msgspec.structs import replace
 
 from penstock.clock import LedgerClock
 from penstock.errors import OffsetTaken
-from penstock.ledger.digest import DIGEST_EVERY, digest
-from penstock.ledger.record import Head, read_valid, write
-from penstock.ledger.replica import Replica
+from penstock.ledger.record.record import Head, read_valid, write
+from penstock.ledger.replica.digest import DIGEST_EVERY, digest
+from penstock.ledger.replica.replica import Replica
 from penstock.log.dead_letters import dead_letter
 from penstock.log.open import open_log
 from penstock.log.port import MAX_RECORD_BYTES, Log, Message, Partition, Reader, Record
-from penstock.model.event import Event
-from penstock.model.ledger_events import PlacementExplanation
-from penstock.model.topics import CELL_TOPICS, NODE_PARTITIONS, Topic
-from penstock.runtime.amended_log import AmendedLog, Repairs, Signer
+from penstock.model.decisions.ledger_events import PlacementExplanation
+from penstock.model.schema.event import Event
+from penstock.model.schema.topics import CELL_TOPICS, NODE_PARTITIONS, Topic
 from penstock.runtime.crash_only import Poisoned, applying, crash_only
 from penstock.runtime.failpoints import hit
-from penstock.runtime.node_keys import OPERATOR_KEY, TRUST_LOG, PlacerKeys, operator_key
-from penstock.runtime.settings import Settings
-from penstock.runtime.signatures import SEED_BYTES
-from penstock.runtime.snapshots import (
+from penstock.runtime.following.amended_log import AmendedLog, Repairs, Signer
+from penstock.runtime.following.snapshots import (
     CONNECT_TIMEOUT_S,
     Written,
     head_id_at,
     load_replica,
     projected,
 )
+from penstock.runtime.keys.node_keys import OPERATOR_KEY, TRUST_LOG, PlacerKeys, operator_key
+from penstock.runtime.keys.signatures import SEED_BYTES
+from penstock.runtime.settings import Settings
 from penstock.runtime.tracing.context import well_formed
 from penstock.runtime.tracing.tracer import Tracing, tracing
 from penstock_services.placer.core.answer import Answer, Input, Moment, answer_input, answer_timer
@@ -289,7 +289,7 @@ class Start(NamedTuple):
     seed: bytes
     """Seed of this process's key for nodes."""
     operator: bytes | None
-    """The key that gateway and placers share (`penstock.runtime.node_keys.operator_key`)."""
+    """The key that gateway and placers share (`penstock.runtime.keys.node_keys.operator_key`)."""
 
 
 def start_of_process(who: str, operator: bytes | None, *, standing_by: bool) -> Start:

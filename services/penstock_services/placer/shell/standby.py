@@ -14,12 +14,12 @@ from typing import NamedTuple
 from pydantic import Field
 
 from penstock.clock import LedgerClock
-from penstock.ledger.replica import Replica
+from penstock.ledger.replica.replica import Replica
 from penstock.log.port import Log, Partition
-from penstock.model.topics import Topic
+from penstock.model.schema.topics import Topic
+from penstock.runtime.following.snapshots import Written
+from penstock.runtime.following.state_digests import compare
 from penstock.runtime.settings import EnvironmentSettings
-from penstock.runtime.snapshots import Written
-from penstock.runtime.state_digests import compare
 from penstock_services.placer.shell.history import check_ledger
 from penstock_services.placer.shell.inputs import check_inputs, input_positions
 from penstock_services.placer.shell.ledger_trace import LedgerTrace

@@ -12,20 +12,20 @@ from pydantic import ValidationError
 from penstock import __version__
 from penstock.clock import LedgerClock, wall_ms
 from penstock.errors import ConfigurationError, LogError, PenstockError
-from penstock.ledger.evolve import FOLD_VERSION
-from penstock.ledger.record import GENESIS, Draft, Head, read_valid, write
-from penstock.ledger.replica import Replica
-from penstock.ledger.state import CellState
+from penstock.ledger.fold.evolve import FOLD_VERSION
+from penstock.ledger.record.record import GENESIS, Draft, Head, read_valid, write
+from penstock.ledger.replica.replica import Replica
+from penstock.ledger.state.state import CellState
 from penstock.log.lookup import records_at
 from penstock.log.port import Headers, Log, Message, Partition, Reader, Record
-from penstock.model.envelope import headers
-from penstock.model.event import Event
-from penstock.model.ledger_events import LedgerRecord, TermStarted
-from penstock.model.settings import PlacerSettings
-from penstock.model.validation import checked, describe
-from penstock.policies.profiles import DEFAULT, UnknownProfile, UnusedSetting, check_settings
+from penstock.model.decisions.ledger_events import LedgerRecord, TermStarted
+from penstock.model.nouns.settings import PlacerSettings
+from penstock.model.schema.event import Event
+from penstock.model.schema.validation import checked, describe
+from penstock.model.wire.envelope import headers
 from penstock.runtime.failpoints import hit
-from penstock.runtime.snapshots import Written, head_id_at
+from penstock.runtime.following.snapshots import Written, head_id_at
+from penstock.scheduling.profiles import DEFAULT, UnknownProfile, UnusedSetting, check_settings
 from penstock_services.placer.shell.history import check_ledger
 from penstock_services.placer.shell.inputs import check_inputs
 from penstock_services.placer.shell.ledger_time import begin_time

@@ -12,12 +12,12 @@ from typing import Any
 import msgspec
 import orjson
 
-from penstock.ledger.evolve import evolve
-from penstock.ledger.evolve_tasks import job_of_task
-from penstock.ledger.job_state import JobState
-from penstock.ledger.node_state import NodeState
-from penstock.ledger.record import RawRecord
-from penstock.ledger.replica import Replica
+from penstock.ledger.fold.evolve import evolve
+from penstock.ledger.fold.evolve_tasks import job_of_task
+from penstock.ledger.record.record import RawRecord
+from penstock.ledger.replica.replica import Replica
+from penstock.ledger.state.job.job_state import JobState
+from penstock.ledger.state.node.node_state import NodeState
 from penstock.ledger.views import (
     Ending,
     Row,
@@ -29,13 +29,14 @@ from penstock.ledger.views import (
     task_of,
     task_row,
 )
-from penstock.model import external_events, ledger_events
-from penstock.model.adjustments import CoresDecided
-from penstock.model.decisions import DECISIONS
-from penstock.model.distrust import NodeDistrusted, NodePutOnProbation, NodeTrusted
-from penstock.model.estimates import JobEstimated
-from penstock.model.event import Event
-from penstock.model.moves import JobConverged, MoveDecided, MoveGivenUp
+from penstock.model.decisions import ledger_events
+from penstock.model.decisions.adjustments import CoresDecided
+from penstock.model.decisions.decisions import DECISIONS
+from penstock.model.decisions.distrust import NodeDistrusted, NodePutOnProbation, NodeTrusted
+from penstock.model.decisions.moves import JobConverged, MoveDecided, MoveGivenUp
+from penstock.model.inputs import external_events
+from penstock.model.inputs.estimates import JobEstimated
+from penstock.model.schema.event import Event
 
 REJECTED = "penstock.input.rejected"
 DEAD_LETTERED = "penstock.input.dead_lettered"

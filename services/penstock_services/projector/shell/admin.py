@@ -8,7 +8,7 @@ import uvloop
 
 from penstock.log.open import open_log
 from penstock.log.port import Log
-from penstock.runtime.amended_log import AmendedLog
+from penstock.runtime.following.amended_log import AmendedLog
 from penstock.runtime.settings import Settings
 from penstock_services.projector.shell.rebuild import rebuild, verify
 

@@ -12,13 +12,13 @@ from typing import Any
 import asyncpg
 
 from penstock.errors import LogError, StoreError
-from penstock.ledger.record import GENESIS
-from penstock.ledger.replica import Replica
+from penstock.ledger.record.record import GENESIS
+from penstock.ledger.replica.replica import Replica
 from penstock.log.port import Log, Partition
-from penstock.model.topics import Topic
-from penstock.runtime.migrations import load_migrations, schema_of
+from penstock.model.schema.topics import Topic
+from penstock.runtime.database.migrations import load_migrations, schema_of
+from penstock.runtime.following.snapshots import check_beginning, save_snapshot
 from penstock.runtime.settings import Settings
-from penstock.runtime.snapshots import check_beginning, save_snapshot
 from penstock_services.projector.core.projection import Projection
 from penstock_services.projector.shell.store import CONNECT_TIMEOUT_S, REMOVE_JOBS, REPLACED, Store
 

@@ -11,18 +11,24 @@ import asyncpg
 from pydantic import Field
 
 from penstock.errors import ConfigurationError, StoreError
-from penstock.ledger.record import GENESIS, NO_PARENT
-from penstock.ledger.replica import Replica
+from penstock.ledger.record.record import GENESIS, NO_PARENT
+from penstock.ledger.replica.replica import Replica
 from penstock.log.open import open_log
 from penstock.log.port import Log, Partition
-from penstock.model.topics import CELL_TOPICS, Topic
-from penstock.runtime.amended_log import AmendedLog, Repairs
+from penstock.model.schema.topics import CELL_TOPICS, Topic
 from penstock.runtime.crash_only import crash_only
+from penstock.runtime.database.migrations import load_migrations, migrate, schema_of
 from penstock.runtime.failpoints import hit
-from penstock.runtime.migrations import load_migrations, migrate, schema_of
+from penstock.runtime.following.amended_log import AmendedLog, Repairs
+from penstock.runtime.following.snapshots import (
+    Until,
+    check_beginning,
+    head_id_at,
+    load_latest,
+    save_snapshot,
+)
+from penstock.runtime.following.state_digests import compare
 from penstock.runtime.settings import EnvironmentSettings, Settings
-from penstock.runtime.snapshots import Until, check_beginning, head_id_at, load_latest, save_snapshot
-from penstock.runtime.state_digests import compare
 from penstock_services.projector.core.projection import Projection
 from penstock_services.projector.shell.store import CONNECT_TIMEOUT_S, Store
 

@@ -17,8 +17,8 @@ import asyncpg
 import orjson
 
 from penstock.errors import StoreError
-from penstock.ledger.record import Head
-from penstock.ledger.replica import Replica
+from penstock.ledger.record.record import Head
+from penstock.ledger.replica.replica import Replica
 from penstock.ledger.views import Row
 from penstock_services.projector.core.projection import JOB_CHANGES, Batch
 
@@ -200,7 +200,7 @@ class Store:
         self._bounds["job_changes"] = {name: jobs[name] for name in JOB_CHANGES if name in jobs}
 
     def _leave_out_unknown(self, batch: Batch) -> None:
-        """Columns that a later version added have their defaults (`penstock.runtime.migrations`)."""
+        """Columns that a later version added have their defaults (`penstock.runtime.database.migrations`)."""
         unknown = {
             table: self._columns[table].keys() - batch[table][0].keys()
             for table in (*REPLACED, *APPENDED)

@@ -8,8 +8,8 @@ import math
 from collections.abc import Iterator
 from statistics import median
 
-from penstock.model import estimates
-from penstock.model.estimates import EtaEstimated
+from penstock.model.inputs import estimates
+from penstock.model.inputs.estimates import EtaEstimated
 from penstock_services.estimator.core.eta.curves import curve
 from penstock_services.estimator.core.eta.quantiles import LEVEL
 from penstock_services.estimator.core.eta.remaining import Asked, Bounds, Eta, Learned, Step, eta

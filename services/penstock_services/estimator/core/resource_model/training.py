@@ -6,7 +6,7 @@ from types import MappingProxyType
 
 import numpy as np
 
-from penstock.model.types import WHOLE_GPU
+from penstock.model.nouns.types import WHOLE_GPU
 from penstock_services.estimator.core.conditions import comparable
 from penstock_services.estimator.core.model_lifecycle import ModelKind
 from penstock_services.estimator.core.resource_model.measurements import (

@@ -16,8 +16,8 @@ from collections.abc import Collection, Mapping, Sequence
 from types import MappingProxyType
 from typing import NamedTuple
 
-from penstock.model.types import Category, JobSpec
-from penstock.policies.core_search import ACROSS_NODES
+from penstock.model.nouns.types import Category, JobSpec
+from penstock.scheduling.acting.core_search import ACROSS_NODES
 from penstock_services.estimator.core.conditions import comparable
 from penstock_services.estimator.core.limits import CORE_OWNERS, CORE_RUNS_OF_ONE
 from penstock_services.estimator.core.node_capacity import NodeCapacity

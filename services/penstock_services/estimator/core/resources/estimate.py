@@ -14,7 +14,7 @@ from weakref import WeakKeyDictionary
 
 from msgspec.structs import replace
 
-from penstock.model.types import (
+from penstock.model.nouns.types import (
     MAX_CORES_PER_NODE,
     MAX_GPUS_PER_NODE,
     MAX_TEXT,

@@ -7,7 +7,7 @@ from hashlib import sha256
 from itertools import chain
 from typing import NamedTuple
 
-from penstock.model.types import JobSpec
+from penstock.model.nouns.types import JobSpec
 from penstock_services.estimator.core.conditions import comparable
 from penstock_services.estimator.core.limits import HISTORY_KEYS, HISTORY_KEYS_OF_ONE
 from penstock_services.estimator.core.owner_table import OwnerTable

@@ -8,7 +8,7 @@ is promised for one run. Runs affect only their own owner: other owners' promise
 import math
 from typing import NamedTuple
 
-from penstock.model.types import JobSpec, Role
+from penstock.model.nouns.types import JobSpec, Role
 from penstock_services.estimator.core.limits import KILLS, KILLS_OF_ONE
 from penstock_services.estimator.core.owner_table import OwnerTable
 from penstock_services.estimator.core.resources.nearest import MAX_DISTANCE, distance

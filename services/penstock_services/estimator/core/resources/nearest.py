@@ -13,7 +13,7 @@ from operator import itemgetter
 from statistics import median
 from typing import Literal, NamedTuple
 
-from penstock.model.types import JobSpec
+from penstock.model.nouns.types import JobSpec
 from penstock_services.estimator.core.conditions import EXCLUDED, comparable
 from penstock_services.estimator.core.limits import (
     ABOVE_OTHERS,

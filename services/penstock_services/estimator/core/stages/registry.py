@@ -11,10 +11,10 @@ from collections.abc import Iterator, Sequence
 from statistics import median
 from typing import NamedTuple
 
-from penstock.ledger.stages import near_counts
-from penstock.model import external_events
-from penstock.model.estimates import StagesProfiled
-from penstock.model.types import WHOLE_GPU, JobSpec, StageTimes
+from penstock.ledger.derived.stages import near_counts
+from penstock.model.inputs import external_events
+from penstock.model.inputs.estimates import StagesProfiled
+from penstock.model.nouns.types import WHOLE_GPU, JobSpec, StageTimes
 from penstock_services.estimator.core.limits import STAGE_KEYS, STAGE_KEYS_OF_ONE, STAGE_OWNERS
 from penstock_services.estimator.core.owner_table import NO_OWNER, OwnerTable
 from penstock_services.estimator.core.runs import JobInfo

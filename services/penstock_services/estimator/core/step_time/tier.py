@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from statistics import median
 from typing import NamedTuple
 
-from penstock.model.types import WHOLE_GPU, JobSpec, ShapeOption
+from penstock.model.nouns.types import WHOLE_GPU, JobSpec, ShapeOption
 from penstock_services.estimator.core.model_lifecycle import InUse
 from penstock_services.estimator.core.node_capacity import NodeCapacity, densest
 from penstock_services.estimator.core.resources.estimate import DEFAULT_GPUS, Guess

@@ -1,0 +1,1 @@
+"""Invariants of a cell's state (`check`)."""

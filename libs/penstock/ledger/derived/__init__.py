@@ -1,0 +1,1 @@
+"""Answers derived from the folded state: memory caps, ports, groups, succession, checkpoint sources."""

@@ -1,0 +1,1 @@
+"""Ledger records, the chain that makes them valid, and amendments of unreadable records."""

@@ -1,0 +1,1 @@
+"""Read replica of a cell, its snapshots, and the digest that readers compare."""

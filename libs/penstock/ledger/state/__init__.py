@@ -1,0 +1,1 @@
+"""Folded state of a cell: jobs, nodes, timers, indexes. Mutable; only the fold writes."""

@@ -1,0 +1,1 @@
+"""Folded state of one job and its attempt."""

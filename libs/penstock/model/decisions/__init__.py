@@ -1,0 +1,1 @@
+"""Facts of the ledger and orders to nodes: the placer's decisions."""

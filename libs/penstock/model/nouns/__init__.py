@@ -1,0 +1,1 @@
+"""Nouns of a cluster: job, gang, task, node, GPU, settings, legal transitions."""

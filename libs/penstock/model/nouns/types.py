@@ -1,0 +1,495 @@
+"""Types of a cluster, as frozen values. Units end names; every number has a range.
+
+Cell ⊃ network domain ⊃ rack ⊃ node ⊃ GPU. A cell is one scheduling domain: one total order, one ledger.
+A job is a gang of tasks (parameter servers and workers) that start together or not at all; each task runs
+on one node. Source of the job model: Liquid §3 (parameter servers + workers); a job without parameter
+servers synchronises by all-reduce, a job of one worker not at all.
+"""
+
+from collections.abc import Callable, Mapping
+from typing import Annotated, Any, ClassVar, Literal
+
+from msgspec import Meta, Struct, field, structs
+
+from penstock.model.nouns.allowed import Allowed, Where
+from penstock.model.nouns.commands import (
+    MAX_PACKED_CHARS,
+    SHORT_WORD_CHARS,
+    SHORT_WORDS,
+    check_long,
+    unpacked,
+)
+from penstock.model.nouns.process_rules import (
+    command_can_run,
+    env_can_be_passed,
+    labels_are_short,
+    leads_out,
+    refuse_nul,
+    workdir_can_be_entered,
+)
+from penstock.model.nouns.worker_range import wrong_shape
+
+MAX_GPUS_PER_NODE = 16  # the largest boards sold hold 16
+MAX_CORES_PER_NODE = 1024
+MAX_GANG_TASKS = 512
+MAX_WORKERS = 256
+MAX_MS = 1 << 53  # the largest whole number that every reader of JSON holds exactly
+MAX_OPTIONS = 16  # shapes in an estimate, which stays below 3 KiB with them
+MAX_PAIRS = 32  # pairs of kinds in an estimate
+MAX_ENV_ENTRIES = 128
+MAX_TEXT = 1_024
+MAX_DIGEST = 64  # of a state: its format and 32 digits
+MAX_PARENTS = 16  # room in the events; the gateway allows fewer
+WHOLE_GPU = 1_000  # shares of a GPU are counted in thousandths
+MAX_JOB_ID_CHARS = (
+    113  # ids of its tasks and timers are derived from it: 128 less `:launch_timeout`, the longest suffix
+)
+
+Identifier = Annotated[str, Meta(min_length=1, max_length=128, pattern=r"^[A-Za-z0-9][A-Za-z0-9._:/-]*\Z")]
+ShortText = Annotated[str, Meta(max_length=MAX_TEXT)]
+SecretName = Annotated[str, Meta(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,127}\Z")]
+"""Also the name of a file on the node."""
+Sha256 = Annotated[str, Meta(pattern=r"^[0-9a-f]{64}\Z")]
+SHARED_TENANT = "shared"
+"""Used in place of a tenant's name for secrets that every tenant may request."""
+_WORD = r"[A-Za-z0-9][A-Za-z0-9._:/-]{0,127}"
+NodeTerm = Annotated[str, Meta(pattern=rf"^{_WORD}(={_WORD})?(&{_WORD}(={_WORD})?){{0,7}}\Z")]
+"""Nodes: an id, `LABEL=VALUE`, or several of these that must all hold, joined by `&`."""
+NodeTerms = Annotated[tuple[NodeTerm, ...], Meta(max_length=64)]
+Mebibytes = Annotated[int, Meta(ge=0, le=1 << 30)]
+Megabits = Annotated[int, Meta(ge=0, le=10_000_000)]
+Milliseconds = Annotated[int, Meta(ge=0, le=MAX_MS)]
+GpuIndex = Annotated[int, Meta(ge=0, lt=MAX_GPUS_PER_NODE)]
+CoreId = Annotated[int, Meta(ge=0, lt=MAX_CORES_PER_NODE)]
+GpuShare = Annotated[int, Meta(ge=1, le=WHOLE_GPU)]
+"""Thousandths of a GPU's time."""
+
+
+def within_ms(ms: float) -> int:
+    """A computed time as events hold it (`Milliseconds`): whole, 0 to `MAX_MS`; beyond, it saturates."""
+    return max(0, round(ms)) if ms < MAX_MS else MAX_MS
+
+
+JoinRefusal = Literal["stale_join", "other_machine", "gpu_of_another_node"]
+"""`stale_join`: its incarnation is not above the last one. `other_machine`: another machine has this node id and is not
+proven gone. `gpu_of_another_node`: one of its GPUs is in a node of another id that is not proven gone."""
+Role = Literal["ps", "worker"]
+Category = Literal["cv", "nlp", "speech"]
+Trait = Literal["pipelined", "many_weights", "heavy_preprocessing"]
+"""Property of a training job that changes how many cores it needs. Source: CODA §V-B1."""
+Priority = Annotated[int, Meta(ge=-10, le=10)]
+Qos = Literal["urgent", "prior", "normal"]
+"""Service class: how soon a job is expected to be done. Source: GENIE §III-A."""
+Companions = Literal["tenant", "any"]
+CheckpointKind = Literal["none", "sdk", "signal"]
+"""How a job saves its progress. `sdk`: by `penstock.sdk.checkpoint`, or in the same way, in a folder that its node provides; `signal`: on SIGTERM
+and SIGUSR1, in a place of the script's choice; `none`: a stop loses all progress."""
+
+
+class Value(Struct, frozen=True, gc=False):
+    """A frozen value. Decoding checks the constraints of its fields; construction checks its rules only.
+
+    A rule checks what no constraint can express. Rules run wherever a value is made, also when it is decoded, and
+    raise ValueError with the problem and a remedy. Input from users and programs is checked by
+    `penstock.model.schema.validation`, which reports every mistake at once.
+    """
+
+    RULES: ClassVar[Mapping[str, Callable[[Any], None]]] = {}
+    """Field → rule of its value alone. A rule that spans fields is in `__post_init__`."""
+    OMITTED: ClassVar[tuple[str, ...]] = ()
+    """Fields that are left out of the JSON of events while they have their default."""
+
+
+class ResourceVector(Value, frozen=True, kw_only=True):
+    """Resources of one task. Source: Liquid §4 ⟨N·GPU, GMem, Bandwidth⟩, with cores and host memory added."""
+
+    OMITTED = ("gpu_share_milli",)
+
+    gpus: Annotated[int, Meta(ge=0, le=MAX_GPUS_PER_NODE)] = 0
+    cores: Annotated[int, Meta(ge=0, le=MAX_CORES_PER_NODE)] = 1
+    host_memory_mib: Mebibytes = 0
+    gpu_memory_mib: Mebibytes = 0
+    """On each of its GPUs, the maximum over the run."""
+    gpu_utilisation_percent: Annotated[float, Meta(ge=0, le=100)] = 100.0
+    """Mean over the run, of each of its GPUs."""
+    bandwidth_mbps: Megabits = 0
+    gpu_share_milli: GpuShare = WHOLE_GPU
+    """Share of its GPU; below a whole one only for a task with one GPU, which other tasks may then share."""
+
+    def __post_init__(self) -> None:
+        if self.gpu_share_milli < WHOLE_GPU:
+            _refuse_shares_of_several(self.gpu_share_milli, self.gpus)
+
+
+class ResourceRequest(Value, frozen=True, kw_only=True):
+    """Resources that the user requested, per worker; each field may be left to the estimator."""
+
+    OMITTED = ("gpu_share_milli",)
+
+    gpus: Annotated[int, Meta(ge=0, le=MAX_GPUS_PER_NODE)] | None = None
+    cores: Annotated[int, Meta(ge=1, le=MAX_CORES_PER_NODE)] | None = None
+    host_memory_mib: Annotated[int, Meta(ge=1, le=1 << 30)] | None = None
+    gpu_memory_mib: Annotated[int, Meta(ge=1, le=1 << 30)] | None = None
+    bandwidth_mbps: Annotated[int, Meta(ge=0, le=10_000_000)] | None = None
+    gpu_share_milli: GpuShare | None = None
+    """Share of one GPU; without `gpus` one GPU is meant."""
+
+    def __post_init__(self) -> None:
+        if self.gpu_share_milli is not None and self.gpus is not None:
+            _refuse_shares_of_several(self.gpu_share_milli, self.gpus)
+
+
+def _refuse_shares_of_several(share_milli: int, gpus: int) -> None:
+    """Raises ValueError: a task shares one GPU or has whole ones."""
+    if share_milli < WHOLE_GPU and gpus != 1:
+        raise ValueError(
+            f"gpu_share_milli {share_milli} needs gpus 1, not {gpus}; ask for one GPU or for whole ones"
+        )
+
+
+class RetryPolicy(Value, frozen=True, kw_only=True):
+    """How often a failed job is tried again. Back-off doubles from `backoff_ms` up to `backoff_max_ms`."""
+
+    max_attempts: Annotated[int, Meta(ge=1, le=100)] = 1
+    backoff_ms: Annotated[int, Meta(ge=0, le=3_600_000)] = 1_000
+    backoff_max_ms: Annotated[int, Meta(ge=0, le=86_400_000)] = 60_000
+
+
+class Environment(Value, frozen=True, kw_only=True):
+    """Where a task's programs come from besides its node's own PATH: exactly one of these."""
+
+    OMITTED = ("venv", "conda", "container")
+
+    venv: ShortText | None = None
+    """Absolute folder of a Python virtual environment on the node."""
+    conda: ShortText | None = None
+    """Absolute prefix of a conda environment on the node, or its name there."""
+    container: ShortText | None = None
+    """Image, as podman or apptainer on the node takes it."""
+
+    def __post_init__(self) -> None:
+        given = [text for text in (self.venv, self.conda, self.container) if text is not None]
+        if len(given) != 1:
+            raise ValueError(
+                "give exactly one of venv, conda and container; leave it out for the node's PATH"
+            )
+        if self.venv is not None and not self.venv.startswith("/"):
+            raise ValueError("venv is a folder on the node; give its absolute path")
+        if not given[0] or given[0].startswith("-"):
+            raise ValueError("it is empty or begins with '-'; correct it")
+        refuse_nul(*given)
+
+
+class NodeChoice(Value, frozen=True, kw_only=True):
+    """Nodes on which a job may run, by id or label; `rack=…` and `domain=…` are labels of every node."""
+
+    OMITTED = ("only", "exclude", "prefer")
+
+    only: NodeTerms = ()
+    """It runs on nodes with any of these; empty: on all."""
+    exclude: NodeTerms = ()
+    """It runs on no node with any of these."""
+    prefer: NodeTerms = ()
+    """It starts on nodes with any of these where it fits there now, else elsewhere."""
+
+
+class JobSpec(Value, frozen=True, kw_only=True):
+    """A training job as submitted: what to run, not where."""
+
+    OMITTED = (
+        "secrets",
+        "category",
+        "traits",
+        "iterations",
+        "target_loss",
+        "environment",
+        "code",
+        "checkpoint",
+        "preemptible",
+        "min_workers",
+        "global_batch_size",
+        "priority",
+        "prelaunch",
+        "qos",
+        "deadline_ms",
+        "companions",
+        "nodes",
+        "long_command",
+        "retry_of",
+        "tied_to",
+        "tied_grace_ms",
+        "interactive",
+        "may_submit",
+        "parents",
+    )
+    RULES = {
+        "command": command_can_run,
+        "long_command": check_long,
+        "env": env_can_be_passed,
+        "workdir": workdir_can_be_entered,
+        "labels": labels_are_short,
+    }
+
+    name: Identifier = "job"
+    owner: Identifier = "unknown"
+    command: Annotated[
+        tuple[Annotated[str, Meta(max_length=SHORT_WORD_CHARS)], ...],
+        Meta(min_length=1, max_length=SHORT_WORDS),
+    ]
+    """An argv list; never handed to a shell."""
+    env: Annotated[dict[str, str], Meta(max_length=MAX_ENV_ENTRIES)] = field(default_factory=dict)
+    secrets: Annotated[dict[str, SecretName], Meta(max_length=MAX_ENV_ENTRIES)] = field(default_factory=dict)
+    """Environment variable → name of the secret that the node sets it to; the value exists only in the task."""
+    workdir: ShortText | None = None
+    environment: Environment | None = None
+    """None: programs of the node's own PATH."""
+    code: Sha256 | None = None
+    """Digest of an archive that the gateway has: it is unpacked into each task's own folder, which `workdir` is then relative to."""
+    workers: Annotated[int, Meta(ge=1, le=MAX_WORKERS)] = 1
+    """For a moldable job the maximum; each attempt has a number of its own (`JobState.workers` in the ledger)."""
+    parameter_servers: Annotated[int, Meta(ge=0, le=256)] = 0
+    resources: ResourceRequest = ResourceRequest()
+    model: Identifier | None = None
+    batch_size: Annotated[int, Meta(ge=1, le=1 << 30)] | None = None
+    category: Category | None = None
+    traits: Annotated[tuple[Trait, ...], Meta(max_length=3)] = ()
+    iterations: Annotated[int, Meta(ge=1, le=1 << 53)] | None = None
+    """Planned number of iterations; the remaining time is estimated from it."""
+    target_loss: Annotated[float, Meta(ge=-1e100, le=1e100)] | None = None
+    """The job ends once its loss reaches this value, after `iterations` at the latest."""
+    gpu_models: Annotated[tuple[Identifier, ...], Meta(max_length=16)] = ()
+    """Allowed GPU models; empty: any."""
+    nodes: NodeChoice | None = None
+    """None: any node."""
+    retry: RetryPolicy = RetryPolicy()
+    queue_timeout_ms: Annotated[int, Meta(ge=1, le=1 << 40)] | None = None
+    """Limit of each wait in the queue: the first, and every one after a lost, failed or preempted attempt."""
+    run_timeout_ms: Annotated[int, Meta(ge=1, le=1 << 40)] | None = None
+    grace_ms: Annotated[int, Meta(ge=0, le=600_000)] = 10_000
+    """Time between SIGTERM and SIGKILL when the job is stopped."""
+    labels: Annotated[dict[str, str], Meta(max_length=64)] = field(default_factory=dict)
+    checkpoint: CheckpointKind = "none"
+    preemptible: bool = True
+    """Whether it may be stopped to make way for another job, or to move."""
+    priority: Priority = 0
+    """Priority among the jobs of its owner, the larger the earlier; it has no effect on other owners' jobs."""
+    min_workers: Annotated[int, Meta(ge=1, le=MAX_WORKERS)] | None = None
+    """The job is moldable: it starts with any number from this to `workers`. None: with `workers` exactly."""
+    global_batch_size: Annotated[int, Meta(ge=1, le=1 << 30)] | None = None
+    """Batch of all workers together, which share it as evenly as possible; `batch_size` is per worker. A moldable job has this one."""
+    prelaunch: bool = False
+    """The script waits for its GPUs at the SDK's `phase("train")`, and uses none before: it may launch while the jobs that hold them
+    end. Source: Liquid §6.1."""
+
+    qos: Qos | None = None
+    """Service class; None: normal."""
+    deadline_ms: Annotated[int, Meta(ge=1, le=1 << 40)] | None = None
+    """Time after submission within which the job should be done; None: by its class."""
+    companions: Companions = "tenant"
+    """Whose jobs may take turns with it on the same GPUs. tenant: only its own tenant's. any: also other
+    tenants' whose jobs allow any, too."""
+    long_command: Annotated[str, Meta(max_length=MAX_PACKED_CHARS)] | None = None
+    """The words of a command beyond the bounds of `command`, packed (`penstock.model.nouns.commands`); None: `command` has them."""
+
+    retry_of: Identifier | None = None
+    """Id of the ended job of which this one is a further try."""
+    tied_to: Literal["follower"] | None = None
+    """`follower`: the job is cancelled when no follower has been connected for `tied_grace_ms`."""
+    tied_grace_ms: Annotated[int, Meta(ge=0, le=86_400_000)] = 300_000
+    interactive: bool = False
+    """Each task's program has a terminal, to which users attach."""
+    may_submit: bool = False
+    """Its tasks may submit jobs: each has the gateway's URL and a token (`penstock.runtime.keys.job_tokens`)."""
+    parents: Annotated[tuple[Identifier, ...], Meta(max_length=MAX_PARENTS)] = ()
+    """The jobs by which it was submitted: the first that a user submitted, then the one whose task submitted
+    the next; the last submitted this one. Set by the gateway."""
+
+    @property
+    def argv(self) -> tuple[str, ...]:
+        """Program and arguments."""
+        return self.command if self.long_command is None else unpacked(self.long_command)
+
+    @property
+    def where(self) -> Where:
+        """GPU models and nodes that it allows."""
+        chosen = self.nodes
+        if chosen is None:
+            return Allowed(self.gpu_models) if self.gpu_models else ()
+        return Allowed(self.gpu_models, chosen.only, chosen.exclude)
+
+    @property
+    def timed(self) -> bool:
+        """Whether it names a service class or a deadline."""
+        return self.qos is not None or self.deadline_ms is not None
+
+    @property
+    def fewest_workers(self) -> int:
+        """Minimum number of workers that it can start with."""
+        return self.workers if self.min_workers is None else self.min_workers
+
+    @property
+    def offered(self) -> list[int]:
+        """Numbers of workers in its range that are compared: all, or at most MAX_OPTIONS in a geometric sequence, with both ends."""
+        fewest, most, last = self.fewest_workers, self.workers, MAX_OPTIONS - 1
+        if most - fewest <= last:
+            return list(range(fewest, most + 1))
+        return sorted({round(fewest * (most / fewest) ** (number / last)) for number in range(MAX_OPTIONS)})
+
+    @property
+    def least(self) -> "JobSpec":
+        """As `shaped`, with the fewest workers."""
+        return self.shaped(self.fewest_workers)
+
+    def shaped(self, workers: int) -> "JobSpec":
+        """The same job with a fixed number of workers, and the largest batch that one of them then has; the job itself if it has neither a range nor a global batch."""
+        if self.min_workers is None and self.global_batch_size is None:
+            return self
+        each = None if self.global_batch_size is None else -(-self.global_batch_size // workers)
+        return structs.replace(
+            self, workers=workers, min_workers=None, batch_size=each, global_batch_size=None
+        )
+
+    def __post_init__(self) -> None:
+        for name, rule in self.RULES.items():
+            rule(getattr(self, name))
+        if self.secrets:
+            env_can_be_passed(self.secrets)
+            if twice := sorted(self.env.keys() & self.secrets.keys()):
+                raise ValueError(f"{twice[0]} stands in env and in secrets; remove one")
+        if self.code is not None and self.workdir is not None and leads_out(self.workdir):
+            raise ValueError(
+                "workdir is in the folder of `code`; give a path that is relative to it, without '..'"
+            )
+        if self.interactive and self.environment is not None and self.environment.container is not None:
+            raise ValueError(
+                "interactive: a job in a container has no terminal; leave it out, or name a venv or conda "
+                "environment"
+            )
+        if self.workers + self.parameter_servers > MAX_GANG_TASKS:
+            raise ValueError(f"workers + parameter_servers exceed {MAX_GANG_TASKS}; ask for fewer")
+        if self.min_workers is not None or self.global_batch_size is not None:
+            wrong = wrong_shape(
+                self.min_workers,
+                self.workers,
+                self.parameter_servers,
+                self.batch_size,
+                self.global_batch_size,
+            )
+            if wrong is not None:
+                raise ValueError("{}: {}".format(*wrong))
+
+
+class TaskPlacement(Value, frozen=True, kw_only=True):
+    """Placement of one task of a gang: its node and what it may use there; leaves the node no choice."""
+
+    OMITTED = ("gpu_share_milli", "host_memory_cap_mib")
+
+    task_id: Identifier
+    role: Role
+    rank: Annotated[int, Meta(ge=0, lt=MAX_GANG_TASKS)]
+    """Over the whole gang: workers first (rank 0 is the chief), then parameter servers."""
+    node_id: Identifier
+    gpus: tuple[GpuIndex, ...] = ()
+    """Slots of the node; each belongs to one UUID as long as a task holds it (`NodeState.slots` in the ledger)."""
+    cores: tuple[CoreId, ...] = ()
+    host_memory_mib: Mebibytes = 0
+    gpu_memory_mib: Mebibytes = 0
+    """Memory booked for it on each of its GPUs: a limit while other tasks have a part of them, too. 0: no amount was promised."""
+    bandwidth_mbps: Megabits = 0
+    gpu_share_milli: GpuShare = WHOLE_GPU
+    host_memory_cap_mib: Mebibytes = 0
+    """Cap that the node enforces, where it is more than the promised memory; 0: `host_memory_mib` is the cap."""
+
+    @property
+    def cap_mib(self) -> int:
+        """Host memory that the node enforces; 0: no cap."""
+        return self.host_memory_cap_mib or self.host_memory_mib
+
+
+class ShapeOption(Value, frozen=True, kw_only=True):
+    """A number of workers for a moldable job, packed as densely as the cell's nodes allow, with the resulting iteration time."""
+
+    workers: Annotated[int, Meta(ge=1, le=MAX_WORKERS)]
+    nodes: Annotated[int, Meta(ge=1, le=MAX_WORKERS)]
+    gpus_per_node: Annotated[int, Meta(ge=1, le=MAX_GPUS_PER_NODE)]
+    """Number of GPUs on the node with most of them."""
+    step_ms: Annotated[float, Meta(gt=0, le=1e11)]
+    low_ms: Annotated[float, Meta(gt=0, le=1e11)]
+    """Lower end of the 90 % interval; where the job itself has run in this shape, its fastest run, or a tenth below `step_ms` if that is lower."""
+    high_ms: Annotated[float, Meta(gt=0, le=1e11)]
+
+
+class StageTimes(Value, frozen=True, kw_only=True, cache_hash=True):
+    """How long one iteration uses each resource, alone on its GPUs, in the order in which it uses them. Source: Muri §4.1."""
+
+    storage_ms: Annotated[float, Meta(ge=0, le=1e11)]
+    cpu_ms: Annotated[float, Meta(ge=0, le=1e11)]
+    gpu_ms: Annotated[float, Meta(ge=0, le=1e11)]
+    network_ms: Annotated[float, Meta(ge=0, le=1e11)]
+    iteration_ms: Annotated[float, Meta(gt=0, le=1e11)]
+    """From one iteration to the next: more than the sum where some of it is idle, less where stages overlap."""
+
+
+class PairSpeed(Value, frozen=True, kw_only=True):
+    """Measured speeds of two jobs that share one GPU with no third one, relative to their speeds alone on such a GPU; noise lifts some above 1."""
+
+    model: Identifier | Literal[""] = ""
+    """Model of the other job; empty: it named none."""
+    batch_size: Annotated[int, Meta(ge=1, le=1 << 30)] | None = None
+    """Batch size of the other job."""
+    gpu_model: Identifier
+    own: Annotated[float, Meta(gt=0, le=2)]
+    other: Annotated[float, Meta(gt=0, le=2)]
+    runs: Annotated[int, Meta(ge=1, le=1 << 30)]
+
+
+class Estimate(Value, frozen=True, kw_only=True):
+    """Estimate of a job's resources and run time, with its confidence and source."""
+
+    OMITTED = ("guessed", "first_of_kind", "options", "stages", "pairs", "launch_ms")
+    TIERS: ClassVar[tuple[str, ...]] = ("user", "history", "default")
+
+    worker: ResourceVector
+    parameter_server: ResourceVector = ResourceVector()
+    run_ms: Milliseconds | None = None
+    confidence: Annotated[float, Meta(ge=0, le=1)]
+    tier: Literal["user", "history", "model", "nearest", "default"]
+    source: ShortText
+    """For display: the runs, model or rule that it is based on."""
+    model_version: Identifier | None = None
+    guessed: Annotated[tuple[Role, ...], Meta(max_length=2)] = ()
+    """In estimates of earlier versions: roles with a guessed host memory. No estimate is a cap (decision
+    136)."""
+    first_of_kind: Annotated[tuple[Literal["network", "gpu_model"], ...], Meta(max_length=2)] = ()
+    """Parts without training data: the job's network, or the GPU model that its promise of GPU memory is for."""
+    options: Annotated[tuple[ShapeOption, ...], Meta(max_length=MAX_OPTIONS)] = ()
+    """Shapes of a moldable job, or of one with a service class or deadline, the fewest workers first; `run_ms` is for the fewest. Empty: its
+    iteration times are not known."""
+    stages: StageTimes | None = None
+    """Stage times on the requested GPUs; None: not known, so the job is not grouped."""
+    pairs: Annotated[tuple[PairSpeed, ...], Meta(max_length=MAX_PAIRS)] = ()
+    """Measured speeds of similar jobs next to jobs of other kinds, the most often measured first; pairs that are not listed were not measured."""
+    launch_ms: Milliseconds | None = None
+    """Time until it trains, as earlier runs reported it; included in `run_ms`. None: not known. Source: Liquid §6.1 (T_l)."""
+
+    def run_ms_with(self, workers: int, fewest: int) -> int | None:
+        """`run_ms` with another number of workers than the fewest, scaled by the ratio of their step times; unscaled where one of these is not known."""
+        steps_ms: dict[int, float] = {}
+        for option in self.options:
+            steps_ms.setdefault(
+                option.workers, option.step_ms
+            )  # the densest of several placements comes first
+        here_ms, least_ms = steps_ms.get(workers), steps_ms.get(fewest)
+        if self.run_ms is None or here_ms is None or least_ms is None:
+            return self.run_ms
+        return within_ms(self.run_ms * here_ms / least_ms)
+
+
+class Usage(Value, frozen=True, kw_only=True):
+    """Resource usage of a task, measured on its node; a field is None where it could not be measured."""
+
+    cpu_ms: Annotated[int, Meta(ge=0)] | None = None
+    host_memory_mib: Annotated[int, Meta(ge=0)] | None = None
+    gpu_memory_mib: Annotated[int, Meta(ge=0)] | None = None
+    gpu_utilisation_percent: Annotated[float, Meta(ge=0, le=100)] | None = None
+    gpu_utilisation_std: Annotated[float, Meta(ge=0, le=100)] | None = None

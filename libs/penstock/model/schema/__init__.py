@@ -1,0 +1,1 @@
+"""Base of events: registry, errors, topics, validation."""

@@ -1,1 +1,0 @@
-"""Pure scheduling algorithms, one file each, behind one protocol."""

@@ -1,0 +1,140 @@
+"""Trial allocation of a plan's units, one after the other: which start now, which are ordered to start after jobs that are being stopped, and which wait for their ends."""
+
+from collections.abc import Sequence
+
+from penstock.cluster.overlay import Gangs, Overlay, Placed
+from penstock.cluster.refusal import Refusal
+from penstock.ledger.state.state import CellState
+from penstock.model.decisions.groups import MAX_GROUP_MEMBERS
+from penstock.model.nouns.transitions import JobStatus
+from penstock.model.nouns.types import MAX_GANG_TASKS, TaskPlacement
+from penstock.scheduling.groups.validate_groups import RUNS, Formed, Members, formed
+from penstock.scheduling.make_room.succession import NextMembers
+
+MAX_TASKS = MAX_GANG_TASKS  # started in one record
+
+
+class Room:
+    """Allocates to units. Once resources of a node are reserved for a waiting unit, later units get none of this node until that one has started.
+
+    `next_members`: whether units may be ordered to start after jobs that are being stopped. `stops`: ids of running jobs that count as being stopped.
+    """
+
+    def __init__(
+        self, state: CellState, *, next_members: bool = True, stops: frozenset[str] = frozenset()
+    ) -> None:
+        self._state = state
+        self._now = self.then = Overlay(state)
+        """`then`: the nodes when all jobs that are being stopped have ended."""
+        self._next: NextMembers | None = None
+        self._stops = bool(state.stopping or stops)
+        """Whether any job is being stopped."""
+        if self._stops:
+            self.then = Overlay(state, ended=True, stops=stops)
+            self._next = NextMembers(state) if next_members and not stops else None
+        self._reserved: set[str] = set()
+        """Nodes with reserved resources."""
+        self._tasks = 0
+        self.full = False
+        """Whether a unit waits only for the next record."""
+
+    def give(self, gangs: Gangs) -> tuple[Placed, ...] | str | None:
+        """Places for the unit's gangs; None: it waits for stops; or what is lacking even after them."""
+        nodes = [node_id for _, names in gangs for node_id in names]
+        if not self._blocked(nodes) and all(job.status is JobStatus.QUEUED for job, _ in gangs):
+            found = self._now.give(gangs)
+            if not isinstance(found, str):
+                self._taken([place for placed in found for place in placed.tasks], self._next, self.then)
+                return found
+            if not self._stops:
+                return found
+            later = None if self._next is None else self._next.give(gangs)
+            if later is not None:
+                self._taken([place for placed in later for place in placed.tasks], self._now, self.then)
+                return later
+        then = self.then.give(gangs)
+        if isinstance(then, str):
+            return then
+        self.reserve(nodes)
+        return None
+
+    def form(self, members: Members, *, waits: bool, fit_then: bool = False) -> Formed | Refusal | None:
+        """A group; None: it waits for stops, only if `waits`; or why it cannot be formed, even after them. Its members are never successors of other jobs.
+
+        `fit_then`: it is already known to fit when all jobs that are being stopped have ended; it is tested again once no job is being stopped on its nodes.
+        """
+        nodes = [node_id for _, names in members for node_id in names]
+        blocked = self._blocked(nodes)
+        if blocked:
+            found: Formed | Refusal = Refusal("infeasible", blocked)
+        elif waits and self._stops and self._waits_for_stops(members):
+            found = Refusal("infeasible", "it waits")  # never reported: the test on `then` decides
+        else:
+            found = formed(self._state, members, self._now)
+        if isinstance(found, Formed):
+            self._taken(found.parts, self._next, self.then)
+            return found
+        if not waits or not (blocked or self._stops):
+            return found
+        if fit_then and any(self._ends_on(node_id) for node_id in nodes):
+            self.reserve(nodes)
+            return None
+        then = formed(self._state, members, self.then)
+        if isinstance(then, Refusal):
+            return then
+        self.reserve(nodes)
+        return None
+
+    def _ends_on(self, node_id: str) -> bool:
+        """Whether a job that is being stopped has a task there."""
+        node, jobs = self._state.nodes.get(node_id), self._state.jobs
+        return node is not None and any(
+            jobs[job_id].status is JobStatus.STOPPING for job_id in node.tasks.values()
+        )
+
+    def _waits_for_stops(self, members: Members) -> bool:
+        """Whether `formed` is certain to refuse the group now: a fast test. A member is being stopped, or too many of its running members' group are still there, or no member runs and
+        there are too few free GPUs."""
+        jobs, waiting, group = [], 0, None
+        for job_id, _ in members:
+            job = self._state.jobs.get(job_id)
+            if job is None:
+                return False
+            if job.status is JobStatus.STOPPING:
+                return True
+            if job.status in RUNS:
+                group = job.group
+            else:
+                waiting += 1
+            jobs.append(job)
+        if group is not None:
+            return waiting + len(self._state.groups.get(group, ())) > MAX_GROUP_MEMBERS
+        first = jobs[0]
+        if first.estimate is None:
+            return False
+        need = first.estimate.worker.gpus
+        nodes = (self._now.node(node_id) for node_id in members[0][1][: first.workers])
+        return any(node is not None and node.healthy_gpu_mask.bit_count() < need for node in nodes)
+
+    def _blocked(self, nodes: Sequence[str]) -> str:
+        """Why a unit with a task on each of these nodes gets nothing now; empty: it may get resources."""
+        if self._too_many(nodes):
+            return f"{MAX_TASKS} tasks start in one record; propose it again"
+        reserved = min(self._reserved.intersection(nodes), default=None)
+        return "" if reserved is None else f"what is free of {reserved} is reserved for a unit before it"
+
+    def _taken(self, places: Sequence[TaskPlacement], *others: Overlay | NextMembers | None) -> None:
+        """Books these places on the other overlays. Where no job is being stopped there is only one overlay."""
+        self._tasks += len(places)
+        for overlay in others if self._stops else ():
+            if overlay is not None:
+                overlay.take(places)
+
+    def reserve(self, nodes: Sequence[str]) -> None:
+        """Reserves what is free on these nodes for a waiting unit."""
+        self._reserved.update(nodes)
+        self.full |= self._too_many(nodes)
+
+    def _too_many(self, nodes: Sequence[str]) -> bool:
+        """Whether the tasks exceed one record; a record may always have one unit, whatever its size."""
+        return self._tasks > 0 and self._tasks + len(nodes) > MAX_TASKS

@@ -1,0 +1,1 @@
+"""Postgres: the embedded server, binaries, roles, schema migrations."""

@@ -1,0 +1,1 @@
+"""Files: task logs and their archive, imports, times, watches."""

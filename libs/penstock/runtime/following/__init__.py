@@ -1,0 +1,1 @@
+"""Followers of the ledger and of telemetry: snapshots, digests, proposals, amended logs."""

@@ -1,0 +1,1 @@
+"""HTTP servers of services: bounds, TLS, upgraded connections."""

@@ -1,0 +1,1 @@
+"""Keys: signatures of nodes, tokens of running jobs, codes of log requests."""

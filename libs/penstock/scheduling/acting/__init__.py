@@ -1,0 +1,1 @@
+"""Changes of running jobs: migration by convergence, load balancing, cores, memory bandwidth."""

@@ -1,0 +1,1 @@
+"""Local search for groups: the jobs that run and the jobs that share GPUs."""

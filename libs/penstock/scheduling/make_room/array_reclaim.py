@@ -1,0 +1,309 @@
+"""Reclaim stage of profile `coda`: preemption of jobs on borrowed cores, and migration of small jobs out of the 4-GPU sub-array. Source: CODA §V-C.
+
+- A job with GPUs that fits nowhere gets a node on which enough GPUs are free and cores are lent: jobs without GPUs that borrow there are aborted, those placed last
+  first and as few as necessary, until the CPU array holds only its own cores there. They return to the head of the CPU array.
+- A job of four GPUs or more gets a node of the 4-GPU sub-array from which small jobs migrate (checkpoint, stop, start elsewhere), largest first. A node's cost is the GPUs
+  that have to move, then the core time that is lost; ties: the lowest ordinal.
+- Training is stopped only to resume elsewhere at once: only a running job that saves checkpoints, was moved fewer than `MAX_MIGRATIONS` times and fits in the 1-GPU
+  sub-array now. Departure: the source moves all jobs that are in the way.
+- Departure: cores are reclaimed from a job at most `max_reclaims` times: the source has no bound, and a job could be aborted for ever.
+- Departure, so that no job starves: a job that does not fit and has waited `patience_ms` since it queued, one of each array, gets nodes reserved, those with most free of what it lacks;
+  no other job starts there. The source names no rule.
+"""
+
+from collections.abc import Iterator
+from itertools import islice
+
+from penstock.cluster.trial import Fit, Trial
+from penstock.ledger.fold.evolve_arrays import gpus_of
+from penstock.ledger.fold.plans import units_of_profile
+from penstock.ledger.state.arrays import LARGE_GPUS
+from penstock.ledger.state.index import bits
+from penstock.ledger.state.job.demand import Demand
+from penstock.ledger.state.job.job_state import JobState
+from penstock.ledger.state.state import CellState
+from penstock.model.decisions.arrays import ArraysSized
+from penstock.model.decisions.moves import MAX_MIGRATIONS
+from penstock.model.decisions.plans import PlanUnit
+from penstock.model.nouns.settings import Coda
+from penstock.model.nouns.transitions import JobStatus
+from penstock.model.nouns.types import MAX_TEXT, WHOLE_GPU, ResourceVector
+from penstock.scheduling.make_room.preemption import node_ids
+from penstock.scheduling.place.arrays import CPU, LARGE, SMALL, array_of, large_nodes, sized
+from penstock.scheduling.place.borrowing import reserved_for
+from penstock.scheduling.stages.reclaim import MovesOut, Reclaimed
+
+MAX_LOOKED_AT = 64  # nodes for which a reclaim is tried
+MANY = 1 << 20  # workers per node as bounded by a resource that a worker does not need
+
+
+class ArrayReclaim:
+    """Implements `penstock.scheduling.stages.reclaim.Reclaim`."""
+
+    def __init__(self, settings: Coda, *, patient: bool = True, loses_ms: int | None = None) -> None:
+        """`patient`: nodes are reserved for a job that has waited for `patience_ms`; `loses_ms`: a job that does not save is aborted only within this time of its placement, None: always."""
+        self._settings, self._patient, self._loses_ms = settings, patient, loses_ms
+
+    def sizes(self, state: CellState) -> ArraysSized | None:
+        return sized(state, self._settings)
+
+    def reclaim(self, state: CellState, job: JobState) -> Reclaimed | None:
+        """O(nodes examined × tasks there)."""
+        array = array_of(job)
+        if job.estimate and array != CPU and _reclaimable(state, job.estimate.worker, large=array == LARGE):
+            found = _Taking(state, job, self._settings, self._loses_ms).all()
+            if found is not None:
+                return found
+        waited_ms = state.now_ms - (job.queued_ms or 0)
+        if not self._patient or waited_ms < self._settings.patience_ms:
+            return None
+        for unit in units_of_profile(state):
+            other = state.jobs.get(unit.job_id)
+            if other is not None and array_of(other) == array:
+                return None
+        return _reserved(state, job)
+
+    def idle(self, state: CellState) -> bool:
+        """As `Reclaim`."""
+        return not self._patient and _no_free_gpu(state)
+
+
+def _no_free_gpu(state: CellState) -> bool:
+    """Whether no GPU is free, wholly or in part: then nothing is reclaimable for any job."""
+    return not state.index.gpus.having(1) and not state.index.shared
+
+
+def _reclaimable(state: CellState, need: ResourceVector, *, large: bool) -> bool:
+    """Whether cores are lent where a worker's GPUs are free, or small jobs could move: a fast test before the trial. `large`: the job's array is the 4-GPU sub-array."""
+    index = state.index
+    free = index.sharing(need)
+    if free and any(state.node(ordinal).borrowed_cores > 0 for ordinal in bits(free)):
+        return True
+    if not large or need.gpus < LARGE_GPUS:
+        return False
+    elsewhere = index.gpus.having(1) & index.placeable
+    return bool(elsewhere and elsewhere & ~large_nodes(state))
+
+
+class _Taking:
+    """What is reclaimed for one job, in a what-if trial."""
+
+    def __init__(self, state: CellState, job: JobState, settings: Coda, loses_ms: int | None) -> None:
+        self._state, self._job, self._settings, self._loses_ms = state, job, settings, loses_ms
+        self._trial = Trial(state)
+        self._stops: list[JobState] = []
+        self._moves: list[MovesOut] = []
+        self._large = large_nodes(state)
+        self._own, self._others = reserved_for(state, job, state.planned.values())
+
+    def all(self) -> Reclaimed | None:
+        """Assigns each worker to the node of the lowest cost."""
+        demand = self._job.demand
+        if demand.parameter_servers:
+            return None  # parameter servers need no GPU, and fit without a reclaim
+        fit: list[int] = []
+        for _ in range(demand.workers):
+            ordinal = self._worker()
+            if ordinal is None:
+                return None
+            self._trial.claim(Demand(1, demand.worker, where=demand.where), (ordinal,))
+            fit.append(ordinal)
+        if not self._stops and not self._moves:
+            return None
+        unit = PlanUnit(job_id=self._job.job_id, nodes=node_ids(self._state, demand, tuple(fit)))
+        return Reclaimed(unit, self._stops, self._moves, self._why(fit))
+
+    def _why(self, fit: list[int]) -> str:
+        where = ", ".join(dict.fromkeys(self._state.node_at[ordinal] for ordinal in fit))
+        parts = []
+        if self._stops:
+            parts.append("cores reserved for GPUs are given back")
+        if self._moves:
+            parts.append(f"small jobs leave the {LARGE}")
+        return f"{' and '.join(parts)} on {where}"[:MAX_TEXT]
+
+    def _worker(self) -> int | None:
+        """The node for the next worker; the jobs that have to leave it are released in the trial."""
+        state, demand = self._state, self._job.demand
+        need, index = demand.worker, state.index
+        free = self._trial.candidates(need, demand.where) & ~self._others
+        if free:
+            return next(bits(free))
+        suited = index.eligible(need, demand.where) & index.placeable & ~self._others
+        may_move = array_of(self._job) == LARGE and need.gpus >= LARGE_GPUS and self._gpus_elsewhere()
+        nodes = suited & (index.sharing(need) | (self._large if may_move else 0))
+        best: tuple[tuple[int, int, int], list[JobState], list[MovesOut]] | None = None
+        for ordinal in islice(self._worth(nodes, may_move=may_move), MAX_LOOKED_AT):
+            found = self._node(ordinal, may_move=may_move and bool(self._large >> ordinal & 1))
+            if found is not None and (best is None or found[0] < best[0]):
+                best = found
+        if best is None:
+            return None
+        for job in (*best[1], *(move.job for move in best[2])):
+            self._trial.release(job)
+        for move in best[2]:
+            self._trial.claim(move.job.demand, self._fit_of(move))
+        self._stops += best[1]
+        self._moves += best[2]
+        return best[0][2]
+
+    def _gpus_elsewhere(self) -> bool:
+        """Whether a small job, however few GPUs it has, could resume elsewhere at all."""
+        index = self._state.index
+        return bool(index.gpus.having(1) & index.placeable & ~(self._large | self._own | self._others))
+
+    def _worth(self, nodes: int, *, may_move: bool) -> Iterator[int]:
+        """Those of these nodes on which a reclaim could make room."""
+        need = self._job.demand.worker
+        for ordinal in bits(nodes):
+            node = self._state.node(ordinal)
+            lacks = need.gpus - node.entered.gpus
+            if lacks <= 0 or need.gpu_share_milli < WHOLE_GPU:
+                lent = node.cpu_core_mask.bit_count()
+                if node.borrowed_cores > 0 and (self._moves or node.entered.cores + lent >= need.cores):
+                    yield ordinal
+            elif may_move and self._large >> ordinal & 1:
+                for job_id in node.tasks.values():
+                    if (gpus := gpus_of(self._state.jobs[job_id])) < LARGE_GPUS:
+                        lacks -= gpus
+                if lacks <= 0:
+                    yield ordinal
+
+    def _fit_of(self, move: MovesOut) -> Fit:
+        return tuple(self._state.nodes[node_id].ordinal for node_id in move.nodes)
+
+    def _node(
+        self, ordinal: int, *, may_move: bool
+    ) -> tuple[tuple[int, int, int], list[JobState], list[MovesOut]] | None:
+        """((GPUs moved, core seconds lost, ordinal), jobs to stop, jobs to move) so that a worker fits; None: it would not fit. The trial is left unchanged."""
+        trial, need = self._trial, self._job.demand.worker
+        released: list[JobState] = []
+        moves: list[MovesOut] = []
+        stops: list[JobState] = []
+        moved_gpus = 0
+        if may_move and trial.free(ordinal).gpus < need.gpus:
+            for job in self._movable(ordinal):
+                if trial.free(ordinal).gpus >= need.gpus:
+                    break
+                trial.release(job)
+                released.append(job)
+        if trial.free(ordinal).gpus >= need.gpus or need.gpu_share_milli < WHOLE_GPU:
+            over = self._state.node(ordinal).borrowed_cores
+            for job in self._borrowers(ordinal):
+                if over <= 0 or trial.free(ordinal).fits(need):
+                    break
+                over -= _cores_on(self._state, job, ordinal)
+                trial.release(job)
+                stops.append(job)
+        fits = trial.free(ordinal).fits(need)
+        if fits:
+            for job in list(reversed(stops)):
+                trial.keep(job)
+                if trial.free(ordinal).fits(need):
+                    stops.remove(job)
+                else:
+                    trial.release(job)
+            found = self._elsewhere(released)
+            fits = found is not None
+            moves = found or []
+            moved_gpus = sum(move.job.demand.worker.gpus for move in moves)
+        for job in reversed([*released, *stops]):
+            trial.keep(job)
+        if not fits:
+            return None
+        lost = sum(_lost(self._state, job) for job in stops)
+        return (moved_gpus, lost, ordinal), stops, moves
+
+    def _movable(self, ordinal: int) -> list[JobState]:
+        """Small jobs of one task that may resume elsewhere, largest first."""
+        state = self._state
+        found = []
+        for job_id in state.node(ordinal).tasks.values():
+            job = state.jobs[job_id]
+            if array_of(job) != SMALL or job_id in self._trial.released:
+                continue
+            if job.demand.tasks > 1 or job.demand.worker.gpu_share_milli < WHOLE_GPU:
+                continue
+            saves = job.saves and job.preemptible and job.held is None and not job.followed
+            if job.status is JobStatus.RUNNING and saves and job.migrations < MAX_MIGRATIONS:
+                found.append(job)
+        return sorted(found, key=lambda job: (-job.demand.worker.gpus, job.order))
+
+    def _borrowers(self, ordinal: int) -> list[JobState]:
+        """Jobs without GPUs that hold borrowed cores there and may be aborted, the last placed first."""
+        state = self._state
+        jobs = {job_id: state.jobs[job_id] for job_id in state.node(ordinal).tasks.values()}
+        found = [
+            job
+            for job in jobs.values()
+            if job.borrows
+            and job.status in (JobStatus.LAUNCHING, JobStatus.RUNNING)
+            and job.preemptible
+            and job.reclaims < self._settings.max_reclaims
+            and self._loses_little(job)
+            and job.job_id not in self._trial.released
+        ]
+        return sorted(found, key=lambda job: (-(job.placed_ms or 0), -job.order))
+
+    def _loses_little(self, job: JobState) -> bool:
+        """Whether the job saves checkpoints, or was placed recently."""
+        if self._loses_ms is None or job.saves:
+            return True
+        return self._state.now_ms - (job.placed_ms or 0) <= self._loses_ms
+
+    def _elsewhere(self, jobs: list[JobState]) -> list[MovesOut] | None:
+        """A node of the 1-GPU sub-array for each of these jobs; None: one of them fits nowhere."""
+        trial, found = Trial(self._state), []
+        avoid = self._large | self._own | self._others
+        for move in self._moves:
+            trial.claim(move.job.demand, self._fit_of(move))
+        for job in jobs:
+            fit = trial.fit(job.demand, avoid)
+            if fit is None:
+                return None
+            trial.claim(job.demand, fit)
+            found.append(MovesOut(job, node_ids(self._state, job.demand, fit)))
+        return found
+
+
+def _cores_on(state: CellState, job: JobState, ordinal: int) -> int:
+    node_id = state.node_at[ordinal]
+    return sum(len(task.place.cores) for task in job.tasks.values() if task.place.node_id == node_id)
+
+
+def _lost(state: CellState, job: JobState) -> int:
+    """Core seconds of the attempt."""
+    ran_s = (state.now_ms - (job.placed_ms or state.now_ms)) // 1_000
+    return job.demand.workers * job.demand.worker.cores * ran_s
+
+
+def _reserved(state: CellState, job: JobState) -> Reclaimed | None:
+    """Nodes large enough for the workers, those with most free of what a worker lacks first; None: too few
+    placeable nodes could hold one, or no task runs on them whose end could be awaited."""
+    demand, index = job.demand, state.index
+    need = demand.worker
+    if demand.parameter_servers:
+        return None
+    suited = (
+        index.eligible(need, demand.where)
+        & index.placeable
+        & ~reserved_for(state, job, state.planned.values())[1]
+    )
+    rooms: list[tuple[int, int, int, int]] = []
+    for ordinal in bits(suited):
+        node = state.node(ordinal)
+        per = min(
+            len(node.spec.gpus) // need.gpus if need.gpus else MANY,
+            node.spec.cores // need.cores if need.cores else MANY,
+            node.spec.host_memory_mib // need.host_memory_mib if need.host_memory_mib else MANY,
+        )
+        if per:
+            free = node.entered
+            rooms.append((-min(free.gpus, need.gpus), -free.cores, ordinal, per))
+    nodes: list[str] = []
+    for _, _, ordinal, per in sorted(rooms):
+        nodes += [state.node_at[ordinal]] * min(per, demand.workers - len(nodes))
+    if len(nodes) < demand.workers or not any(state.nodes[node_id].tasks for node_id in nodes):
+        return None
+    unit = PlanUnit(job_id=job.job_id, nodes=tuple(nodes), expected_ms=state.now_ms)
+    return Reclaimed(unit, why=f"has waited {(state.now_ms - (job.queued_ms or 0)) // 1_000:,} s")

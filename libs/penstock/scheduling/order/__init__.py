@@ -1,0 +1,1 @@
+"""Order of waiting jobs: tenants' shares, response ratio, deadlines."""

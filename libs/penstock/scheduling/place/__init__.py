@@ -1,0 +1,1 @@
+"""Placement of a gang: nodes, number of workers, shares of GPUs."""

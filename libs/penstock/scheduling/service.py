@@ -1,0 +1,175 @@
+"""Attained service and remaining time of a job, by the ledger.
+
+Ideal: the job reports them (`WorkProgressed`). Departures, for jobs that do not report the remaining time: the estimator's
+answer from their steps (`EtaEstimated`); else the estimated run time less the time since all tasks run.
+A member of a group is slower than alone, as its plan predicts; `remaining_s` is its remaining time when running alone.
+Seconds as real numbers, since thresholds are compared with them.
+"""
+
+from math import inf
+from typing import Protocol
+
+from penstock.ledger.derived.speed import slowed_ms
+from penstock.ledger.state.job.job_state import JobState
+from penstock.ledger.state.state import CellState
+from penstock.model.nouns.types import Estimate
+
+
+def attained_s(state: CellState, job: JobState) -> float:
+    """Run time of the job, all attempts together, ≥ 0."""
+    if job.attained_s is None:
+        return received_s(state, job)
+    since_ms = job.running_ms
+    if since_ms is None:
+        return job.attained_s
+    return job.attained_s + (state.now_ms - max(since_ms, job.progress_ms)) / 1_000
+
+
+def received_s(state: CellState, job: JobState) -> float:
+    """Time for which the job has had its resources, all attempts together, ≥ 0, by the ledger's clock: unlike `attained_s` it never falls, also where a job
+    that was stopped had not reported what it had done since its start."""
+    running_ms = job.running_ms
+    return (job.served_ms + (0 if running_ms is None else state.now_ms - running_ms)) / 1_000
+
+
+def remaining_s(state: CellState, job: JobState) -> float:
+    """Remaining time of the job, ≥ 0; infinite without a report, an answer or an estimated run time."""
+    if job.remaining_s is not None:
+        since_ms = job.running_ms
+        if since_ms is None:
+            return job.remaining_s
+        if job.progress_ms > since_ms:
+            since_ms = job.progress_ms
+        left_s = job.remaining_s - (state.now_ms - since_ms - slowed_ms(job, state.now_ms)) / 1_000
+        return left_s if left_s > 0 else 0.0
+    if (eta := job.eta) is not None:
+        left_ms = eta.left_ms.middle - eta.passed_ms(job.running_ms, state.now_ms)
+        left_ms += slowed_ms(job, state.now_ms)
+        return left_ms / 1_000 if left_ms > 0 else 0.0
+    if (estimate := job.estimate) is None or estimate.run_ms is None:
+        return inf
+    run_ms = _shaped_ms(job, estimate) if estimate.options else estimate.run_ms
+    left_s = (run_ms + slowed_ms(job, state.now_ms)) / 1_000 - attained_s(state, job)
+    return left_s if left_s > 0 else 0.0
+
+
+def saves_in_time(job: JobState) -> bool:
+    """Whether the job's usual save fits into its grace period; for a job that has not saved yet this is assumed."""
+    return job.checkpoint is None or job.checkpoint.usual_save_ms <= job.spec.grace_ms
+
+
+def saved_s(job: JobState) -> float:
+    """Ledger time in s up to which the running attempt's work is saved."""
+    assert job.running_ms is not None, job.job_id
+    return max(job.running_ms, 0 if job.checkpoint is None else job.checkpoint.at_ms) / 1_000
+
+
+def fixed_cost_s(job: JobState) -> float:
+    """The time-independent cost of stopping the job, ≥ 0: its usual save where it saves in time, and a launch as long as its last.
+
+    Ideal: for every job, with all its work where it does not save. Departure: stopping a job that does not specify how it saves, or does not run
+    yet, costs nothing, as in the sources of the orders: their published times are based on that.
+    """
+    if job.running_ms is None or not job.saves:
+        return 0.0
+    launch_ms = 0 if job.placed_ms is None else job.running_ms - job.placed_ms
+    if job.checkpoint is None or not saves_in_time(job):
+        return launch_ms / 1_000
+    return (launch_ms + job.checkpoint.usual_save_ms) / 1_000
+
+
+def loses(job: JobState) -> bool:
+    """Whether a stop would lose the work since its checkpoint, so that its cost rises as it runs."""
+    return job.running_ms is not None and job.saves and not saves_in_time(job)
+
+
+def stop_cost_s(state: CellState, job: JobState) -> float:
+    """The cost of stopping a running job now, ≥ 0: `fixed_cost_s`, and the work since its checkpoint if a save does not
+    fit into its grace period."""
+    if not job.saves:
+        return 0.0
+    lost_s = state.now_ms / 1_000 - saved_s(job) if loses(job) else 0.0
+    return fixed_cost_s(job) + lost_s
+
+
+def cost_text(state: CellState, job: JobState) -> str:
+    """`; stopping it costs 12 s`, with the part of it that is lost work; for `why`. Empty: it costs nothing."""
+    cost_s = stop_cost_s(state, job)
+    if not cost_s:
+        return ""
+    lost_s = cost_s - fixed_cost_s(job)
+    lost = f", of which {lost_s:,.0f} s are work that is not saved" if loses(job) else ""
+    return f"; stopping it costs {cost_s:,.1f} s{lost}"
+
+
+def remaining_text(state: CellState, job: JobState) -> str:
+    """`90 s left (80 to 120), by 200 finished runs`: the time with its interval and source; for `why`."""
+    left_s = remaining_s(state, job)
+    if left_s == inf:
+        return "time left unknown"
+    text = f"{left_s:,.0f} s left"
+    if job.remaining_s is not None:
+        return f"{text}, as it reports"
+    if (eta := job.eta) is None:
+        return f"{text}, as estimated"
+    passed_ms = eta.passed_ms(job.running_ms, state.now_ms)
+    low, high = (max(0.0, end - passed_ms) / 1_000 for end in (eta.left_ms.low, eta.left_ms.high))
+    return f"{text} ({low:,.0f} to {high:,.0f}), by {eta.source}"
+
+
+def ends_s(job: JobState) -> float | None:
+    """Ledger time in s at which a running job's remaining time will be 0 at its present speed, unless it reports again; None while it does not run.
+
+    Consistent with `remaining_s`, and infinite where that is. It is compared, so equal inputs give bitwise equal results.
+    """
+    running_ms = job.running_ms
+    if running_ms is None:
+        return None
+    end_s = _ends_alone_s(job, running_ms)
+    if job.speed == 1.0:
+        return end_s + job.slowed_ms / 1_000 if job.slowed_ms else end_s
+    since_ms = max(job.speed_ms, running_ms)
+    return (end_s + (job.slowed_ms - (1.0 - job.speed) * since_ms) / 1_000) / job.speed
+
+
+def _ends_alone_s(job: JobState, running_ms: int) -> float:
+    """As `ends_s`, if sharing GPUs had never delayed the job."""
+    since_ms = max(running_ms, job.progress_ms)
+    if job.remaining_s is not None:
+        return job.remaining_s + since_ms / 1_000
+    if (eta := job.eta) is not None:
+        return (eta.left_ms.middle + max(eta.at_ms, running_ms)) / 1_000
+    if (estimate := job.estimate) is None or estimate.run_ms is None:
+        return inf
+    run_ms = _shaped_ms(job, estimate) if estimate.options else estimate.run_ms
+    if job.attained_s is not None:
+        return (run_ms + since_ms) / 1_000 - job.attained_s
+    return (run_ms + since_ms - job.served_ms) / 1_000
+
+
+def _shaped_ms(job: JobState, estimate: Estimate) -> float:
+    """Run time with the attempt's workers, of a moldable job whose steps are known."""
+    found = estimate.run_ms_with(job.workers, job.spec.fewest_workers)
+    return inf if found is None else found
+
+
+def served_since_s(job: JobState) -> float | None:
+    """Ledger time in s at which the job's attained service would have been 0 if it had run ever since; None while it does not run."""
+    since_ms = job.running_ms
+    if since_ms is None:
+        return None
+    if job.attained_s is None:
+        return (since_ms - job.served_ms) / 1_000
+    return max(since_ms, job.progress_ms) / 1_000 - job.attained_s
+
+
+class Key(Protocol):
+    """Sort key, ≥ 0; the smallest runs first. `cost_s` is subtracted from the time that the job needs, down to 0."""
+
+    def __call__(self, state: CellState, job: JobState, cost_s: float = 0.0) -> float: ...
+
+
+def gpus_of(job: JobState) -> int:
+    """GPUs of the whole gang. Only for jobs with an estimate."""
+    assert job.estimate is not None, f"{job.job_id} has no estimate yet"
+    return job.workers * job.estimate.worker.gpus

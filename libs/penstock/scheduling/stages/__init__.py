@@ -1,0 +1,1 @@
+"""Interfaces (protocols) of a profile's stages."""

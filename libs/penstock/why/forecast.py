@@ -1,0 +1,385 @@
+"""Expected start time of a waiting job, by list scheduling: running jobs end as estimated, and waiting jobs start in the profile's order.
+
+The order is the profile's own at each time of the forecast (`penstock.why.queue_position`); for profiles that stop jobs it is the current order, and running jobs
+that come later in it are preempted. Nodes that are reserved now are used by other jobs if these end in time, until the job with the reservation starts.
+
+Pure, and read only. A waiting moldable job has its fewest workers, or more where the profile's shape stage lets it wait for them; the job that is
+asked about has the workers that the caller gives it. A node counts with its GPUs (as shares), cores, host memory and bandwidth. Not modelled: memory of shared GPUs, network
+scores (every gang is placed by first fit), later reservations, and the cost of stops. So it is an estimate, with its assumptions in `Start.assumes`.
+"""
+
+import heapq
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import islice
+from math import inf
+from typing import NamedTuple
+
+from penstock.cluster.trial import held_places
+from penstock.ledger.derived.groups import booked
+from penstock.ledger.state.index import bits
+from penstock.ledger.state.job.demand import Demand, vector_key
+from penstock.ledger.state.job.job_state import JobState
+from penstock.ledger.state.node.node_state import NodeState
+from penstock.ledger.state.state import CellState
+from penstock.model.nouns.allowed import Where, models_of
+from penstock.model.nouns.gpu_names import allows
+from penstock.model.nouns.settings import MAX_OVERTAKES
+from penstock.model.nouns.types import MAX_GANG_TASKS, WHOLE_GPU, ResourceVector, TaskPlacement
+from penstock.scheduling.place.moldable import as_it_waits
+from penstock.scheduling.profiles import in_force
+from penstock.scheduling.service import remaining_s
+from penstock.scheduling.stages.protocols import Turns
+from penstock.why.queue_position import Line, by_arrival, line_of
+
+MAX_AHEAD = 256  # positions of the queue that are examined; a later job has no expected start
+MAX_VISITS = 20_000  # nodes examined: about 5 µs each
+VISITS_PER_TURN = 1 / 8  # cost of finding the next job in order
+MAX_NAMED = 5  # holders
+MAX_ALONE = 32  # forecasts under a profile that stops jobs, where each job needs a separate one
+ENDS = "jobs that run end as estimated (overdue ones now), no new job comes in between, "
+BY_ARRIVAL = f"{ENDS}and those that wait start in order of arrival, with those that fit passing as far as the profile lets them"
+OWN_ORDER = f"{ENDS}waiting jobs start in the order of the profile as it will be then, and only the present reservations hold"
+PREEMPTING = f"{ENDS}the order of the profile stays as it is now, and jobs that run and come later in it give way at once"
+
+
+class Holder(NamedTuple):
+    """A job that holds resources for which another one waits. `ends_ms`: expected; None: not known."""
+
+    job_id: str
+    owner: str
+    gpus: int
+    ends_ms: int | None
+
+
+class Start(NamedTuple):
+    """`starts_ms`: expected, in the ledger's ms; None: not known, and `unknown` names the cause. `holders`: on nodes that suit the job, earliest end first."""
+
+    starts_ms: int | None
+    unknown: str
+    holders: tuple[Holder, ...]
+    assumes: str = ""
+
+
+class Room:
+    """Free resources of one node in the forecast."""
+
+    __slots__ = ("bandwidth", "cores", "memory", "milli")
+
+    def __init__(self, node: NodeState) -> None:
+        self.milli = {slot: 0 for slot in range(len(node.gpu_uuids)) if node.present_gpu_mask >> slot & 1}
+        for slot in self.milli:
+            left = node.left_of(slot)
+            self.milli[slot] = 0 if left is None else left.milli
+        self.cores = node.free_core_mask.bit_count()
+        self.memory = node.free_host_memory_mib
+        self.bandwidth = node.free_bandwidth_mbps
+
+    def take(self, need: ResourceVector) -> list[int] | None:
+        """Takes the resources of one task and returns its slots; None where it does not fit."""
+        share = need.gpu_share_milli
+        slots = [slot for slot, milli in self.milli.items() if milli >= share][: need.gpus]
+        short = self.cores < need.cores or self.memory < need.host_memory_mib
+        if len(slots) < need.gpus or short or self.bandwidth < need.bandwidth_mbps:
+            return None
+        self._add(slots, -share, -need.cores, -need.host_memory_mib, -need.bandwidth_mbps)
+        return slots
+
+    def fits(self, need: ResourceVector) -> int:
+        """How many such tasks fit."""
+        found = MAX_GANG_TASKS
+        if need.gpus:
+            found = sum(milli // need.gpu_share_milli for milli in self.milli.values()) // need.gpus
+        for has, each in (
+            (self.cores, need.cores),
+            (self.memory, need.host_memory_mib),
+            (self.bandwidth, need.bandwidth_mbps),
+        ):
+            if each:
+                found = min(found, has // each)
+        return max(0, found)
+
+    def give_back(self, slots: list[int], need: ResourceVector) -> None:
+        self._add(slots, need.gpu_share_milli, need.cores, need.host_memory_mib, need.bandwidth_mbps)
+
+    def free(self, place: TaskPlacement) -> None:
+        """Frees the resources of a real task on the node, which has ended."""
+        slots = [slot for slot in place.gpus if slot in self.milli]
+        self._add(slots, place.gpu_share_milli, len(place.cores), place.host_memory_mib, place.bandwidth_mbps)
+
+    def _add(self, slots: list[int], milli: int, cores: int, memory: int, bandwidth: int) -> None:
+        for slot in slots:
+            self.milli[slot] = min(WHOLE_GPU, self.milli[slot] + milli)
+        self.cores += cores
+        self.memory += memory
+        self.bandwidth += bandwidth
+
+
+Taken = list[tuple[str, list[int], ResourceVector]]
+"""(node, slots, demand) per task."""
+
+
+class TooFar(Exception):
+    """More than MAX_VISITS nodes were examined."""
+
+
+def expected_start(state: CellState, job: JobState, ends_ms: Mapping[str, int], now_ms: int) -> Start | None:
+    """Expected start of a job of the queue. `ends_ms`: expected end per job that holds resources, where it is known.
+
+    None: it is not in the queue. Examines at most MAX_VISITS nodes, about 0.1 s, once the queue is in order.
+    """
+    if job.order not in state.queue:
+        return None
+    holders = _holders(state, job, ends_ms)
+    line = line_of(state, now_ms)
+    if line.profile.preempt is not None:
+        assumes = PREEMPTING
+    else:
+        assumes = BY_ARRIVAL if line.profile.order is None else OWN_ORDER
+    try:
+        starts_ms = _Forecast(state, [job], line, ends_ms, now_ms).starts().get(job.job_id)
+    except TooFar:
+        return Start(None, "too many jobs and nodes are to be looked at", holders, assumes)
+    return Start(starts_ms, "" if starts_ms is not None else _unknown(state, ends_ms), holders, assumes)
+
+
+def expected_starts(
+    state: CellState, jobs: Sequence[JobState], ends_ms: Mapping[str, int], now_ms: int
+) -> Mapping[str, int]:
+    """Job → expected start, for the jobs in the queue where it is known. As `expected_start`; for all jobs together it costs about as much as for the last one.
+
+    Under a profile that stops jobs each job has a separate forecast, and only the first MAX_ALONE are computed.
+    """
+    asked = [job for job in jobs if job.order in state.queue]
+    line = line_of(state, now_ms)
+    together = [asked] if line.profile.preempt is None else [[job] for job in asked[:MAX_ALONE]]
+    found: dict[str, int] = {}
+    for some in together:
+        try:
+            found |= _Forecast(state, some, line, ends_ms, now_ms).starts()
+        except TooFar:
+            continue
+    return found
+
+
+@dataclass(slots=True)
+class _Fits:
+    """`read`: how many of the changes are included."""
+
+    nodes: dict[str, int]
+    read: int
+
+
+class _Forecast:
+    """Simulation of the cell from now on, by estimates. Raises `TooFar`."""
+
+    def __init__(
+        self,
+        state: CellState,
+        asked: Sequence[JobState],
+        line: Line,
+        ends_ms: Mapping[str, int],
+        now_ms: int,
+    ) -> None:
+        """`asked`: at least one job; under a profile that stops jobs exactly one, since jobs later in the order are preempted."""
+        self._state = state
+        self._asked = {job.job_id for job in asked}
+        self._found: dict[str, int] = {}
+        self._profile = line.profile
+        self._settings = in_force(state.settings)
+        self._now_ms = now_ms
+        self._waiting = _looked_at(state, asked, line)
+        self._holding = {job.job_id: job for job in state.holding.values()}
+        self._gone: set[str] = set()
+        self._rooms = {node_id: Room(node) for node_id, node in state.nodes.items() if node.placeable}
+        self._ordinals = {node_id: number for number, node_id in enumerate(self._rooms)}
+        self._changed: list[str] = []
+        """Nodes whose free resources have changed since the forecast began, in the order of the changes."""
+        self._fits: dict[tuple[object, ...], _Fits] = {}
+        self._begun: dict[str, Taken] = {}
+        self._overtaken: dict[str, int] = {}
+        self._visits = 0.0
+        preempt = self._profile.preempt
+        for other in preempt.later(state, asked[0]) if preempt is not None else ():
+            self._release(other.job_id)
+        self._ends = [
+            (max(now_ms, ends_ms[job_id]), held.order, job_id)
+            for job_id, held in self._holding.items()
+            if job_id in ends_ms
+        ]
+        heapq.heapify(self._ends)
+
+    def starts(self) -> Mapping[str, int]:
+        """Asked job → start in ms; jobs without a known start are left out."""
+        while not self._all_start() and self._ends:
+            self._now_ms, _, ended = heapq.heappop(self._ends)
+            self._release(ended)
+        return self._found
+
+    def _all_start(self) -> bool:
+        """Starts each waiting job that fits, in order; returns whether all asked jobs have started."""
+        hopeless: set[tuple[object, ...]] = set()
+        passed = 0
+        turns = self._turns()
+        other = next(turns, None)
+        self._visits += len(self._waiting) * VISITS_PER_TURN
+        while other is not None and passed < self._settings.backfill_window:
+            barred = self._barred(other)
+            key = (*other.demand.key, barred)
+            taken = None if key in hopeless else self._take(other.demand, barred)
+            if taken is None:
+                hopeless.add(key)
+                passed += self._profile.preempt is None
+            else:
+                self._begin(other, taken)
+                if len(self._found) == len(self._asked):
+                    return True
+            try:
+                other = turns.send(taken is not None)
+            except StopIteration:
+                break
+        return False
+
+    def _turns(self) -> Turns:
+        waiting = list(self._waiting.values())
+        if self._profile.order is not None:
+            return self._profile.order.ranking(self._state, waiting, self._holding.values(), self._now_ms)
+        if self._profile.preempt is not None:
+            return by_arrival(waiting, {}, MAX_OVERTAKES)
+        return by_arrival(waiting, self._overtaken, self._settings.max_overtakes)
+
+    def _barred(self, job: JobState) -> frozenset[str]:
+        """Nodes reserved for other jobs that still wait, unless this job ends in time."""
+        ends_ms = self._now_ms + remaining_s(self._state, job) * 1_000
+        return frozenset(
+            node_id
+            for unit in self._state.planned.values()
+            if unit.job_id in self._waiting and unit.job_id != job.job_id
+            if unit.expected_ms is None or ends_ms > unit.expected_ms
+            for node_id in unit.nodes
+        )
+
+    def _begin(self, job: JobState, taken: Taken) -> None:
+        del self._waiting[job.job_id]
+        if job.job_id in self._asked:
+            self._found[job.job_id] = self._now_ms
+        self._holding[job.job_id] = job
+        self._begun[job.job_id] = taken
+        run_s = remaining_s(self._state, job)
+        if run_s < inf:
+            heapq.heappush(self._ends, (self._now_ms + round(run_s * 1_000), job.order, job.job_id))
+
+    def _take(self, demand: Demand, barred: frozenset[str]) -> Taken | None:
+        """Places the whole gang by first fit on nodes that are not barred; takes nothing where it does not fit."""
+        if self._visits > MAX_VISITS:
+            raise TooFar
+        roles = [(demand.worker, demand.workers)]
+        if demand.parameter_servers:
+            roles.append((demand.parameter_server, demand.parameter_servers))
+        free = []
+        for need, tasks in roles:
+            fits = self._fitting(need, demand.where)
+            if sum(fits.values()) < tasks:
+                return None
+            free.append([name for name in sorted(fits, key=self._ordinals.__getitem__) if name not in barred])
+        taken: Taken = []
+        for (need, tasks), names in zip(roles, free, strict=True):
+            left = tasks
+            for name in names:
+                while left and (slots := self._rooms[name].take(need)) is not None:
+                    taken.append((name, slots, need))
+                    left -= 1
+            if left:
+                self._give_back(taken)
+                return None
+        self._changed += dict.fromkeys(name for name, _, _ in taken)
+        return taken
+
+    def _give_back(self, taken: Taken) -> None:
+        for name, slots, need in taken:
+            self._rooms[name].give_back(slots, need)
+
+    def _fitting(self, need: ResourceVector, where: Where) -> Mapping[str, int]:
+        """Node → how many such tasks fit, if at least one. Only nodes that have changed are examined again."""
+        key = (*vector_key(need), *where)
+        known = self._fits.get(key)
+        if known is None:
+            index = self._state.index
+            free = [self._state.node_at[ordinal] for ordinal in bits(index.candidates(need, where))]
+            known = self._fits[key] = _Fits({}, 0)
+            changed = {*free, *self._changed}
+        else:
+            changed = set(self._changed[known.read :])
+        known.read = len(self._changed)
+        self._visits += len(changed)
+        for name in changed:
+            room, node = self._rooms.get(name), self._state.nodes[name]
+            count = room.fits(need) if room is not None and suits_node(node, need, where) else 0
+            if count:
+                known.nodes[name] = count
+            else:
+                known.nodes.pop(name, None)
+        return known.nodes
+
+    def _release(self, job_id: str) -> None:
+        held = self._holding.pop(job_id)
+        if job_id in self._begun:
+            taken = self._begun.pop(job_id)
+            self._give_back(taken)
+            self._changed += dict.fromkeys(name for name, _, _ in taken)
+            return
+        self._gone.add(job_id)
+        for place in held_places(held):
+            if place.node_id in self._rooms:
+                self._rooms[place.node_id].free(booked(self._state, held, place, self._gone))
+                self._changed.append(place.node_id)
+
+
+def _looked_at(state: CellState, asked: Sequence[JobState], line: Line) -> dict[str, JobState]:
+    """The first MAX_AHEAD waiting jobs, in order; under a profile that stops jobs only up to the asked job, since later ones cannot delay it.
+
+    Raises `TooFar` where none of the asked jobs is among them.
+    """
+    ids = state.queue.values() if line.places is None else line.places
+    wanted = {job.job_id: job for job in asked}
+    found: dict[str, JobState] = {}
+    for job_id in islice(ids, MAX_AHEAD):
+        found[job_id] = wanted.get(job_id) or as_it_waits(state, state.jobs[job_id], line.profile.shape)
+        if job_id in wanted and line.profile.preempt is not None:
+            break
+    if not wanted.keys() & found.keys():
+        raise TooFar
+    return found
+
+
+def suits_node(node: NodeState, need: ResourceVector, where: Where) -> bool:
+    """Whether the empty node could hold such a task."""
+    model = node.spec.gpus[0].model if node.spec.gpus else ""
+    if where and not where.allows(node.spec.terms):
+        return False
+    if need.gpus and not allows(models_of(where), model):
+        return False
+    return not need.gpus or node.gpu_memory_mib >= need.gpu_memory_mib
+
+
+def _holders(state: CellState, job: JobState, ends_ms: Mapping[str, int]) -> tuple[Holder, ...]:
+    """Jobs that hold resources on nodes that suit a worker of this job, earliest end first."""
+    need, models = job.demand.worker, job.demand.where
+    suitable = {
+        name for name, node in state.nodes.items() if node.placeable and suits_node(node, need, models)
+    }
+    found = []
+    for held in state.holding.values():
+        places = [place for place in held_places(held) if place.node_id in suitable]
+        gpus = sum(len(place.gpus) for place in places)
+        if places and (gpus or not need.gpus):
+            found.append(Holder(held.job_id, held.spec.owner, gpus, ends_ms.get(held.job_id)))
+    found.sort(key=lambda holder: (holder.ends_ms is None, holder.ends_ms or 0, holder.job_id))
+    return tuple(found[:MAX_NAMED])
+
+
+def _unknown(state: CellState, ends_ms: Mapping[str, int]) -> str:
+    unknown = sum(held.job_id not in ends_ms for held in state.holding.values())
+    if unknown:
+        return f"the remaining time of {unknown} of {len(state.holding)} running jobs is not known"
+    return "what is known to end does not make enough room"

@@ -1,0 +1,1 @@
+"""Baseline schedulers: first fit, SRTF, SRSF, Tiresias, DRF, HiveD, FGD, Kubernetes, packing scores."""

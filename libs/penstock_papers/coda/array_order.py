@@ -1,0 +1,165 @@
+"""Order stage of profile `coda`: dominant resource fairness (DRF) inside each array. Source: CODA §V-C.
+
+Jobs with reserved nodes come first, then the 4-GPU sub-array, the 1-GPU sub-array and the CPU array: training has the higher priority (§V-A). In an array the next
+job is one of the owner who holds least of the dominant resource: GPUs in the GPU array, both sub-arrays together; cores held by jobs without GPUs
+in the CPU array. Ties, and the jobs of one owner: by submission. Jobs whose cores were reclaimed are at the head of the CPU array, before all owners.
+
+Departure from DRF: a job that does not fit is skipped, with all jobs of equal demand; the owner's other jobs are tried, and may overtake it. The reclaim
+stage prevents starvation (`penstock.scheduling.make_room.array_reclaim`).
+"""
+
+from collections.abc import Iterable, Iterator
+from heapq import heapify, heappop, heappush
+
+from penstock.ledger.fold.evolve_arrays import gpus_of, without_gpus
+from penstock.ledger.fold.plans import units_of_profile
+from penstock.ledger.state.job.job_state import HOLDING, JobState
+from penstock.ledger.state.state import CellState
+from penstock.scheduling.order.job_rows import Changes, Entry, JobRows, goes_on
+from penstock.scheduling.place.arrays import CPU, LARGE, SMALL, Array, array_of
+from penstock.scheduling.stages.protocols import Turns
+
+ARRAYS: tuple[Array, ...] = (LARGE, SMALL, CPU)
+HEAD = ""
+"""In place of an owner: the head of the CPU array."""
+Row = tuple[object, ...]
+"""(array, owner, demand)."""
+Holder = tuple[bool, str]
+"""(whether its jobs have GPUs, owner)."""
+
+
+class ArrayOrder:
+    """Implements `penstock.scheduling.stages.protocols.Order`."""
+
+    def __init__(self) -> None:
+        self.rows: JobRows[Row] = JobRows(_row)
+        self._holdings = _Holdings()
+
+    def order(self, state: CellState) -> Iterator[str]:
+        """O(changes since the last call + owners) for the first job, O(log owners) for the others."""
+        self.rows.update(state)
+        held = self._holdings.of(state)
+        first = [unit.job_id for unit in units_of_profile(state) if state.jobs[unit.job_id].in_line]
+        yield from first
+        passed = frozenset(first)
+        for array in ARRAYS:
+            yield from self._array(state, array, held, passed)
+
+    def waits(self, state: CellState, array: Array) -> bool:
+        """Whether any job waits for this array."""
+        self.rows.update(state)
+        return any(row[0] == array for row in self.rows.waiting)
+
+    def _array(
+        self, state: CellState, array: Array, held: dict[Holder, int], passed: frozenset[str]
+    ) -> Iterator[str]:
+        heap: list[tuple[int, int, str, Row, Iterator[Entry[Row]]]] = []
+        refused: set[Row] = set()
+
+        def enter(row: Row, following: Iterator[Entry[Row]]) -> None:
+            upcoming = next((one for one in following if one[2] not in passed), None)
+            if upcoming is not None:
+                heappush(heap, (_share(held, row), int(upcoming[1]), upcoming[2], row, following))
+
+        for row, entries in list(self.rows.waiting.items()):
+            if row[0] == array:
+                enter(row, iter(list(entries)))
+        while heap:
+            share, order, job_id, row, following = heappop(heap)
+            if row[2:] in refused:
+                continue
+            if share < (now := _share(held, row)):
+                heappush(heap, (now, order, job_id, row, following))
+                continue
+            yield job_id
+            if goes_on(state, job_id):
+                held = self._holdings.of(state)
+                enter(row, following)
+            else:
+                refused.add(row[2:])
+
+    def ranking(
+        self, state: CellState, waiting: Iterable[JobState], holding: Iterable[JobState], at_ms: int
+    ) -> Turns:
+        """A job that does not start is skipped, with the owner's other jobs of equal demand."""
+        del at_ms
+        held: dict[Holder, int] = {}
+        for job in holding:
+            _add(held, job, _wants(job))
+        lines: dict[Row, list[JobState]] = {}
+        for job in sorted(waiting, key=lambda job: job.order, reverse=True):
+            lines.setdefault(_row(state, job)[0], []).append(job)
+        for array in ARRAYS:
+            heap = [_entry(held, row, line) for row, line in lines.items() if row[0] == array]
+            heapify(heap)
+            while heap:
+                share, order, job_id, row = heappop(heap)
+                if share < (now := _share(held, row)):
+                    heappush(heap, (now, order, job_id, row))
+                    continue
+                job = lines[row].pop()
+                if (yield job):
+                    _add(held, job, _wants(job))
+                    if lines[row]:
+                        heappush(heap, _entry(held, row, lines[row]))
+
+    def claim(self, state: CellState, job: JobState) -> str:
+        """`1-GPU sub-array; ada holds 12 GPUs; submitted as record 812`."""
+        array = array_of(job)
+        if _row(state, job)[0][1] == HEAD:
+            times = "once" if job.reclaims == 1 else f"{job.reclaims} times"
+            return f"head of the {array}: its borrowed cores were reclaimed {times}"
+        held = self._holdings.of(state).get((array != CPU, job.spec.owner), 0)
+        what = "cores" if array == CPU else "GPUs"
+        return f"{array}; {job.spec.owner} holds {held} {what} of it; submitted as record {job.order}"
+
+
+def _row(state: CellState, job: JobState) -> tuple[Row, float]:
+    array = array_of(job)
+    owner = HEAD if array == CPU and job.reclaims else job.spec.owner
+    return (array, owner, *job.demand_key), float(job.order)
+
+
+def _share(held: dict[Holder, int], row: Row) -> int:
+    array, owner = row[0], row[1]
+    return -1 if owner == HEAD else held.get((array != CPU, str(owner)), 0)
+
+
+def _entry(held: dict[Holder, int], row: Row, line: list[JobState]) -> tuple[int, int, str, Row]:
+    return _share(held, row), line[-1].order, line[-1].job_id, row
+
+
+def _add(held: dict[Holder, int], job: JobState, amount: int) -> None:
+    key = not without_gpus(job), job.spec.owner
+    held[key] = held.get(key, 0) + amount
+
+
+def _wants(job: JobState) -> int:
+    """GPUs, or cores of a job without GPUs."""
+    return job.demand.workers * job.demand.worker.cores if without_gpus(job) else gpus_of(job)
+
+
+class _Holdings:
+    """What owners hold in the two arrays, cached between calls; a function of the state alone."""
+
+    def __init__(self) -> None:
+        self._changes = Changes()
+        self._counted: dict[str, tuple[Holder, int]] = {}
+        self._held: dict[Holder, int] = {}
+
+    def of(self, state: CellState) -> dict[Holder, int]:
+        """O(changes since the last call)."""
+        changed, anew = self._changes.ids(state)
+        if anew:
+            self._counted.clear()
+            self._held.clear()
+        for job_id in changed:
+            before = self._counted.pop(job_id, None)
+            if before is not None:
+                self._held[before[0]] -= before[1]
+            job = state.jobs.get(job_id)
+            if job is not None and job.status in HOLDING:
+                amount = _wants(job)
+                _add(self._held, job, amount)
+                self._counted[job_id] = (not without_gpus(job), job.spec.owner), amount
+        return self._held

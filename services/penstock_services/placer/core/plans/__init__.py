@@ -1,0 +1,1 @@
+"""Plans and proposals: units, groups, moves, adjustments, promises of groups."""

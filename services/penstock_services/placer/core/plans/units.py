@@ -1,0 +1,229 @@
+"""Execution of units of proposed plans: all jobs of a unit start in one record, or none.
+
+A unit whose nodes are free only after running stops is ordered to start then, where its nodes can detect the ends
+(`penstock.scheduling.make_room.succession`). Else it waits, and its nodes are reserved (`PlanAdopted`). At each event units that fit by then start, in their order; a unit that would not fit even after all stops
+is dropped, and its jobs go on waiting in the queue.
+"""
+
+from collections.abc import Iterator, Sequence
+from itertools import groupby
+from typing import NamedTuple
+
+from penstock.cluster.assignment import Plan
+from penstock.cluster.chance import LazyRng
+from penstock.cluster.overlay import Gangs, Placed
+from penstock.cluster.refusal import Refusal
+from penstock.cluster.trial import Trial
+from penstock.ledger.fold.plans import reserved_nodes, units_of_profile, units_of_proposals
+from penstock.ledger.state.index import set_of
+from penstock.ledger.state.job.job_state import JobState
+from penstock.ledger.state.state import CellState
+from penstock.model.decisions.groups import Turns
+from penstock.model.decisions.ledger_events import PlacementDecided
+from penstock.model.decisions.plans import MAX_UNITS, PlanAdopted, PlanUnit, UnitRef, Waiting
+from penstock.model.proposals import ProposedUnit
+from penstock.model.schema.event import Event
+from penstock.proposals.allocation import Room
+from penstock.scheduling.groups.validate_groups import RUNS, Formed, comes_back_to_queue
+from penstock.scheduling.make_room.preemption import Start, fit_of, place_as_tried
+from penstock.scheduling.stages.protocols import Choose
+from penstock_services.placer.core.common import continuation, launches_early, start_deadline
+from penstock_services.placer.core.explaining import Explain, explained
+from penstock_services.placer.core.plans import groups
+from penstock_services.placer.core.still_waiting import StillWaiting
+
+
+def waiting(
+    state: CellState, unit: ProposedUnit, ref: UnitRef, valid_until_ms: int | None
+) -> Iterator[PlanUnit]:
+    """The unit as the ledger stores it: its jobs that are in the queue, or will be once they have made way."""
+    queued = [job for job in unit.jobs if state.jobs[job.job_id].status not in RUNS]
+    running = tuple(job.job_id for job in unit.jobs if job not in queued)
+    group = running if unit.kind == "group" else None
+    for number, job in enumerate(queued):
+        why = "" if number else unit.explanation
+        of = Waiting(
+            of=ref,
+            jobs=len(queued),
+            explanation=why,
+            valid_until_ms=valid_until_ms,
+            group=group,
+            turns=None if number else unit.turns,
+        )
+        yield PlanUnit(job_id=job.job_id, nodes=job.nodes, proposed=of)
+
+
+def adopt(state: CellState, units: Sequence[PlanUnit]) -> Iterator[PlanAdopted]:
+    """These replace all waiting units of proposals; the profile's reservations stay.
+
+    Nothing where that changes nothing. Units beyond `MAX_UNITS` jobs are given up, the last ones first, each
+    as a whole; their jobs stay in the queue.
+    """
+    named = {unit.job_id for unit in units}
+    own = [unit for unit in units_of_profile(state) if unit.job_id not in named]
+    found = (*_first_units(units, MAX_UNITS - len(own)), *own)
+    if found != tuple(state.planned.values()):
+        yield PlanAdopted(units=found)
+
+
+def _first_units(units: Sequence[PlanUnit], most: int) -> Iterator[PlanUnit]:
+    """The jobs of the first units, as long as whole units are within so many jobs."""
+    begin = 0
+    while begin < len(units):
+        proposed = units[begin].proposed
+        end = min(begin + (1 if proposed is None else proposed.jobs), len(units))
+        if end > most:
+            return
+        yield from units[begin:end]
+        begin = end
+
+
+def start(
+    state: CellState,
+    placed: Sequence[Placed],
+    ref: UnitRef,
+    why: str,
+    explain: Explain,
+    group: Formed | None = None,
+    turns: Turns | None = None,
+) -> Iterator[Event]:
+    """All jobs of one unit; the places were chosen on this state. `why`: the proposer's reason. `group`: they share GPUs, in these turns."""
+    group_id = None
+    if group is not None:
+        decided = groups.decided(state, group, ref, why, turns)
+        group_id = decided.group_id
+        yield decided
+    for found in placed:
+        job, tasks = state.jobs[found.job.job_id], found.tasks
+        explain(explained(state, job, tasks, ref.proposer, why))
+        yield PlacementDecided(
+            job_id=job.job_id,
+            attempt=job.attempt + 1,
+            tasks=tasks,
+            unit=ref,
+            group=group_id,
+            after=found.after,
+            prelaunch=launches_early(state, job, found.after),
+        )
+        yield start_deadline(state, job)
+
+
+def carry_on(
+    state: CellState, explain: Explain, still: StillWaiting, *, made_way: bool = False
+) -> Iterator[Event]:
+    """Waiting units start, wait on or are dropped. Nothing where none waits, or the cell is frozen.
+
+    `made_way`: the only event since the last call is the end of a task that counted as ended for them.
+    """
+    if not state.planned or state.frozen:
+        return
+    planned = units_of_proposals(state)
+    if not planned:
+        return
+    units = [list(found) for _, found in groupby(planned, lambda unit: unit.proposed and unit.proposed.of)]
+    unchanged = still.units(state, units)
+    if len(unchanged) == len(units):
+        return
+    room = Room(state)
+    left: list[PlanUnit] = []
+    waits: list[list[PlanUnit]] = []
+    starting: list[tuple[_Tried, Waiting]] = []
+    for number, together in enumerate(units):
+        if number in unchanged:
+            room.reserve([node_id for unit in together for node_id in unit.nodes])
+            left += together
+            waits.append(together)
+            continue
+        unit = together[0].proposed
+        gangs = _gangs(state, together)
+        if unit is None or gangs is None:
+            continue
+        tried = _tried(room, unit, gangs, made_way=made_way)
+        if tried is None:
+            continue
+        left += together
+        if tried.placed:
+            starting.append((tried, unit))
+        else:
+            waits.append(together)
+    still.waited(() if room.full else waits)
+    yield from adopt(state, left)
+    for tried, unit in starting:
+        yield from start(state, tried.placed, unit.of, unit.explanation, explain, tried.group, unit.turns)
+    if room.full:
+        yield continuation(state)
+
+
+class _Tried(NamedTuple):
+    """Empty: it waits on."""
+
+    placed: tuple[Placed, ...] = ()
+    group: Formed | None = None
+
+
+def _tried(room: Room, unit: Waiting, gangs: Gangs, *, made_way: bool) -> _Tried | None:
+    """None: it would not fit even when all stops are proven. A unit that still has to make way itself is not tried before it has."""
+    if not all(job.in_line for job, _ in gangs):
+        room.reserve([node_id for _, nodes in gangs for node_id in nodes])
+        return _Tried()
+    if unit.group is None:
+        placed = room.give(gangs)
+        return None if isinstance(placed, str) else _Tried(placed or ())
+    nodes = gangs[0][1]
+    members = [*unit.group, *(job.job_id for job, _ in gangs)]
+    group = room.form([(job_id, nodes) for job_id in members], waits=True, fit_then=made_way)
+    if isinstance(group, Refusal):
+        return None
+    return _Tried() if group is None else _Tried(group.placed, group)
+
+
+def _gangs(state: CellState, together: Sequence[PlanUnit]) -> Gangs | None:
+    """The waiting jobs of a unit, and their nodes; None where it has expired, or one of its jobs neither waits in the queue nor returns to it."""
+    first = together[0].proposed
+    if first is None or len(together) < first.jobs:
+        return None
+    if first.valid_until_ms is not None and state.now_ms > first.valid_until_ms:
+        return None
+    gangs = [(state.jobs[unit.job_id], unit.nodes) for unit in together]
+    return gangs if all(job.in_line or comes_back_to_queue(job) for job, _ in gangs) else None
+
+
+def on_its_nodes(state: CellState, profile: str, job: JobState) -> Plan | None:
+    """A placement where the policy found none: on the nodes that the profile reserved for the job, once these
+    are free. Tasks of two kinds may block each other in the policy's choice."""
+    unit = state.planned.get(job.job_id)
+    if unit is None or unit.proposed is not None or not set(unit.nodes) <= state.nodes.keys():
+        return None
+    fit = fit_of(state, job.demand, unit.nodes)
+    if len(fit) != job.demand.tasks or not Trial(state).holds(job.demand, fit):
+        return None
+    return place_as_tried(profile, state, Start(job, fit))
+
+
+def first_fit(profile: str) -> Choose:
+    """In place of a place stage: the first nodes that hold the job and are not reserved for a proposal."""
+
+    def chosen(state: CellState, job: JobState, rng: LazyRng) -> Plan | None:
+        del rng
+        fit = Trial(state).fit(job.demand, reserved(state))
+        return None if fit is None else place_as_tried(profile, state, Start(job, fit))
+
+    return chosen
+
+
+def reserved(state: CellState) -> int:
+    """Set of the nodes that are reserved for waiting units."""
+    return set_of(state.nodes[node_id].ordinal for node_id in reserved_nodes(state) if node_id in state.nodes)
+
+
+def beside(state: CellState, profile: str, choose: Choose) -> Choose:
+    """As `choose`, unless it uses nodes reserved for waiting units; then on other nodes, by first fit."""
+    taken, otherwise = reserved_nodes(state), first_fit(profile)
+    if not taken:
+        return choose
+
+    def chosen(state: CellState, job: JobState, rng: LazyRng) -> Plan | None:
+        plan = choose(state, job, rng)
+        return plan if plan is None or taken.isdisjoint(plan.nodes) else otherwise(state, job, rng)
+
+    return chosen
