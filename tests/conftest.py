@@ -22,7 +22,7 @@ from hypothesis import HealthCheck, settings
 
 from infra.devservers.kafka import KafkaBroker, kafka_broker
 from infra.devservers.parts import prepare_for
-from penstock.cli.ci import CI_VARIABLES
+from penstock.cli.submission.ci import CI_VARIABLES
 from penstock.runtime.keys.node_keys import OPERATOR_KEY
 from penstock.runtime.database.postgres import resolve_dsn
 from tests.support.forgeries import GATEWAYS

@@ -31,8 +31,8 @@ from penstock.model.nouns.transitions import JOB_TRANSITIONS, NODE_TRANSITIONS, 
 from penstock.model.schema.event import REGISTRY, Event, wire_type
 from penstock.model.schema.topics import CELL_TOPICS, COMPACTED_TOPICS, Topic
 from penstock.runtime import settings
-from penstock.sdk.job_sections import Resources, Retry
-from penstock.sdk.jobfile import JobFile, job_schema
+from penstock.sdk.job_file.job_sections import Resources, Retry
+from penstock.sdk.job_file.jobfile import JobFile, job_schema
 
 MARKED = re.compile(r"(<!-- generated: (?P<name>[a-z-]+) -->\n)(?P<body>.*?)(<!-- end -->)", re.DOTALL)
 OPENING = re.compile(r"^<!-- generated: .* -->$", re.MULTILINE)

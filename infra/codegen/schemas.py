@@ -39,7 +39,7 @@ from penstock.model.schema.validation import STRUCT_OF, form
 from penstock.model.wire.additions import ADDITIONS
 from penstock.model.wire.json_schema import Generator
 from penstock.model.wire.upcasters import UPCASTERS
-from penstock.sdk.jobfile import job_schema
+from penstock.sdk.job_file.jobfile import job_schema
 
 ROOT = Path(__file__).resolve().parents[2]
 DIALECT = "https://json-schema.org/draft/2020-12/schema"

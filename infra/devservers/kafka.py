@@ -32,7 +32,7 @@ import yaml
 from infra.devservers.build_cache import INFRA, Part, build_environment, copy_files, obtain, require
 from infra.devservers.processes import Child, LaunchError, free_port, run_to_end, until_signalled
 from penstock.errors import LogError
-from penstock.log.kafka import KafkaLog, Sasl
+from penstock.log.kafka.kafka import KafkaLog, Sasl
 from penstock.log.kafka_setup import grant_all
 from penstock.log.topic_settings import topic_partitions
 from penstock.tls import client_context

@@ -22,7 +22,7 @@ from typer.main import get_command
 
 from penstock.errors import ConfigurationError, PenstockError
 from penstock.exits import Exit, Stop
-from penstock.texts import is_utf8
+from penstock.text.texts import is_utf8
 
 T = TypeVar("T")
 R = TypeVar("R")

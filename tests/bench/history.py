@@ -7,9 +7,9 @@ utilisation have a way of their own per network and kind, so that no simple law 
 import numpy as np
 
 from penstock.model.nouns.types import JobSpec, ResourceRequest
+from penstock_services.estimator.core.records.history import Run
+from penstock_services.estimator.core.records.runs import Allocation, Card, FinishedRun, job_info
 from penstock_services.estimator.core.resource_model.gpus import facts_of
-from penstock_services.estimator.core.resources.history import Run
-from penstock_services.estimator.core.runs import Allocation, Card, FinishedRun, job_info
 
 CARDS = (
     Card("T4", 15_360), Card("2080TI", 11_264), Card("V100", 32_510), Card("A10", 23_028), Card("A6000", 49_140),

@@ -18,8 +18,8 @@ from penstock.simulator.job_models.catalogue import work_for
 from penstock.simulator.meter import Figures
 from penstock.simulator.runs import no_collection
 from penstock.simulator.traces.cluster import nodes_of
+from penstock.simulator.traces.files.importing import read_trace
 from penstock.simulator.traces.fitting import ClusterCapacity
-from penstock.simulator.traces.importing import read_trace
 from tests.papers.test_muri_baselines import DATA
 
 TRACES = ("trace1", "trace2", "trace4", "trace1_pr")

@@ -3,7 +3,7 @@
 `penstock up` on one virtual node. A training holds a state of so many MiB; it is cancelled, saves on SIGTERM (NumPy, fsync, rename) and
 ends; the same command starts again and loads it. *Stop*: from the decision to stop to the end of its last process. *Start*: from the
 placement to its first iteration, interpreter, NumPy and the read of the state included; what a framework and a GPU take comes on top. The
-median of three. `simulate --restart-cost measured` has the stops (`penstock.simulator.job_models.measured_restarts`).
+median of three. `simulate --restart-cost measured` has the stops (`penstock.simulator.job_models.measurements.measured_restarts`).
 """
 
 import asyncio

@@ -18,13 +18,13 @@ from penstock.model.nouns.types import JobSpec, ResourceRequest, TaskPlacement
 from penstock.model.schema.event import Event
 from penstock.model.schema.topics import Topic
 from penstock.model.schema.validation import checked
-from penstock_services.estimator.core.eta.updates import EtaUpdates
+from penstock_services.estimator.core.eta_updates import EtaUpdates
+from penstock_services.estimator.core.fold.state import State
 from penstock_services.estimator.core.model_lifecycle import InUse
 from penstock_services.estimator.core.node_capacity import NodeCapacity
-from penstock_services.estimator.core.resources.history import History, Run, key_of
+from penstock_services.estimator.core.records.history import History, Run, key_of
+from penstock_services.estimator.core.records.runs import Allocation, Card, FinishedRun, Steps, job_info
 from penstock_services.estimator.core.resources.nearest import Nearest
-from penstock_services.estimator.core.runs import Allocation, Card, FinishedRun, Steps, job_info
-from penstock_services.estimator.core.state import State
 from penstock_services.estimator.core.step_time.tier import StepTier
 from penstock_services.estimator.core.step_time.training import STEPS, Durations
 from tests.support.driver import node_spec

@@ -14,8 +14,8 @@ import asyncpg
 import httpx
 import pytest
 
-from penstock.log.embedded import EmbeddedLog
 from penstock.log.port import Message, Partition
+from penstock.log.postgres.embedded import EmbeddedLog
 from penstock.model.schema.topics import Topic, node_partition
 from tests.e2e.conftest import Installation, Start
 from tests.support.canaries import found_in, new_canary, written

@@ -26,7 +26,7 @@ from infra.devservers.kafka import ADMIN, KafkaBroker, kafka_broker, make_certif
 from infra.devservers.processes import Child, free_port
 from penstock.errors import LogError, NotAllowed
 from penstock.local.services import NAMES as SERVICES
-from penstock.log.kafka import TROUBLE_EVERY_S
+from penstock.log.kafka.kafka import TROUBLE_EVERY_S
 from penstock.log.open import open_log
 from penstock.log.port import Message, Partition
 from penstock.model.decisions.ledger_events import JobEnded, PlacementDecided
@@ -270,7 +270,7 @@ def test_a_certificate_of_a_stranger_is_refused_at_once(system: System, tmp_path
 
 async def test_nothing_is_said_in_clear(system: System, monkeypatch: pytest.MonkeyPatch) -> None:
     """A URL without `?ca=` meets a listener that encrypts: it gets nowhere, with the password of an administrator."""
-    monkeypatch.setattr("penstock.log.kafka.START_LIMIT_S", 1.0)
+    monkeypatch.setattr("penstock.log.kafka.kafka.START_LIMIT_S", 1.0)
     url, _, _ = system.broker.url(ADMIN).partition("?")
     with pytest.raises(LogError, match="cannot be reached as admin"):
         await open_log(url, "admin").start()

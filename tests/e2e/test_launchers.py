@@ -15,7 +15,7 @@ import msgspec
 import pytest
 
 from infra.devservers import launchers
-from penstock.sdk.lines import FIFO
+from penstock.sdk.reporter.lines import FIFO
 from tests.e2e.conftest import Start
 from tests.support.command_process import ROOT
 from tests.support.driver import CellDriver, estimate, job_spec, node_spec

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from penstock_services.gateway.core.forecast_errors import LEAST
+from penstock_services.gateway.core.forecasts.forecast_errors import LEAST
 from tests.e2e.conftest import Installation, Start, listed
 
 pytestmark = pytest.mark.postgres

@@ -11,7 +11,7 @@ import yaml
 
 from infra.devservers import launchers
 from penstock.cli.app import run
-from penstock.cli.jobspec import build, read_job_file
+from penstock.cli.submission.jobspec import build, read_job_file
 from penstock.exits import Exit
 from tests.e2e.conftest import Installation, Start
 from tests.support.command_process import PENSTOCK, ROOT

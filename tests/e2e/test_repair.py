@@ -8,8 +8,8 @@ import pytest
 
 from penstock.ledger.record.record import Draft, write
 from penstock.ledger.replica.replica import Replica
-from penstock.log.embedded import EmbeddedLog
 from penstock.log.port import Message, Partition
+from penstock.log.postgres.embedded import EmbeddedLog
 from penstock.model.decisions.ledger_events import TimerSet, TimerSubject
 from penstock.model.nouns.types import MAX_MS
 from penstock.model.schema.topics import Topic

@@ -14,8 +14,8 @@ import yaml
 
 from penstock.errors import NotAllowed
 from penstock.exits import Exit
-from penstock.log.embedded import EmbeddedLog
 from penstock.log.port import Message, Partition
+from penstock.log.postgres.embedded import EmbeddedLog
 from penstock.model.schema.topics import NODE_PARTITIONS, Topic
 from tests.e2e.conftest import ENDLESS, Installation, listed, processes_of, until_there
 from tests.support.command_process import PENSTOCK, ROOT

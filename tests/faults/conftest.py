@@ -43,7 +43,7 @@ def scale(pytestconfig: pytest.Config) -> int:
 @pytest.fixture(scope="session")
 def zygote() -> Iterator[Zygote]:
     modules = [
-        "penstock_services.placer", "penstock_services.estimator", "penstock_services.node_reporter", "tests.faults.judge_node", "penstock.log.kafka",
+        "penstock_services.placer", "penstock_services.estimator", "penstock_services.node_reporter", "tests.faults.judge_node", "penstock.log.kafka.kafka",
         *(name for name in ("penstock_services.projector", "penstock_services.gateway") if find_spec(f"{name}.__main__")),
     ]  # fmt: skip
     found = Zygote(modules, {"PENSTOCK_TAKEOVER_MS": str(TAKEOVER_MS)})

@@ -16,13 +16,13 @@ from typing import Any
 
 import pytest
 
-from penstock import redaction
 from penstock.errors import LogError
 from penstock.ledger.fold import evolve_jobs
 from penstock.ledger.replica.replica import Replica
 from penstock.ledger.state.state import CellState
 from penstock.model.schema import outline
 from penstock.runtime.http import tls_server
+from penstock.text import redaction
 from penstock_services.node_reporter.shell.node import Node
 from penstock_services.placer.shell import service
 from penstock_services.placer.shell.dispatch import Dispatcher

@@ -22,13 +22,13 @@ from penstock.errors import ConfigurationError
 from penstock.model.inputs import external_events
 from penstock.runtime.files.task_logs import log_path
 from penstock_services.node_reporter.options import IsolationChoice, Options
-from penstock_services.node_reporter.shell.cgroups import Cgroups
-from penstock_services.node_reporter.shell.confinement import PROBE, Confinement
-from penstock_services.node_reporter.shell.launcher import IMPORTABLE
+from penstock_services.node_reporter.shell.isolation.confinement import PROBE, Confinement
+from penstock_services.node_reporter.shell.limits.cgroups import Cgroups
 from penstock_services.node_reporter.shell.linux import LinuxHost
 from penstock_services.node_reporter.shell.ports import Started
-from penstock_services.node_reporter.shell.records import read_record
-from penstock_services.node_reporter.shell.spawner import ISOLATED_PYTHON
+from penstock_services.node_reporter.shell.process.launcher import IMPORTABLE
+from penstock_services.node_reporter.shell.process.records import read_record
+from penstock_services.node_reporter.shell.process.spawner import ISOLATED_PYTHON
 from tests.faults.hostile_jobs import ATTACKS, CANARY_HALVES, LONG_S, PRELUDE, SLEEP_S
 from tests.support import node_fixtures
 from tests.support.memory_log import MemoryBroker, MemoryLog

@@ -17,8 +17,8 @@ from aiokafka.admin import AIOKafkaAdminClient
 
 from infra.devservers.kafka import KafkaBroker, KafkaCluster, kafka_cluster
 from penstock.errors import ConfigurationError
-from penstock.log.aiokafka_gaps import alter_topic_configs
-from penstock.log.kafka import KafkaLog
+from penstock.log.kafka.aiokafka_gaps import alter_topic_configs
+from penstock.log.kafka.kafka import KafkaLog
 from penstock.log.open import open_log
 from penstock.log.port import Log, Partition, Record
 from penstock.model.schema.topics import Topic

@@ -20,8 +20,8 @@ from penstock.backup.take import partitions_of, take
 from penstock.backup.verify import verify
 from penstock.errors import ConfigurationError, LogError
 from penstock.ledger.record.record import read
-from penstock.log.embedded import EmbeddedLog
 from penstock.log.port import Log, Message, Partition, Record
+from penstock.log.postgres.embedded import EmbeddedLog
 from penstock.log.topic_settings import topic_partitions
 from penstock.model.schema.topics import Topic
 from penstock.runtime.keys.node_keys import OPERATOR_KEY, key_file_at

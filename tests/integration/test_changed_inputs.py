@@ -14,7 +14,7 @@ from aiokafka.protocol.fetch import FetchRequest
 from infra.devservers.kafka import KafkaBroker
 from penstock.errors import ConfigurationError
 from penstock.ledger.record.record import read
-from penstock.log.aiokafka_gaps import UNKNOWN_TOPIC
+from penstock.log.kafka.aiokafka_gaps import UNKNOWN_TOPIC
 from penstock.log.open import open_log
 from penstock.log.port import Log, Message, Partition, Reader
 from penstock.model.decisions.ledger_events import InputAccepted

@@ -23,8 +23,8 @@ from penstock.model.inputs.external_events import (
 )
 from penstock.runtime.keys.node_keys import NodeKeys
 from penstock_services.node_reporter.options import Options
-from penstock_services.node_reporter.shell import checkpoint_fetch
-from penstock_services.node_reporter.shell.checkpoint_server import asks
+from penstock_services.node_reporter.shell.checkpoints import checkpoint_fetch
+from penstock_services.node_reporter.shell.checkpoints.checkpoint_server import asks
 from tests.support import node_fixtures
 from tests.support.loss_file import check_losses, rows
 from tests.support.memory_log import MemoryBroker, MemoryLog

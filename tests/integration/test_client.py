@@ -36,7 +36,7 @@ from penstock.client import streams as client_streams
 from penstock.exits import Exit
 from penstock.model.nouns.types import JobSpec
 from penstock.model.schema.topics import Topic
-from penstock_services.gateway.shell import stream as gateway_stream
+from penstock_services.gateway.shell.routes import stream as gateway_stream
 from tests.support.gateway_cell import DAY_S, Cell, running
 from tests.support.hand_placer import node_spec
 from tests.support.waiting import await_until

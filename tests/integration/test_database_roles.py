@@ -17,15 +17,21 @@ import pytest_asyncio
 
 from infra.devservers.build_cache import REPOSITORY
 from infra.devservers.kafka import ACLS, acl_table
-from penstock.cli.doctor import Finding
+from penstock.cli.operations.doctor import Finding
 from penstock.errors import ConfigurationError, NotAllowed
+from penstock.local.doctor.reach import PROJECTOR_TABLES, database_findings
 from penstock.local.postgres_setup import prepare
-from penstock.local.reach import PROJECTOR_TABLES, database_findings
 from penstock.local.services import NAMES, entry
-from penstock.log.embedded import EmbeddedLog
-from penstock.log.embedded_roles import EXPIRES, NODE_REPORTER, NODE_REPORTER_RIGHTS, node_role, role_of
 from penstock.log.kafka_setup import read_rights
 from penstock.log.port import Message, Partition
+from penstock.log.postgres.embedded import EmbeddedLog
+from penstock.log.postgres.embedded_roles import (
+    EXPIRES,
+    NODE_REPORTER,
+    NODE_REPORTER_RIGHTS,
+    node_role,
+    role_of,
+)
 from penstock.log.topic_settings import DAY_MS, FOR_EVER, RETENTION_MS
 from penstock.model.schema.topics import Topic, node_partition
 from penstock.runtime.database.database_roles import ensure_role

@@ -9,8 +9,8 @@ from contextlib import asynccontextmanager
 
 import pytest
 
-from penstock.log.embedded import EmbeddedLog
 from penstock.log.port import Log, Message, Partition
+from penstock.log.postgres.embedded import EmbeddedLog
 from penstock.model.inputs.external_events import JobSubmitted
 from penstock.model.nouns.types import JobSpec
 from penstock.model.schema.topics import CELL_TOPICS, Topic

@@ -7,10 +7,16 @@ import msgspec
 import pytest
 
 from penstock.errors import StoreError
+from penstock_services.estimator.core.fold.state import State, learn
 from penstock_services.estimator.core.model_lifecycle import Trained
-from penstock_services.estimator.core.resources.history import RUNS_PER_KEY, Run
-from penstock_services.estimator.core.runs import Allocation, Card, EstimateSummary, FinishedRun, JobInfo
-from penstock_services.estimator.core.state import State, learn
+from penstock_services.estimator.core.records.history import RUNS_PER_KEY, Run
+from penstock_services.estimator.core.records.runs import (
+    Allocation,
+    Card,
+    EstimateSummary,
+    FinishedRun,
+    JobInfo,
+)
 from penstock_services.estimator.shell import store as module
 from penstock_services.estimator.shell.store import RunStore
 

@@ -12,8 +12,8 @@ from msgspec.structs import replace
 
 from penstock.errors import NotAllowed
 from penstock.ledger.record.record import GENESIS, Draft, Head, write
-from penstock.log.embedded import EmbeddedLog
 from penstock.log.port import Headers, Log, Message, Partition
+from penstock.log.postgres.embedded import EmbeddedLog
 from penstock.model.decisions.ledger_events import JobEnded, PlacementDecided, TermStarted
 from penstock.model.inputs.estimates import JobEstimated
 from penstock.model.inputs.external_events import JobCancelRequested, JobSubmitted, TaskExited

@@ -25,9 +25,9 @@ from penstock.model.schema.topics import CELL_TOPICS, Topic
 from penstock.model.wire.envelope import Envelope, from_wire
 from penstock.runtime.database.migrations import load_migrations, migrate, schema_of
 from penstock.runtime.following.snapshots import save_snapshot
-from penstock_services.estimator.core.recall import recall
+from penstock_services.estimator.core.fold.recall import recall
+from penstock_services.estimator.core.fold.state import State
 from penstock_services.estimator.core.resources.estimate import estimate
-from penstock_services.estimator.core.state import State
 from penstock_services.estimator.core.step_time.training import MIN_NEW
 from penstock_services.estimator.shell import service as module
 from penstock_services.estimator.shell.store import RunStore, estimator_schema

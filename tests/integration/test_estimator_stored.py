@@ -14,11 +14,11 @@ from penstock.model.schema.topics import CELL_TOPICS, Topic
 from penstock.model.wire.envelope import from_wire
 from penstock.runtime.settings import Settings
 from penstock.runtime.tracing.tracer import Tracing
+from penstock_services.estimator.core.fold.state import State, learn
 from penstock_services.estimator.core.interference import Interference, Kind, Learned, Measured
 from penstock_services.estimator.core.resources.memory_kills import FIRST_WORKER_MIB
 from penstock_services.estimator.core.stages.profile import StageKey, StageProfile
 from penstock_services.estimator.core.stages.registry import Owned
-from penstock_services.estimator.core.state import State, learn
 from penstock_services.estimator.shell import store as module
 from penstock_services.estimator.shell.service import Estimator
 from penstock_services.estimator.shell.store import RunStore

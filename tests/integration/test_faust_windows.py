@@ -16,8 +16,8 @@ from infra.devservers.kafka import ADMIN, KafkaBroker, kafka_broker
 from penstock.clock import wall_ms
 from penstock.errors import ConfigurationError, LogError, NotAllowed
 from penstock.ledger.replica.replica import Replica
-from penstock.log.aiokafka_gaps import alter_topic_configs
-from penstock.log.kafka import KafkaLog
+from penstock.log.kafka.aiokafka_gaps import alter_topic_configs
+from penstock.log.kafka.kafka import KafkaLog
 from penstock.log.open import open_log
 from penstock.log.port import Message, Partition
 from penstock.model.nouns.settings import Contention, PlacerSettings

@@ -15,7 +15,7 @@ import pytest
 import pytest_asyncio
 
 from penstock.errors import AppendFailed, LogError, NotAllowed, TooLarge
-from penstock.log.embedded import EmbeddedLog
+from penstock.log.postgres.embedded import EmbeddedLog
 from penstock.model.inputs.external_events import JobCancelRequested, JobSubmitted
 from penstock.model.schema.topics import Topic
 from penstock.runtime.database.migrations import schema_of
@@ -143,7 +143,7 @@ async def test_a_strict_submission_is_not_judged_again_once_its_job_has_ended(
     cell: Cell, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A pipeline step is repeated a day later: the job was submitted, so it is answered so, and not refused."""
-    monkeypatch.setattr("penstock_services.gateway.shell.follower.MAX_ENDED_ROWS", 0)
+    monkeypatch.setattr("penstock_services.gateway.shell.replica.follower.MAX_ENDED_ROWS", 0)
     key = {"Idempotency-Key": "build-20"}
     job_id = await submitted_and_cancelled(cell, key)
     await cell.tell()

@@ -12,8 +12,8 @@ import pytest
 from penstock_services.gateway.core.problems import Problem
 from penstock_services.gateway.shell import code_store
 from penstock_services.gateway.shell.code_store import CodeStore
-from penstock_services.node_reporter.shell.code_cache import CodeCache
 from penstock_services.node_reporter.shell.ports import NotStartable
+from penstock_services.node_reporter.shell.task_setup.code_cache import CodeCache
 from tests.integration.test_gateway_roles import as_, secret, write_tokens
 from tests.support.gateway_cell import SPEC, problem, running
 from tests.support.node_cell import node_options, start_order

@@ -20,11 +20,11 @@ from penstock.model.nouns.nodes import LogServer
 from penstock.model.nouns.types import Environment, JobSpec
 from penstock.model.schema.topics import Topic
 from penstock.session_lines import WINDOW_BYTES
-from penstock_services.node_reporter.shell.commands import Commands
-from penstock_services.node_reporter.shell.confinement import Confinement
-from penstock_services.node_reporter.shell.log_server import TaskLogServer
-from penstock_services.node_reporter.shell.pids import start_ticks
+from penstock_services.node_reporter.shell.isolation.confinement import Confinement
+from penstock_services.node_reporter.shell.link.log_server import TaskLogServer
 from penstock_services.node_reporter.shell.ports import Started
+from penstock_services.node_reporter.shell.process.pids import start_ticks
+from penstock_services.node_reporter.shell.sessions.commands import Commands
 from tests.integration.test_gateway_logs import key as key
 from tests.integration.test_gateway_roles import CALLERS, CLOUD_EVENT, as_, write_tokens
 from tests.integration.test_node_commands import sleepers

@@ -15,17 +15,18 @@ import pytest
 from msgspec.structs import replace
 
 from infra.devservers.kafka import make_certificates
-from penstock.cli import follow
+from penstock.cli.following import follow
 from penstock.client import AsyncClient, BadRequest, Client
 from penstock.model.inputs.external_events import NodeJoined, NodeLeft, RunningTask
 from penstock.model.nouns.nodes import LogServer
 from penstock.model.nouns.types import JobSpec, RetryPolicy
 from penstock.runtime.files.log_archive import LogArchive
 from penstock.runtime.files.task_logs import log_name, log_path
-from penstock_services.gateway.shell import log_reader, logs
+from penstock_services.gateway.shell.nodes import log_reader
+from penstock_services.gateway.shell.routes import logs
 from penstock_services.gateway.shell.store import Store
-from penstock_services.node_reporter.shell.log_server import TaskLogServer
-from penstock_services.node_reporter.shell.output import Output
+from penstock_services.node_reporter.shell.link.log_server import TaskLogServer
+from penstock_services.node_reporter.shell.logs.output import Output
 from tests.support.gateway_cell import Cell, problem, running
 from tests.support.hand_placer import node_spec
 from tests.support.node_cell import node_options

@@ -9,7 +9,7 @@ import pytest
 import pytest_asyncio
 
 from penstock.cli.app import run as penstock
-from penstock.cli.tables import clock
+from penstock.cli.queries.tables import clock
 from penstock.clock import wall_ms
 from penstock.model.inputs.estimates import JobEstimated
 from penstock.model.inputs.external_events import JobSubmitted

@@ -29,7 +29,7 @@ from penstock.tls import client_context
 from penstock_services.gateway.shell.options import Options
 from penstock_services.gateway.shell.service import listening_socket
 from penstock_services.node_reporter.options import Options as Reporter
-from penstock_services.node_reporter.shell.connection import Connection
+from penstock_services.node_reporter.shell.link.connection import Connection
 from penstock_services.node_reporter.shell.run import _connected
 from tests.support.gateway_cell import running
 from tests.support.hand_placer import node_spec

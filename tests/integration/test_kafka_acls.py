@@ -11,13 +11,13 @@ import pytest
 from aiokafka.admin import AIOKafkaAdminClient
 
 from infra.devservers.kafka import ADMIN, KafkaBroker, acl_table
-from penstock.cli.doctor import Finding
+from penstock.cli.operations.doctor import Finding
 from penstock.errors import ConfigurationError, LogError, NotAllowed
-from penstock.local.reach import log_findings
-from penstock.log.aiokafka_gaps import alter_topic_configs, create_topic_acl
-from penstock.log.kafka import KafkaLog, Sasl
+from penstock.local.doctor.reach import log_findings
+from penstock.log.kafka.aiokafka_gaps import alter_topic_configs, create_topic_acl
+from penstock.log.kafka.kafka import KafkaLog, Sasl
+from penstock.log.kafka.topics import OPERATIONS
 from penstock.log.kafka_setup import prepare, prepare_kafka
-from penstock.log.kafka_topics import OPERATIONS
 from penstock.log.open import open_log
 from penstock.log.port import Message, Partition
 from penstock.log.topic_settings import topic_partitions
@@ -107,7 +107,7 @@ async def test_a_wrong_password_gets_nowhere(
     monkeypatch.setattr(logging.getLogger("aiokafka"), "propagate", True)
     with caplog.at_level(logging.DEBUG), caplog.at_level(logging.DEBUG, "aiokafka"):
         with monkeypatch.context() as soon:
-            soon.setattr("penstock.log.kafka.START_LIMIT_S", 1.0)  # it looks like a broker that is away
+            soon.setattr("penstock.log.kafka.kafka.START_LIMIT_S", 1.0)  # it looks like a broker that is away
             with pytest.raises(LogError, match="placer") as refused:
                 await open_log(guarded_kafka.url("placer").replace(today, yesterday), "placer").start()
         async with connected(guarded_kafka, "placer") as log:
@@ -187,7 +187,7 @@ async def test_the_doctor_finds_what_is_wrong_with_topics_and_names(
             await admin.topics.correct(topics)
             await client.close()
             await await_until(lambda: view_of_topics(url, well=True), "the old setting at the broker")
-    monkeypatch.setattr("penstock.local.reach.REACH_S", 1.5)
+    monkeypatch.setattr("penstock.local.doctor.reach.REACH_S", 1.5)
     yesterday = url.replace(guarded_kafka.passwords["placer"], new_canary())
 
     async def not_let_in() -> Finding | None:

@@ -6,8 +6,8 @@ import pytest
 from aiokafka import AIOKafkaProducer
 from aiokafka.record.default_records import _DefaultRecordBatchBuilderPy
 
-from penstock.log import aiokafka_gaps
-from penstock.log.kafka import KafkaLog
+from penstock.log.kafka import aiokafka_gaps
+from penstock.log.kafka.kafka import KafkaLog
 from penstock.log.port import Headers, Message, Partition, Record
 from penstock.model.inputs.external_events import JobCancelRequested
 from penstock.model.wire.envelope import Envelope, from_wire, to_wire

@@ -17,7 +17,7 @@ from aiokafka.protocol.metadata import MetadataRequest
 from infra.devservers.build_cache import REPOSITORY
 from infra.devservers.kafka import KafkaBroker
 from penstock.errors import ConfigurationError, LogError
-from penstock.log.kafka import KafkaLog
+from penstock.log.kafka.kafka import KafkaLog
 from penstock.log.port import Message, Partition
 from penstock.log.topic_settings import topic_settings
 from penstock.model.schema.topics import Topic

@@ -5,9 +5,9 @@ from collections.abc import AsyncIterator, Callable
 import pytest
 import pytest_asyncio
 
-from penstock.log.embedded import EmbeddedLog
-from penstock.log.kafka import KafkaLog
+from penstock.log.kafka.kafka import KafkaLog
 from penstock.log.port import Log
+from penstock.log.postgres.embedded import EmbeddedLog
 from tests.support.log_conformance import LogConformance, LogFactory
 from tests.support.memory_log import MemoryBroker, MemoryLog
 

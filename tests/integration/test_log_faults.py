@@ -13,12 +13,12 @@ from aiokafka import AIOKafkaProducer
 
 from infra.devservers.kafka import KafkaBroker
 from penstock.errors import AppendFailed, LogError, NotAllowed
-from penstock.log import embedded
-from penstock.log.aiokafka_gaps import abandon_producer
-from penstock.log.embedded import EmbeddedLog
-from penstock.log.kafka import KafkaLog
+from penstock.log.kafka.aiokafka_gaps import abandon_producer
+from penstock.log.kafka.kafka import KafkaLog
 from penstock.log.open import open_log
 from penstock.log.port import Message, Partition, Record
+from penstock.log.postgres import embedded
+from penstock.log.postgres.embedded import EmbeddedLog
 from penstock.model.schema.topics import Topic
 from penstock.runtime.database.postgres import PostgresServer
 from tests.support.log_load import run_under_kills

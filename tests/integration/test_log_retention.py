@@ -6,10 +6,11 @@ import asyncpg
 import pytest
 
 from penstock.errors import OffsetOutOfRange
-from penstock.log import embedded, kafka
-from penstock.log.embedded import EmbeddedLog
-from penstock.log.kafka import KafkaLog
+from penstock.log.kafka import kafka
+from penstock.log.kafka.kafka import KafkaLog
 from penstock.log.port import Message, Partition
+from penstock.log.postgres import embedded
+from penstock.log.postgres.embedded import EmbeddedLog
 from penstock.log.topic_settings import DAY_MS, FOR_EVER, RETENTION_MS
 from penstock.model.schema.topics import INPUT_TOPICS, NODE_PARTITIONS, Topic
 

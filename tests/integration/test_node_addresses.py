@@ -11,10 +11,10 @@ import asyncpg
 import pytest
 
 from penstock.ledger.replica.replica import Replica
-from penstock.local.reach import log_findings
-from penstock.log.embedded import EmbeddedLog
-from penstock.log.embedded_schema import made_by
+from penstock.local.doctor.reach import log_findings
 from penstock.log.port import Log, Message, Partition
+from penstock.log.postgres.embedded import EmbeddedLog
+from penstock.log.postgres.embedded_schema import made_by
 from penstock.log.topic_settings import topic_partitions
 from penstock.model.inputs.estimates import JobEstimated
 from penstock.model.inputs.external_events import JobSubmitted

@@ -14,10 +14,10 @@ from penstock.model.decisions.adjustments import TaskAdjusted
 from penstock.model.decisions.orders import SetBandwidth, SetCores
 from penstock.model.inputs import external_events
 from penstock_services.node_reporter.options import Options
-from penstock_services.node_reporter.shell.cgroups import QUOTA_V1, QUOTA_V2
-from penstock_services.node_reporter.shell.cpu_quota import PERIOD_US
+from penstock_services.node_reporter.shell.limits.cgroups import QUOTA_V1, QUOTA_V2
+from penstock_services.node_reporter.shell.limits.cpu_quota import PERIOD_US
 from penstock_services.node_reporter.shell.node import Node
-from penstock_services.node_reporter.shell.processes import below
+from penstock_services.node_reporter.shell.process.processes import below
 from tests.support import node_fixtures
 from tests.support.memory_log import MemoryBroker, MemoryLog
 from tests.support.node_cell import NODE, Cell, printed, start_order, stop_order, working

@@ -21,10 +21,10 @@ from penstock.model.inputs import external_events
 from penstock.runtime.keys.log_keys import ATTACH_PATH, EXEC_PATH, LogKey, key_in_file
 from penstock.session_lines import CHUNK_BYTES, UPGRADE, WINDOW_BYTES, line
 from penstock_services.gateway.core.log_text import NoAnswer
-from penstock_services.gateway.shell.node_session import NodeSession
+from penstock_services.gateway.shell.nodes.node_session import NodeSession
 from penstock_services.node_reporter.options import IsolationChoice, Options
-from penstock_services.node_reporter.shell import commands
-from penstock_services.node_reporter.shell.terminal import MAX_ATTACHED
+from penstock_services.node_reporter.shell.process.terminal import MAX_ATTACHED
+from penstock_services.node_reporter.shell.sessions import commands
 from tests.support import node_fixtures
 from tests.support.memory_log import MemoryBroker, MemoryLog
 from tests.support.node_cell import NODE, Cell, printed, start_order, stop_order, working

@@ -18,10 +18,11 @@ from penstock.model.inputs import external_events
 from penstock.model.inputs.external_events import TelemetrySampled
 from penstock.model.wire.envelope import from_wire
 from penstock_services.node_reporter.options import Options
-from penstock_services.node_reporter.shell import meters, pressure, sampler
-from penstock_services.node_reporter.shell.pinning import real_cores
+from penstock_services.node_reporter.shell.limits import pressure
+from penstock_services.node_reporter.shell.limits.pinning import real_cores
+from penstock_services.node_reporter.shell.measure import meters, sampler
 from penstock_services.node_reporter.shell.ports import Started
-from penstock_services.node_reporter.shell.records import read_record
+from penstock_services.node_reporter.shell.process.records import read_record
 from tests.support import node_fixtures
 from tests.support.memory_log import MemoryBroker, MemoryLog
 from tests.support.node_cell import (

@@ -15,8 +15,8 @@ from msgspec import structs
 from penstock.model.decisions.orders import Companion, StartTask
 from penstock.model.inputs import external_events
 from penstock_services.node_reporter.options import IsolationChoice, Options
-from penstock_services.node_reporter.shell.savers import SAVERS
-from penstock_services.node_reporter.shell.task_folders import PHASES, WORK
+from penstock_services.node_reporter.shell.process.savers import SAVERS
+from penstock_services.node_reporter.shell.process.task_folders import PHASES, WORK
 from tests.support import node_fixtures
 from tests.support.memory_log import MemoryBroker, MemoryLog
 from tests.support.node_cell import (

@@ -26,12 +26,12 @@ from penstock.runtime.settings import Settings
 from penstock.runtime.this_machine import boot_id
 from penstock.sdk.code_archive import pack
 from penstock_services.estimator.shell.service import run as run_estimator
-from penstock_services.gateway.shell import connections
+from penstock_services.gateway.shell.routes import connections
 from penstock_services.node_reporter.options import Options
-from penstock_services.node_reporter.shell import lease_watch, reporter_watch
-from penstock_services.node_reporter.shell.lease import STOP_AFTER
-from penstock_services.node_reporter.shell.lease_watch import LeaseWatch
-from penstock_services.node_reporter.shell.reporter_watch import ReporterWatch
+from penstock_services.node_reporter.shell.watchdogs import lease_watch, reporter_watch
+from penstock_services.node_reporter.shell.watchdogs.lease import STOP_AFTER
+from penstock_services.node_reporter.shell.watchdogs.lease_watch import LeaseWatch
+from penstock_services.node_reporter.shell.watchdogs.reporter_watch import ReporterWatch
 from penstock_services.placer.shell.service import run as run_placer
 from tests.support import gateway_cell, node_fixtures
 from tests.support.memory_log import MemoryBroker, MemoryLog

@@ -11,7 +11,7 @@ from penstock.model.decisions.orders import StartTask
 from penstock.model.inputs import external_events
 from penstock.runtime.files.task_logs import log_path
 from penstock_services.node_reporter.options import Options
-from penstock_services.node_reporter.shell.cgroups import GPU_MAJOR, Cgroups
+from penstock_services.node_reporter.shell.limits.cgroups import GPU_MAJOR, Cgroups
 from tests.support import node_fixtures
 from tests.support.memory_log import MemoryBroker, MemoryLog
 from tests.support.node_cell import NODE, Cell, ours, start_order, stop_order, working

@@ -25,8 +25,8 @@ from penstock.runtime.files.task_logs import Folder, TaskLog, Wanted, log_path
 from penstock_services.node_reporter.options import Options
 from penstock_services.node_reporter.shell.journal import Journal
 from penstock_services.node_reporter.shell.linux import LinuxHost
-from penstock_services.node_reporter.shell.secrets import MAX_SECRET_BYTES
-from penstock_services.node_reporter.shell.spawner import Spawner
+from penstock_services.node_reporter.shell.process.spawner import Spawner
+from penstock_services.node_reporter.shell.task_setup.secrets import MAX_SECRET_BYTES
 from tests.support import node_fixtures
 from tests.support.memory_log import MemoryBroker, MemoryLog
 from tests.support.node_cell import NODE, TOPICS, Cell, ours, printed, start_order, stop_order, working

@@ -17,7 +17,7 @@ from penstock.model.wire.envelope import from_wire
 from penstock.runtime.settings import Settings
 from penstock_services.node_reporter.shell import node as node_module
 from penstock_services.node_reporter.shell.ports import Started
-from penstock_services.node_reporter.shell.records import read_record
+from penstock_services.node_reporter.shell.process.records import read_record
 from penstock_services.node_reporter.shell.run import runner
 from tests.support.memory_log import MemoryBroker, MemoryLog
 from tests.support.node_cell import TOPICS, Cell, node_options, start_order, stop_order, working

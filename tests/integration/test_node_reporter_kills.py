@@ -8,7 +8,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from penstock.log.kafka import KafkaLog
+from penstock.log.kafka.kafka import KafkaLog
 from penstock.log.port import Partition
 from penstock.model.inputs import external_events
 from penstock.model.schema.topics import Topic

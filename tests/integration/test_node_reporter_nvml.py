@@ -15,9 +15,9 @@ from penstock.model.nouns.settings import PlacerSettings
 from penstock.model.nouns.transitions import JobStatus
 from penstock.model.nouns.types import JobSpec
 from penstock.runtime.files.task_logs import log_path
-from penstock_services.node_reporter.shell.faults import classify
-from penstock_services.node_reporter.shell.inventory import identifier
-from penstock_services.node_reporter.shell.sampler import OVER_TICKS, PERIOD_S
+from penstock_services.node_reporter.shell.measure.faults import classify
+from penstock_services.node_reporter.shell.measure.inventory import identifier
+from penstock_services.node_reporter.shell.measure.sampler import OVER_TICKS, PERIOD_S
 from tests.faults import judge_task
 from tests.faults.judge import Verdict, judge_runs
 from tests.faults.judge_node import read_history

@@ -23,8 +23,8 @@ from penstock.runtime.files.log_archive import LogArchive
 from penstock.runtime.files.task_logs import Output, framed, log_name, log_path
 from penstock.runtime.keys.log_keys import key_in_file
 from penstock_services.node_reporter.options import IsolationChoice, Options
-from penstock_services.node_reporter.shell import archiver
-from penstock_services.node_reporter.shell.spawner import lock_state
+from penstock_services.node_reporter.shell.logs import archiver
+from penstock_services.node_reporter.shell.process.spawner import lock_state
 from tests.support import node_fixtures
 from tests.support.memory_log import MemoryBroker, MemoryLog
 from tests.support.node_cell import NODE, Cell, node_options, printed, start_order, stop_order, working
@@ -139,7 +139,7 @@ async def test_the_demos_gang_reports_once_for_all_its_workers(node: Options, ce
 async def test_a_worker_that_speaks_for_its_gang_unasked_is_not_heard(node: Options, cell: Cell) -> None:
     """It writes the lines by hand: its phases are its own, the gang's progress is not."""
     script = (
-        "from penstock.sdk.lines import write_line\n"
+        "from penstock.sdk.reporter.lines import write_line\n"
         'for line in ("train", \'{"steps":{"done":5}}\', "save"): assert write_line(line)'
     )
     order = start_order(1, sys.executable, "-c", script, task_id="job-1.1.1")

@@ -14,7 +14,7 @@ from penstock.model.decisions.orders import CheckpointTask, Peer
 from penstock.model.inputs.external_events import TaskCheckpointed, TaskExited, TaskStarted
 from penstock.model.inputs.saves import SaveRefused
 from penstock_services.node_reporter.options import Options
-from penstock_services.node_reporter.shell import cgroups
+from penstock_services.node_reporter.shell.limits import cgroups
 from tests.support import node_fixtures
 from tests.support.memory_log import MemoryBroker, MemoryLog
 from tests.support.node_cell import NODE, Cell, printed, start_order, stop_order, working

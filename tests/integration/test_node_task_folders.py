@@ -8,10 +8,10 @@ import pytest
 
 from penstock.model.inputs import external_events
 from penstock_services.node_reporter.options import Options
-from penstock_services.node_reporter.shell import task_folders
 from penstock_services.node_reporter.shell.linux import LinuxHost
 from penstock_services.node_reporter.shell.ports import Callbacks
-from penstock_services.node_reporter.shell.task_folders import TaskFolders
+from penstock_services.node_reporter.shell.process import task_folders
+from penstock_services.node_reporter.shell.process.task_folders import TaskFolders
 from tests.support import node_fixtures
 from tests.support.memory_log import MemoryBroker, MemoryLog
 from tests.support.node_cell import Cell, ours, start_order, working

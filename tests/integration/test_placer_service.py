@@ -16,8 +16,8 @@ from penstock.ledger.check.check import check
 from penstock.ledger.fold.evolve import FOLD_VERSION
 from penstock.ledger.record.record import Draft, write
 from penstock.ledger.replica.replica import Replica
-from penstock.log.embedded import EmbeddedLog
 from penstock.log.port import MAX_READ_RECORDS, Log, Message, Partition, Reader, Record
+from penstock.log.postgres.embedded import EmbeddedLog
 from penstock.log.topic_settings import topic_partitions
 from penstock.model.decisions.ledger_events import TermStarted
 from penstock.model.inputs.external_events import JobCancelRequested, JobSubmitted

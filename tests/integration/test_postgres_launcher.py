@@ -13,7 +13,6 @@ import asyncpg
 import pytest
 
 from penstock.errors import ConfigurationError
-from penstock.redaction import without_password
 from penstock.runtime.database.postgres import (
     DSN_VARIABLE,
     PostgresServer,
@@ -21,6 +20,7 @@ from penstock.runtime.database.postgres import (
     find_binaries,
     resolve_dsn,
 )
+from penstock.text.redaction import without_password
 from tests.support.waiting import await_until
 
 pytestmark = pytest.mark.postgres

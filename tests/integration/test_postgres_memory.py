@@ -7,7 +7,7 @@ must not stay in the memory of all the time after it.
 import asyncpg
 import pytest
 
-from penstock.log.embedded import EmbeddedLog
+from penstock.log.postgres.embedded import EmbeddedLog
 from penstock.log.topic_settings import topic_partitions
 from penstock.model.schema.topics import CELL_TOPICS
 from penstock_services.estimator.shell.store import RunStore

@@ -18,9 +18,9 @@ from infra.devservers.kafka import KafkaBroker
 from penstock.errors import ConfigurationError
 from penstock.ledger.replica.replica import Replica
 from penstock.ledger.replica.snapshot import dump
-from penstock.log.embedded import EmbeddedLog
 from penstock.log.open import open_log
 from penstock.log.port import Message
+from penstock.log.postgres.embedded import EmbeddedLog
 from penstock.model.inputs.external_events import NodeLeft
 from penstock.model.nouns.settings import PlacerSettings
 from penstock.model.schema.topics import Topic

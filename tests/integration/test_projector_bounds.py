@@ -7,8 +7,8 @@ import pytest
 import pytest_asyncio
 
 from penstock.ledger.replica.replica import Replica
-from penstock.log.embedded import EmbeddedLog
 from penstock.log.port import Message
+from penstock.log.postgres.embedded import EmbeddedLog
 from penstock.model.inputs.external_events import GpuFaulted, TaskExited, TaskStarted
 from penstock.model.nouns.settings import PlacerSettings
 from penstock.model.nouns.types import Usage

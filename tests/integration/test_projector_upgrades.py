@@ -8,7 +8,7 @@ import asyncpg
 import pytest
 
 from penstock.errors import ConfigurationError, StoreError
-from penstock.log.embedded import EmbeddedLog
+from penstock.log.postgres.embedded import EmbeddedLog
 from penstock.runtime.database.migrations import Migration, load_migrations, migrate
 from penstock.runtime.settings import Settings
 from penstock_services.projector.shell import service

@@ -16,9 +16,9 @@ from infra.devservers.kafka import KafkaBroker
 from penstock.cli.app import run as penstock
 from penstock.ledger.record.record import Draft, write
 from penstock.ledger.replica.replica import Replica
-from penstock.log.embedded import EmbeddedLog
 from penstock.log.open import open_log
 from penstock.log.port import Log, Message, Partition
+from penstock.log.postgres.embedded import EmbeddedLog
 from penstock.log.topic_settings import topic_partitions
 from penstock.model.decisions.ledger_events import JobEnded, TimerSet, TimerSubject
 from penstock.model.inputs.amendments import AmendedFact, LedgerAmended

@@ -12,8 +12,8 @@ import pytest
 
 from penstock.errors import ConfigurationError, LogError
 from penstock.ledger.replica.replica import Replica
-from penstock.log.embedded import EmbeddedLog
 from penstock.log.port import Log, Message, Partition
+from penstock.log.postgres.embedded import EmbeddedLog
 from penstock.log.topic_settings import topic_partitions
 from penstock.model.decisions.orders import StartTask, StopTask
 from penstock.model.inputs.external_events import NodeJoined, RunningTask, TaskExited, TaskStarted

@@ -17,12 +17,12 @@ from penstock.model.inputs.external_events import NodeSuspected
 from penstock.model.schema.topics import Topic
 from penstock.runtime.race import first_of
 from penstock.runtime.settings import Settings
-from penstock_services.gateway.shell import connections
 from penstock_services.gateway.shell import service as gateway_service
 from penstock_services.gateway.shell.options import Options
+from penstock_services.gateway.shell.routes import connections
 from penstock_services.gateway.shell.store import Store
-from penstock_services.node_reporter.shell import connection
-from penstock_services.node_reporter.shell.connection import Connection
+from penstock_services.node_reporter.shell.link import connection
+from penstock_services.node_reporter.shell.link.connection import Connection
 from tests.support.forgeries import GATEWAYS
 from tests.support.gateway_cell import Cell, running
 from tests.support.hand_placer import node_spec
@@ -33,7 +33,7 @@ pytestmark = pytest.mark.postgres
 
 NOTICED_WITHIN_S = 30.0
 CLIENT = (
-    "import asyncio, sys; from penstock_services.node_reporter.shell.connection import Connection; "
+    "import asyncio, sys; from penstock_services.node_reporter.shell.link.connection import Connection; "
     "from pathlib import Path; asyncio.run(Connection(sys.argv[1], 'n0', *(list(map(Path, sys.argv[2:])) or [None])).keep())"
 )
 

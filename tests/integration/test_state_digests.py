@@ -10,9 +10,9 @@ import pytest
 
 from infra.devservers.kafka import KafkaBroker
 from penstock.ledger.record.record import RawRecord
-from penstock.log.embedded import EmbeddedLog
 from penstock.log.open import open_log
 from penstock.log.port import Log, Partition
+from penstock.log.postgres.embedded import EmbeddedLog
 from penstock.log.topic_settings import topic_partitions
 from penstock.model.inputs.external_events import JobSubmitted, NodeJoined
 from penstock.model.schema.event import Event
@@ -20,7 +20,7 @@ from penstock.model.schema.topics import Topic
 from penstock.runtime.following.ledger_follower import LedgerFollower
 from penstock_services.batcher.shell import service as batcher
 from penstock_services.contention_guard.shell import service as contention_guard
-from penstock_services.gateway.shell import differences
+from penstock_services.gateway.shell.replica import differences
 from penstock_services.migrator.shell import service as migrator
 from penstock_services.placer.shell import service as placer
 from penstock_services.placer.shell.replay import Replayer

@@ -23,8 +23,8 @@ from penstock.model.wire.envelope import Envelope, from_wire
 from penstock.runtime.keys.node_keys import PlacerKeys
 from penstock.runtime.settings import Settings
 from penstock_services.node_reporter.options import Options
-from penstock_services.node_reporter.shell import inventory
 from penstock_services.node_reporter.shell import node as node_module
+from penstock_services.node_reporter.shell.measure import inventory
 from penstock_services.node_reporter.shell.run import runner
 from penstock_services.placer.core.answer import Input
 from penstock_services.placer.core.orders import orders_of

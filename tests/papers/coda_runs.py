@@ -28,11 +28,11 @@ from penstock.simulator.generators.base import source
 from penstock.simulator.generators.coda import CORES_PER_NODE
 from penstock.simulator.generators.coda_month import make
 from penstock.simulator.job_models.catalogue import Run, work_for
-from penstock.simulator.job_models.cores import Cpu
+from penstock.simulator.job_models.measurements.cores import Cpu
+from penstock.simulator.job_models.measurements.tables import SENSITIVITY, read_sensitivity
 from penstock.simulator.job_models.restarts import RestartCost, RestartingWork
 from penstock.simulator.job_models.sharing import BANDWIDTH_KNEE
-from penstock.simulator.job_models.tables import SENSITIVITY, read_sensitivity
-from penstock.simulator.traces.importing import Trace
+from penstock.simulator.traces.files.importing import Trace
 from penstock.simulator.traces.jobs import TraceJob
 from tests.papers.parallel_runs import simulated
 from tests.papers.resampling import Floats

@@ -26,18 +26,18 @@ from penstock.simulator.engine import Options, Simulation
 from penstock.simulator.generators.base import source
 from penstock.simulator.generators.genie import MODELS
 from penstock.simulator.generators.registry import GENERATORS
-from penstock.simulator.job_models.measured import read_model
-from penstock.simulator.job_models.placement_table import RESTART_S, Model
+from penstock.simulator.job_models.measurements.measured import read_model
+from penstock.simulator.job_models.measurements.placement_table import RESTART_S, Model
+from penstock.simulator.job_models.measurements.steps import StepTimes
 from penstock.simulator.job_models.restarts import RestartCost, RestartingWork
 from penstock.simulator.job_models.steady import SteadyWork
-from penstock.simulator.job_models.steps import StepTimes
 from penstock.simulator.traces.cluster import nodes_of
 from penstock.simulator.traces.jobs import TraceJob
+from penstock_services.estimator.core.records.placements import Cell, Measurement, table
 from penstock_services.estimator.core.step_time.fit import fit, reference_batch
-from penstock_services.estimator.core.step_time.placements import Cell, Measurement, table
 from penstock_services.estimator.core.step_time.prior import WIDE
-from penstock_services.gateway.core.deadline import Outlook, outlook
-from penstock_services.gateway.core.forecast_errors import ForecastErrors
+from penstock_services.gateway.core.forecasts.deadline import Outlook, outlook
+from penstock_services.gateway.core.forecasts.forecast_errors import ForecastErrors
 from tests.papers.estimator.genie import Genie as Fitted
 from tests.papers.estimator.genie import Run, Task, fit_genie, light_profile, predict_genie
 from tests.papers.parallel_runs import simulated

@@ -23,12 +23,12 @@ import numpy as np
 from penstock.model.nouns.settings import PlacerSettings
 from penstock.simulator.engine import Durations, Options, Simulation
 from penstock.simulator.generators.base import rng_of, source
-from penstock.simulator.job_models.measured import read_all
-from penstock.simulator.job_models.measured_restarts import MeasuredPhases, measured_costs
+from penstock.simulator.job_models.measurements.measured import read_all
+from penstock.simulator.job_models.measurements.measured_restarts import MeasuredPhases, measured_costs
+from penstock.simulator.job_models.measurements.tables import STAGE_PROFILES, read_start_ups
 from penstock.simulator.job_models.model import Constant
 from penstock.simulator.job_models.sharing import LAUNCH_S, SAVE_S, Phases
 from penstock.simulator.job_models.steady import SteadyWork
-from penstock.simulator.job_models.tables import STAGE_PROFILES, read_start_ups
 from penstock.simulator.nodes import Latency
 from penstock.simulator.traces.cluster import nodes_of
 from penstock.simulator.traces.jobs import TraceJob

@@ -12,7 +12,7 @@ import msgspec
 from penstock.model.nouns.settings import Stage
 from penstock.simulator.commands.options import validate
 from penstock.simulator.engine import Simulation
-from penstock.simulator.job_models.steps import StageTimes
+from penstock.simulator.job_models.measurements.steps import StageTimes
 from tests.papers.liquid_bounds import least_makespan_s, least_mean_s, shortest_s
 from tests.papers.parallel_runs import simulated
 from tests.papers.resampling import less, more

@@ -26,8 +26,8 @@ from penstock.simulator.generators.registry import generate, generator_of
 from penstock.simulator.job_models.catalogue import work_for
 from penstock.simulator.meter import Figures
 from penstock.simulator.traces.cluster import nodes_of
+from penstock.simulator.traces.files.importing import read_trace
 from penstock.simulator.traces.fitting import ClusterCapacity
-from penstock.simulator.traces.importing import read_trace
 from tests.papers.parallel_runs import simulated
 from tests.papers.resampling import mean
 from tests.papers.tables import PaperTable, Row, main

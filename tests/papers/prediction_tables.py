@@ -15,16 +15,10 @@ import numpy as np
 
 from penstock.model.nouns.types import Category
 from penstock.scheduling.acting.core_search import Next, Seen, search, walk
+from penstock_services.estimator.core.records.placements import Cell, Measurement, Table, table, why_rejected
 from penstock_services.estimator.core.resource_model.measurements import Runs
 from penstock_services.estimator.core.resources.cores import PastJob, n_start
 from penstock_services.estimator.core.step_time.fit import learn_prior, reference_batch
-from penstock_services.estimator.core.step_time.placements import (
-    Cell,
-    Measurement,
-    Table,
-    table,
-    why_rejected,
-)
 from penstock_services.estimator.core.step_time.prior import Prior
 from tests.papers import muri_reference
 from tests.papers.estimator.cross_validation import judge_on

@@ -25,11 +25,11 @@ from penstock.model.nouns.settings import PlacerSettings
 from penstock.model.nouns.types import Estimate, PairSpeed
 from penstock.scheduling.place.sharing import refused
 from penstock.simulator.engine import Options, Simulation
-from penstock.simulator.job_models.colocation import Colocation, Config, Throughputs
+from penstock.simulator.job_models.measurements.colocation import Colocation, Config, Throughputs
+from penstock.simulator.job_models.measurements.tables import read_throughputs
 from penstock.simulator.job_models.model import JobModel
 from penstock.simulator.job_models.sharing import LAUNCH_S, SAVE_S, Phases
 from penstock.simulator.job_models.steady import SteadyWork
-from penstock.simulator.job_models.tables import read_throughputs
 from penstock.simulator.traces.cluster import GPU_MEMORY_MIB, nodes_of
 from penstock.simulator.traces.jobs import TraceJob
 from tests.papers.parallel_runs import simulated

@@ -15,7 +15,7 @@ import numpy as np
 from penstock.model.nouns.settings import Convergence, Stage
 from penstock.simulator.commands.options import validate
 from penstock.simulator.engine import Simulation
-from penstock.simulator.traces.importing import Trace
+from penstock.simulator.traces.files.importing import Trace
 from tests.papers.parallel_runs import simulated
 from tests.papers.resampling import less
 from tests.papers.tables import PaperTable, Row, main

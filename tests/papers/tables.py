@@ -22,7 +22,7 @@ from rich.table import Table as Printed
 from penstock.charts.render import html
 from penstock.charts.report import Cell, Page, Section, Table
 from penstock.runtime.files.csv_import import BadFile
-from penstock.simulator.traces.importing import DATA_VARIABLE, data_root
+from penstock.simulator.traces.files.importing import DATA_VARIABLE, data_root
 from tests.papers.known_short import KNOWN
 from tests.papers.parallel_runs import begin, spent, unfinished, workers
 

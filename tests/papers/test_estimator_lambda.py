@@ -11,6 +11,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from penstock_services.estimator.core.learning.saved import digest_of, from_bytes, to_bytes
 from penstock_services.estimator.core.resource_model.measurements import (
     MEMORY,
     THROUGHPUT,
@@ -19,7 +20,6 @@ from penstock_services.estimator.core.resource_model.measurements import (
     Runs,
 )
 from penstock_services.estimator.core.resource_model.model import Model, train
-from penstock_services.estimator.core.saved import digest_of, from_bytes, to_bytes
 from tests.papers.estimator.cross_validation import Judged, cross_judge
 from tests.papers.estimator.left_out import of_runs, table
 from tests.papers.estimator.run_files import Read, read_runs

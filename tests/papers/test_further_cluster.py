@@ -12,8 +12,8 @@ from itertools import product
 import numpy as np
 import pytest
 
+from penstock_services.estimator.core.records.placements import Cell, Measurement, Table, table
 from penstock_services.estimator.core.step_time.fit import fit, learn_prior, reference_batch
-from penstock_services.estimator.core.step_time.placements import Cell, Measurement, Table, table
 from penstock_services.estimator.core.step_time.prior import Prior
 from tests.papers.estimator.step_files import read_steps
 from tests.papers.estimator.step_validation import LEVEL, part, without

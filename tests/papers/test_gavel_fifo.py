@@ -10,7 +10,7 @@ from penstock.model.nouns.settings import PlacerSettings
 from penstock.simulator.engine import Options, Simulation
 from penstock.simulator.job_models.catalogue import Run, work_for
 from penstock.simulator.traces.cluster import nodes_of
-from penstock.simulator.traces.importing import read_trace
+from penstock.simulator.traces.files.importing import read_trace
 from tests.support.data import DATA_ROOT
 
 DATA = DATA_ROOT / "gavel"

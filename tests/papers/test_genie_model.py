@@ -10,14 +10,9 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+from penstock_services.estimator.core.records.placements import Cell, Measurement, Table, table
 from penstock_services.estimator.core.step_time.fit import fit, reference_batch
 from penstock_services.estimator.core.step_time.model import StepModel
-from penstock_services.estimator.core.step_time.placements import (
-    Cell,
-    Measurement,
-    Table,
-    table,
-)
 from penstock_services.estimator.core.step_time.prior import WIDE, Prior
 from tests.papers.estimator.step_validation import (
     light,

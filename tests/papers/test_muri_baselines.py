@@ -12,8 +12,8 @@ from penstock.simulator.engine import Simulation
 from penstock.simulator.job_models.catalogue import work_for
 from penstock.simulator.meter import Figures
 from penstock.simulator.traces.cluster import nodes_of
+from penstock.simulator.traces.files.importing import read_trace
 from penstock.simulator.traces.fitting import ClusterCapacity
-from penstock.simulator.traces.importing import read_trace
 from tests.support.data import DATA_ROOT
 
 DATA = DATA_ROOT / "muri"

@@ -15,8 +15,8 @@ from penstock.simulator.job_models.catalogue import work_for
 from penstock.simulator.job_models.muri_period import iteration_together_s
 from penstock.simulator.meter import Figures
 from penstock.simulator.traces.cluster import nodes_of
+from penstock.simulator.traces.files.importing import read_trace
 from penstock.simulator.traces.fitting import ClusterCapacity
-from penstock.simulator.traces.importing import read_trace
 from penstock.simulator.traces.jobs import Stages
 from tests.papers import muri_reference as reference
 from tests.papers.test_muri_baselines import DATA, WITHIN, needs_data

@@ -8,7 +8,7 @@ import pytest
 from penstock.model.inputs.external_events import StageSample, StagesMeasured
 from penstock.model.nouns.types import JobSpec
 from penstock.model.schema.validation import checked
-from penstock_services.estimator.core.runs import job_info
+from penstock_services.estimator.core.records.runs import job_info
 from penstock_services.estimator.core.stages.profile import Sample, StageKey, stage_profile
 from penstock_services.estimator.core.stages.registry import StageRegistry
 from tests.support.data import DATA_ROOT

@@ -12,9 +12,9 @@ import pytest
 
 from penstock.model.nouns.types import JobSpec
 from penstock_services.estimator.core.model_lifecycle import Trained
-from penstock_services.estimator.core.resources.history import Run
-from penstock_services.estimator.core.runs import Allocation, Card, FinishedRun, Steps, job_info
-from penstock_services.estimator.core.step_time.placements import Cell
+from penstock_services.estimator.core.records.history import Run
+from penstock_services.estimator.core.records.placements import Cell
+from penstock_services.estimator.core.records.runs import Allocation, Card, FinishedRun, Steps, job_info
 from penstock_services.estimator.core.step_time.training import STEPS, StepQuestion, answer
 from tests.papers.prediction_tables import NETWORKS, step_times
 from tests.support.data import DATA_ROOT

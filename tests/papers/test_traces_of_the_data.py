@@ -6,8 +6,8 @@ from penstock.simulator.commands.options import validate
 from penstock.simulator.generators.registry import of_summaries
 from penstock.simulator.traces.cluster import OPENB_SLICES_PER_CORE, cluster_of, gpu_count
 from penstock.simulator.traces.description import describe
+from penstock.simulator.traces.files.importing import SETS, locate, names_in, read_trace
 from penstock.simulator.traces.fitting import ClusterCapacity
-from penstock.simulator.traces.importing import SETS, locate, names_in, read_trace
 from tests.support.command_line import simulate_options
 from tests.support.data import DATA_ROOT as DATA
 

@@ -12,7 +12,6 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from penstock.counting import count
 from penstock.model.nouns.settings import PlacerSettings, Stage
 from penstock.simulator.engine import Durations, Options, Simulation
 from penstock.simulator.job_models.model import Constant
@@ -20,9 +19,10 @@ from penstock.simulator.job_models.restarts import RestartCost, RestartingWork
 from penstock.simulator.job_models.sharing import Phases
 from penstock.simulator.job_models.steady import SteadyWork
 from penstock.simulator.meter import Figures
-from penstock.simulator.report.timeline import Timeline
+from penstock.simulator.results.timeline import Timeline
 from penstock.simulator.traces.cluster import nodes_of
 from penstock.simulator.traces.jobs import TraceJob
+from penstock.text.counting import count
 from tests.papers.resampling import less
 
 JOBS = 40

@@ -9,8 +9,8 @@ from penstock.simulator.engine import Options, Simulation
 from penstock.simulator.job_models.model import Constant
 from penstock.simulator.job_models.steady import SteadyWork
 from penstock.simulator.nodes import Latency
-from penstock.simulator.report.timeline import Timeline
-from penstock.simulator.services import Input
+from penstock.simulator.results.timeline import Timeline
+from penstock.simulator.services.port import Input
 from penstock.simulator.traces.cluster import nodes_of
 from penstock.simulator.traces.jobs import TraceJob
 

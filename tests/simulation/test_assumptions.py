@@ -15,7 +15,7 @@ from penstock.model.schema.event import wire_type
 from penstock.scheduling.profiles import PROFILES, READ_DURATIONS
 from penstock.simulator.engine import Durations, Options
 from penstock.simulator.report.measured import measured
-from penstock.simulator.report.timeline import Timeline
+from penstock.simulator.results.timeline import Timeline
 from penstock.simulator.traces.jobs import TraceJob
 from tests.support.hand_placer import HandPlacer, estimate, node_spec
 

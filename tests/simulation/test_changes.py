@@ -11,7 +11,7 @@ from penstock.model.nouns.nodes import Isolation
 from penstock.model.nouns.settings import PlacerSettings
 from penstock.model.proposals import CoresProposed, ThrottleProposed
 from penstock.simulator.engine import Options, Simulation
-from penstock.simulator.job_models.cores import Cpu, amdahl
+from penstock.simulator.job_models.measurements.cores import Cpu, amdahl
 from penstock.simulator.job_models.model import Allocation, Constant, End, JobModel
 from penstock.simulator.job_models.sharing import Bandwidth, Phases
 from penstock.simulator.job_models.steady import SteadyWork

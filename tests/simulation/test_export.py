@@ -23,10 +23,10 @@ from penstock.simulator.commands.export import lines_of
 from penstock.simulator.engine import Options
 from penstock.simulator.nodes import Latency
 from penstock.simulator.traces.cluster import cluster_of
+from penstock.simulator.traces.files.importing import read_trace
+from penstock.simulator.traces.files.writing import write_lines
 from penstock.simulator.traces.history import History, Left, PastJob, mixed, node_rows
-from penstock.simulator.traces.importing import read_trace
 from penstock.simulator.traces.jobs import TraceJob
-from penstock.simulator.traces.writing import write_lines
 from tests.simulation.scenarios import ends, simulation
 
 EIGHTH_S = 0.125  # such times are exact in doubles and in milliseconds alike

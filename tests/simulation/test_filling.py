@@ -15,7 +15,7 @@ from penstock.simulator.job_models.model import Work
 from penstock.simulator.meter import Figures
 from penstock.simulator.traces.arrivals import PATIENCE_S, UNTIL, fill
 from penstock.simulator.traces.cluster import nodes_of
-from penstock.simulator.traces.importing import read_trace
+from penstock.simulator.traces.files.importing import read_trace
 from penstock.simulator.traces.jobs import TraceJob
 from tests.support.command_line import penstock
 

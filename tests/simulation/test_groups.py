@@ -14,10 +14,10 @@ from penstock.model.schema.event import Event, wire_type
 from penstock.simulator.engine import Options, Simulation
 from penstock.simulator.job_models.model import Constant, JobModel, Neighbour, Placement
 from penstock.simulator.job_models.steady import SteadyWork
-from penstock.simulator.report.figures import figures_of
-from penstock.simulator.report.series import series_of
-from penstock.simulator.report.timeline import Timeline
-from penstock.simulator.services import Attached
+from penstock.simulator.results.figures import figures_of
+from penstock.simulator.results.series import series_of
+from penstock.simulator.results.timeline import Timeline
+from penstock.simulator.services.port import Attached
 from penstock.simulator.traces.cluster import nodes_of
 from penstock.simulator.traces.jobs import TraceJob
 

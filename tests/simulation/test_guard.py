@@ -9,12 +9,12 @@ from msgspec.structs import replace
 from penstock.model.nouns.nodes import BandwidthCap, Isolation
 from penstock.model.nouns.settings import Contention, PlacerSettings
 from penstock.simulator.engine import Options, Simulation
-from penstock.simulator.job_models.cores import Cpu
+from penstock.simulator.job_models.measurements.cores import Cpu
 from penstock.simulator.job_models.model import Constant, JobModel
 from penstock.simulator.job_models.sharing import Bandwidth
 from penstock.simulator.job_models.steady import SteadyWork
 from penstock.simulator.report.measured import _restarts
-from penstock.simulator.report.timeline import Timeline
+from penstock.simulator.results.timeline import Timeline
 from penstock.simulator.traces.cluster import nodes_of
 from penstock.simulator.traces.jobs import TraceJob
 

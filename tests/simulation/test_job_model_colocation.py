@@ -8,11 +8,11 @@ import pytest
 from penstock.model.nouns.settings import PlacerSettings
 from penstock.runtime.files.csv_import import BadFile
 from penstock.simulator.engine import Options, Simulation
-from penstock.simulator.job_models.colocation import Colocation, Config
+from penstock.simulator.job_models.measurements.colocation import Colocation, Config
+from penstock.simulator.job_models.measurements.tables import COLOCATED, ISOLATED, read_throughputs
 from penstock.simulator.job_models.model import Allocation, NotMeasured
 from penstock.simulator.job_models.sharing import Links
 from penstock.simulator.job_models.steady import SteadyWork
-from penstock.simulator.job_models.tables import COLOCATED, ISOLATED, read_throughputs
 from penstock.simulator.traces.cluster import nodes_of
 from penstock.simulator.traces.jobs import TraceJob
 from tests.support.data import DATA_ROOT

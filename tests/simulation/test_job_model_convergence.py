@@ -5,9 +5,9 @@ from pathlib import Path
 import pytest
 
 from penstock.runtime.files.csv_import import BadFile
-from penstock.simulator.job_models.convergence import Convergence, LossCurve
+from penstock.simulator.job_models.measurements.convergence import Convergence, LossCurve
+from penstock.simulator.job_models.measurements.tables import read_charrnn, read_curves
 from penstock.simulator.job_models.model import Allocation, Constant, NotMeasured
-from penstock.simulator.job_models.tables import read_charrnn, read_curves
 from penstock.simulator.traces.jobs import TraceJob
 from tests.support.data import DATA_ROOT as DATA
 

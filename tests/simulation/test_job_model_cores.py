@@ -5,9 +5,9 @@ from pathlib import Path
 import pytest
 
 from penstock.runtime.files.csv_import import BadFile
-from penstock.simulator.job_models.cores import MIB_PER_GB, Cpu
+from penstock.simulator.job_models.measurements.cores import MIB_PER_GB, Cpu
+from penstock.simulator.job_models.measurements.tables import SENSITIVITY, read_sensitivity
 from penstock.simulator.job_models.model import Allocation, NotMeasured
-from penstock.simulator.job_models.tables import SENSITIVITY, read_sensitivity
 from penstock.simulator.traces.jobs import TraceJob
 from tests.support.data import DATA_ROOT
 

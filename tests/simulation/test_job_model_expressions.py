@@ -11,14 +11,14 @@ from penstock.model.nouns.settings import PlacerSettings
 from penstock.runtime.files.csv_import import BadFile
 from penstock.simulator.engine import Options, Simulation
 from penstock.simulator.job_models.catalogue import JOB_MODELS, checked_job_model, work_for
-from penstock.simulator.job_models.convergence import Convergence, LossCurve
 from penstock.simulator.job_models.expression import UnknownJobModel, Wanted, parse
+from penstock.simulator.job_models.measurements.convergence import Convergence, LossCurve
 from penstock.simulator.job_models.model import Constant, End
 from penstock.simulator.job_models.sharing import Phases
 from penstock.simulator.job_models.steady import SteadyWork
-from penstock.simulator.services import Attached
+from penstock.simulator.services.port import Attached
 from penstock.simulator.traces.cluster import nodes_of
-from penstock.simulator.traces.importing import Trace
+from penstock.simulator.traces.files.importing import Trace
 from penstock.simulator.traces.jobs import TraceJob
 
 from .scenarios import Listener, ends, job
@@ -137,18 +137,18 @@ def test_a_work_of_its_own_stands_alone() -> None:
 
 
 PURE = (
-    "interpolation",
+    "measurements.interpolation",
     "model",
     "steady",
-    "colocation",
-    "cores",
-    "convergence",
+    "measurements.colocation",
+    "measurements.cores",
+    "measurements.convergence",
     "sharing",
-    "steps",
+    "measurements.steps",
     "muri",
     "muri_period",
     "turns",
-    "placement_table",
+    "measurements.placement_table",
 )
 
 

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from penstock.model.nouns.types import TaskPlacement
+from penstock.simulator.job_models.measurements.steps import StageTimes
 from penstock.simulator.job_models.model import (
     Allocation,
     Constant,
@@ -16,7 +17,6 @@ from penstock.simulator.job_models.model import (
 )
 from penstock.simulator.job_models.sharing import Bandwidth, Links, Phases, SharedNode, flows_of, most_flows
 from penstock.simulator.job_models.steady import SteadyWork
-from penstock.simulator.job_models.steps import StageTimes
 from penstock.simulator.traces.jobs import Stages, TraceJob
 
 WORKER, SERVER = Allocation((0,), 1), Allocation((), 1, workers=0, parameter_servers=1)

@@ -6,11 +6,11 @@ import pytest
 
 from penstock.model.nouns.settings import PlacerSettings
 from penstock.simulator.engine import Options, Simulation
-from penstock.simulator.job_models.measured import read_model
+from penstock.simulator.job_models.measurements.measured import read_model
+from penstock.simulator.job_models.measurements.placement_table import RESTART_S
+from penstock.simulator.job_models.measurements.steps import StepTimes
 from penstock.simulator.job_models.model import Allocation, NotMeasured
-from penstock.simulator.job_models.placement_table import RESTART_S
 from penstock.simulator.job_models.steady import SteadyWork
-from penstock.simulator.job_models.steps import StepTimes
 from penstock.simulator.traces.cluster import nodes_of
 from penstock.simulator.traces.jobs import TraceJob
 from tests.support.command_line import penstock

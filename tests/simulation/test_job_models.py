@@ -7,11 +7,11 @@ import pytest
 
 from penstock.model.inputs.external_events import JobProgress
 from penstock.runtime.files.csv_import import BadFile
-from penstock.simulator.job_models.interpolation import interpolate
-from penstock.simulator.job_models.measured import read_model
+from penstock.simulator.job_models.measurements.interpolation import interpolate
+from penstock.simulator.job_models.measurements.measured import read_model
+from penstock.simulator.job_models.measurements.placement_table import RESTART_S, TableWork
 from penstock.simulator.job_models.model import Allocation, End, NotMeasured
 from penstock.simulator.job_models.muri import MuriWork
-from penstock.simulator.job_models.placement_table import RESTART_S, TableWork
 from penstock.simulator.traces.jobs import Stages, TraceJob
 from tests.support.command_process import run
 

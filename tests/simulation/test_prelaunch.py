@@ -13,7 +13,7 @@ from penstock.simulator.job_models.model import Constant
 from penstock.simulator.job_models.sharing import Phases
 from penstock.simulator.job_models.steady import SteadyWork
 from penstock.simulator.report.measured import measured
-from penstock.simulator.report.timeline import Timeline
+from penstock.simulator.results.timeline import Timeline
 from penstock.simulator.traces.cluster import nodes_of
 from penstock.simulator.traces.jobs import TraceJob
 from tests.simulation.prelaunch_cells import JOBS, Cell, run

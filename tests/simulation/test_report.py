@@ -17,7 +17,7 @@ from penstock.charts.render import html, save_all
 from penstock.charts.report import Page
 from penstock.cli.app import run as main
 from penstock.simulator.report.charts import sections
-from penstock.simulator.report.series import (
+from penstock.simulator.results.series import (
     HEAT_BINS,
     MAX_BARS,
     MAX_HEAT_ROWS,
@@ -30,8 +30,8 @@ from penstock.simulator.report.series import (
     RunSeries,
     series_of,
 )
-from penstock.simulator.report.sharings import ALONE
-from penstock.simulator.report.timeline import SIZES, Timeline
+from penstock.simulator.results.sharings import ALONE
+from penstock.simulator.results.timeline import SIZES, Timeline
 
 from .scenarios import BUSY, CLUSTER, SLOW_NODES, ends, job, simulation, watched
 from .small_tables import write_tables

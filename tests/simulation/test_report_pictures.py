@@ -11,9 +11,9 @@ from penstock.charts.report import Page
 from penstock.model.inputs.external_events import JobCancelRequested
 from penstock.model.nouns.types import JobSpec
 from penstock.simulator.report.charts import PALETTE, sections
-from penstock.simulator.report.figures import figures_of
-from penstock.simulator.report.series import series_of
-from penstock.simulator.report.timeline import Timeline
+from penstock.simulator.results.figures import figures_of
+from penstock.simulator.results.series import series_of
+from penstock.simulator.results.timeline import Timeline
 from penstock.simulator.traces.jobs import TraceJob
 from tests.support.hand_placer import HandPlacer, node_spec
 

@@ -9,7 +9,11 @@ from penstock.model.decisions.orders import CheckpointTask
 from penstock.model.inputs.external_events import TaskCheckpointed
 from penstock.model.nouns.settings import PlacerSettings
 from penstock.simulator.engine import Options, Simulation
-from penstock.simulator.job_models.measured_restarts import STOPS_AND_STARTS, measured_costs, state_mib
+from penstock.simulator.job_models.measurements.measured_restarts import (
+    STOPS_AND_STARTS,
+    measured_costs,
+    state_mib,
+)
 from penstock.simulator.job_models.model import Allocation, Checkpoint, Constant, End, Work
 from penstock.simulator.job_models.restarts import RestartCost, RestartingWork
 from penstock.simulator.job_models.sharing import Phases

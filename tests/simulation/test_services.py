@@ -26,11 +26,11 @@ from penstock.model.proposals import (
 from penstock.model.schema.event import Event, wire_type
 from penstock.model.schema.topics import Topic
 from penstock.simulator.engine import Options, Simulation
-from penstock.simulator.job_models.cores import Cpu, amdahl
+from penstock.simulator.job_models.measurements.cores import Cpu, amdahl
 from penstock.simulator.job_models.model import Constant
 from penstock.simulator.job_models.restarts import RestartCost, RestartingWork
 from penstock.simulator.job_models.steady import SteadyWork
-from penstock.simulator.services import Attached, Input, Services
+from penstock.simulator.services.port import Attached, Input, Services
 from penstock.simulator.traces.cluster import nodes_of
 from penstock.simulator.traces.jobs import TraceJob
 from tests.support.command_line import penstock
@@ -109,7 +109,7 @@ def test_who_has_nothing_to_say_is_not_busy() -> None:
 def test_planning_time_may_be_measured(monkeypatch: pytest.MonkeyPatch) -> None:
     """A genetic algorithm's next version is slower: with its real time the simulated cell waits longer for its plan."""
     real_s = 7.0
-    monkeypatch.setattr("penstock.simulator.services.perf_counter", lambda: real_s)
+    monkeypatch.setattr("penstock.simulator.services.port.perf_counter", lambda: real_s)
 
     class Slow(Listener):
         def answer(self, inputs: Sequence[Input]) -> Sequence[Any]:

@@ -12,10 +12,10 @@ from penstock.model.decisions.groups import GroupDecided, Turns
 from penstock.model.nouns.types import StageTimes
 from penstock.model.proposals import PlanProposed, ProposedJob, ProposedUnit
 from penstock.simulator.report.charts import sections
-from penstock.simulator.report.series import series_of
-from penstock.simulator.report.sharings import ALONE, Sharings
-from penstock.simulator.report.timeline import EXITED, SHARED, STILL, Timeline
 from penstock.simulator.report.turns_chart import shares
+from penstock.simulator.results.series import series_of
+from penstock.simulator.results.sharings import ALONE, Sharings
+from penstock.simulator.results.timeline import EXITED, SHARED, STILL, Timeline
 from tests.support.driver import CellDriver, estimate, node_spec
 
 LOADS = StageTimes(storage_ms=30.0, cpu_ms=10.0, gpu_ms=10.0, network_ms=0.0, iteration_ms=50.0)

@@ -9,10 +9,10 @@ from penstock.ledger.replica.replica import Replica
 from penstock.model.nouns.transitions import NodeStatus
 from penstock.simulator.engine import Options
 from penstock.simulator.report.charts import sections
-from penstock.simulator.report.figures import figures_of
-from penstock.simulator.report.metrics import UNFINISHED
-from penstock.simulator.report.series import BINS, cdf_of, curve_of, series_of
-from penstock.simulator.report.timeline import EXITED, SIZES, STILL, STOPPED, Timeline
+from penstock.simulator.results.figures import figures_of
+from penstock.simulator.results.metrics import UNFINISHED
+from penstock.simulator.results.series import BINS, cdf_of, curve_of, series_of
+from penstock.simulator.results.timeline import EXITED, SIZES, STILL, STOPPED, Timeline
 from penstock.simulator.runs import Recorder, perform
 from penstock.simulator.traces.jobs import TraceJob, shape_of
 

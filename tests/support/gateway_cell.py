@@ -12,16 +12,16 @@ import httpx
 
 from penstock.client import aio, connection, steps, streams, sync
 from penstock.errors import LogError
-from penstock.log.embedded import EmbeddedLog
 from penstock.log.over import LogOver
 from penstock.log.port import Log, Message, Partition, Reader, Record
+from penstock.log.postgres.embedded import EmbeddedLog
 from penstock.model.schema.topics import CELL_TOPICS, Topic
 from penstock.model.wire.envelope import Envelope, from_wire
 from penstock.runtime.settings import Settings
 from penstock.tls import client_context
-from penstock_services.gateway.shell import checkpoints, cores, holds, moves, operators
 from penstock_services.gateway.shell import service as gateway_service
 from penstock_services.gateway.shell.options import Options
+from penstock_services.gateway.shell.routes.commands import checkpoints, cores, holds, moves, operators
 from penstock_services.projector.shell import service as projector_service
 from tests.support.forgeries import GATEWAYS
 from tests.support.hand_placer import HandPlacer

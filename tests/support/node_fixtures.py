@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from penstock.log.embedded import EmbeddedLog
+from penstock.log.postgres.embedded import EmbeddedLog
 from penstock_services.node_reporter.options import Options
 from tests.support.memory_log import MemoryBroker, MemoryLog
 from tests.support.node_cell import TOPICS, Cell, end_tasks, node_options, story, working

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 import pytest_asyncio
 
-from penstock.log.embedded import EmbeddedLog
 from penstock.log.port import Log, Partition
+from penstock.log.postgres.embedded import EmbeddedLog
 from penstock.model.schema.topics import Topic
 from penstock.runtime.settings import Settings
 from penstock_services.projector.shell import service

@@ -10,8 +10,8 @@ from penstock.model.schema.event import Event
 from penstock.model.schema.topics import Topic
 from penstock_services.batcher.core.batcher import Batcher
 from penstock_services.contention_guard.core.guard import ContentionGuard
-from penstock_services.estimator.core.state import State
-from penstock_services.gateway.shell.follower import Follower
+from penstock_services.estimator.core.fold.state import State
+from penstock_services.gateway.shell.replica.follower import Follower
 from penstock_services.migrator.core.migrator import Migrator
 from penstock_services.projector.core.projection import Projection
 from penstock_services.projector.shell.store import LARGEST, REPLACED, _json, _saturate

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from penstock.sdk.lines import FIFO
 from penstock.sdk.progress import Meter
+from penstock.sdk.reporter.lines import FIFO
 
 
 class Clock:

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from penstock.runtime.files.csv_import import BadFile
-from penstock.simulator.traces.importing import read_trace
+from penstock.simulator.traces.files.importing import read_trace
 from tests.support.command_line import penstock
 
 

@@ -6,8 +6,8 @@ import struct
 from collections.abc import Callable
 from itertools import count
 
-from penstock.sdk import turns
-from penstock.sdk.turns import Changes, Turn
+from penstock.sdk.sharing import turns
+from penstock.sdk.sharing.turns import Changes, Turn
 
 _numbers = count(1)
 

@@ -10,8 +10,8 @@ from penstock.ledger.state.node.node_state import NodeState
 from penstock.model.nouns.transitions import NodeStatus
 from penstock.model.nouns.types import Environment, JobSpec
 from penstock.runtime.this_machine import boot_id, machine_id
-from penstock_services.gateway.shell import absent_folders as module
-from penstock_services.gateway.shell.absent_folders import MAX_LOOKS, absent_folders
+from penstock_services.gateway.shell.answers import absent_folders as module
+from penstock_services.gateway.shell.answers.absent_folders import MAX_LOOKS, absent_folders
 from tests.support.builders import node
 from tests.support.waiting import await_until
 

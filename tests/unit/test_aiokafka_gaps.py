@@ -14,7 +14,7 @@ from aiokafka.protocol.metadata import MetadataRequest
 from aiokafka.record.default_records import DefaultRecordBatchBuilder
 from aiokafka.record.memory_records import MemoryRecords
 
-from penstock.log import aiokafka_gaps
+from penstock.log.kafka import aiokafka_gaps
 
 
 def batch_with_header(name: bytes) -> bytes:

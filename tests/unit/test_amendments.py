@@ -29,7 +29,7 @@ from penstock.model.nouns.settings import PlacerSettings
 from penstock.model.nouns.types import MAX_MS
 from penstock.model.schema.event import Event
 from penstock.model.schema.topics import Topic
-from penstock_services.estimator.core.state import State
+from penstock_services.estimator.core.fold.state import State
 from penstock_services.projector.core.projection import Projection
 from tests.support.driver import CellDriver, node_spec
 

@@ -8,8 +8,8 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from penstock_services.node_reporter.shell import checkpoint_bundle
-from penstock_services.node_reporter.shell.checkpoint_bundle import (
+from penstock_services.node_reporter.shell.checkpoints import checkpoint_bundle
+from penstock_services.node_reporter.shell.checkpoints.checkpoint_bundle import (
     BadBundle,
     Digests,
     Manifest,

@@ -2,7 +2,7 @@
 
 import pytest
 
-from penstock_services.node_reporter.shell.checkpoint_folders import covers, newest
+from penstock_services.node_reporter.shell.checkpoints.checkpoint_folders import covers, newest
 
 
 @pytest.mark.parametrize(

@@ -13,10 +13,11 @@ import pytest
 import typer
 from typer.core import TyperCommand
 
-from penstock.cli import app, event_text
+from penstock.cli import app
 from penstock.cli.app import hoist, tree
 from penstock.cli.common import gateway
-from penstock.cli.logs import Following
+from penstock.cli.following import event_text
+from penstock.cli.following.logs import Following
 from penstock.cli.output import duration, memory
 from penstock.cli.session import Session
 from penstock.client import Client

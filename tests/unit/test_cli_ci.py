@@ -11,10 +11,10 @@ from typing import Any, ClassVar
 
 import pytest
 
-from penstock.cli import ci
 from penstock.cli.output import Format
 from penstock.cli.signals import exit_code, terminable
-from penstock.cli.submit import Submission
+from penstock.cli.submission import ci
+from penstock.cli.submission.submit import Submission
 from penstock.client import Client, NotPermitted
 from penstock.exits import Exit
 from penstock.model.nouns.types import JobSpec

@@ -8,8 +8,8 @@ from typing import Any, NamedTuple
 import orjson
 import pytest
 
-from penstock.cli import follow
-from penstock.cli.logs import MAX_LINE_CHARS
+from penstock.cli.following import follow
+from penstock.cli.following.logs import MAX_LINE_CHARS
 from penstock.client import Client
 from penstock.client.streams import StreamEvent
 from tests.support.waiting import left_s

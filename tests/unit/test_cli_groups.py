@@ -2,7 +2,7 @@
 
 from rich.console import Console
 
-from penstock.cli.groups import groups_table, turns_of
+from penstock.cli.queries.groups import groups_table, turns_of
 
 GROUP = {
     "group_id": "group-7-0", "job_ids": ["a", "b", "d"], "nodes": ["n1", "n2"], "gpus": 8, "since_ms": 1_000, "seq": 7,

@@ -7,8 +7,8 @@ from time import process_time
 import pytest
 import yaml
 
-from penstock.redaction import without_passwords
-from penstock.sdk.jobfile import parse_job
+from penstock.sdk.job_file.jobfile import parse_job
+from penstock.text.redaction import without_passwords
 from tests.support import peers
 from tests.support.command_line import penstock
 

@@ -4,9 +4,9 @@ from typing import Any, get_args
 
 import pytest
 
-from penstock.cli.doctor import _isolation
-from penstock.cli.event_text import adjustment
-from penstock.cli.tables import isolation, measures
+from penstock.cli.following.event_text import adjustment
+from penstock.cli.operations.doctor import _isolation
+from penstock.cli.queries.tables import isolation, measures
 from penstock.model.nouns.nodes import BandwidthCap
 
 STRONG = {

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from penstock.cli.jobspec import build, default_name, pairs, read_job_file
+from penstock.cli.submission.jobspec import build, default_name, pairs, read_job_file
 from penstock.exits import Stop
 from penstock.model.nouns.types import Environment, JobSpec
 from penstock.model.schema.validation import checked_json

@@ -2,7 +2,7 @@
 
 from rich.console import Console
 
-from penstock.cli.tables import jobs_table
+from penstock.cli.queries.tables import jobs_table
 from penstock.ledger.views import job_row
 from penstock.model.nouns.settings import Contention, PlacerSettings
 from penstock.model.proposals import CoresProposed

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from penstock.cli.logs import CLEAR, Shown
+from penstock.cli.following.logs import CLEAR, Shown
 
 ONE: dict[str, Any] = {"attempt": 1, "members": [{"task": "w0", "name": "worker-0"}]}
 TWO: dict[str, Any] = {

@@ -8,7 +8,7 @@ import pytest
 
 from penstock.cli.moments import moment, since
 from penstock.exits import Exit, Stop
-from penstock.local_time import unknown_zone
+from penstock.text.local_time import unknown_zone
 
 NOW = datetime(2026, 11, 22, 11, 0, tzinfo=UTC)
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from penstock.cli.profile import _asked
+from penstock.cli.submission.profile import _asked
 from penstock.exits import Stop
 from penstock.model.nouns.types import JobSpec, ResourceVector
 from tests.support.command_process import run

@@ -3,7 +3,7 @@ gateway."""
 
 import pytest
 
-from penstock.cli.attach import DetachKeys
+from penstock.cli.terminals.attach import DetachKeys
 from penstock.exits import Stop
 from penstock.session_lines import BadLine, Lines, input_of, line, size_of
 from tests.support.command_process import run

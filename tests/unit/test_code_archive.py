@@ -14,7 +14,7 @@ import pytest
 
 from penstock.sdk import code_archive
 from penstock.sdk.code_archive import NotPackable, pack
-from penstock_services.node_reporter.shell.code import remove_unchanged, unpack
+from penstock_services.node_reporter.shell.task_setup.code import remove_unchanged, unpack
 
 IGNORE = """
 # what a training leaves behind

@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from penstock.model.nouns.types import JobSpec
-from penstock.sdk.command_words import script_command, slips
-from penstock.sdk.job_warnings import warnings_of
-from penstock.sdk.jobfile import BadJob, parse_job
+from penstock.sdk.job_file.command_words import script_command, slips
+from penstock.sdk.job_file.job_warnings import warnings_of
+from penstock.sdk.job_file.jobfile import BadJob, parse_job
 from tests.support.driver import CellDriver, estimate, job_spec, node_spec
 
 

@@ -10,8 +10,8 @@ from pathlib import Path
 import psutil
 import pytest
 
-from penstock_services.node_reporter.shell.cgroups import Cgroups
-from penstock_services.node_reporter.shell.cpu_quota import CpuQuota
+from penstock_services.node_reporter.shell.limits.cgroups import Cgroups
+from penstock_services.node_reporter.shell.limits.cpu_quota import CpuQuota
 from tests.support.processes import processor_s
 from tests.support.waiting import wait_until
 

@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from penstock.local import demo_guard
-from penstock.local.demo import start_fresh
-from penstock.local.demo_guard import GuardPart, Machine
-from penstock.local.demo_jobs import DEVICES, DemoJob, guard_jobs
+from penstock.local.demo import demo_guard
+from penstock.local.demo.demo import start_fresh
+from penstock.local.demo.demo_guard import GuardPart, Machine
+from penstock.local.demo.demo_jobs import DEVICES, DemoJob, guard_jobs
 from penstock.local.services import acts_of
 from penstock.local.stack import OWN_FOLDERS
 from tests.support.command_process import ROOT

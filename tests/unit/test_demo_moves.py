@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 
 from penstock.errors import ConfigurationError
-from penstock.local import demo_moves
-from penstock.local.demo_cases import case_of
-from penstock.local.demo_jobs import DemoJob, move_jobs
-from penstock.local.demo_moves import MovesPart
+from penstock.local.demo import demo_moves
+from penstock.local.demo.demo_cases import case_of
+from penstock.local.demo.demo_jobs import DemoJob, move_jobs
+from penstock.local.demo.demo_moves import MovesPart
 from penstock.local.options import DemoOptions
 from tests.support.command_process import ROOT
 

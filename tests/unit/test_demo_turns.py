@@ -6,8 +6,8 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from penstock.local.demo_jobs import ALONE_ITERATIONS, DemoJob, turn_jobs
-from penstock.local.demo_turns import TURNS, TurnsPart
+from penstock.local.demo.demo_jobs import ALONE_ITERATIONS, DemoJob, turn_jobs
+from penstock.local.demo.demo_turns import TURNS, TurnsPart
 from penstock.sdk.progress import PROFILE_ITERATIONS
 from tests.support.command_process import ROOT
 

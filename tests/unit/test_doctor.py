@@ -13,12 +13,12 @@ import pytest
 
 from infra.devservers.kafka import make_certificates
 from penstock.cli.app import run as penstock
-from penstock.cli.doctor import Finding, _addresses
+from penstock.cli.operations.doctor import Finding, _addresses
 from penstock.errors import ConfigurationError
-from penstock.local import reach
-from penstock.local.env_file import read_env_file
-from penstock.local.machine import machine_findings
-from penstock.local.reach import (
+from penstock.local.doctor import reach
+from penstock.local.doctor.env_file import read_env_file
+from penstock.local.doctor.machine import machine_findings
+from penstock.local.doctor.reach import (
     EXPIRED,
     _for_verdict,
     _kafka_certificate,

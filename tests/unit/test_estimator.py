@@ -21,20 +21,14 @@ from penstock.model.nouns.types import (
 )
 from penstock.model.schema.event import Event
 from penstock.model.schema.topics import Topic
-from penstock_services.estimator.core import state as follow
-from penstock_services.estimator.core.from_snapshot import begin_at
-from penstock_services.estimator.core.limits import HISTORY_KEYS
+from penstock_services.estimator.core.fold import state as follow
+from penstock_services.estimator.core.fold.from_snapshot import begin_at
+from penstock_services.estimator.core.fold.state import State
+from penstock_services.estimator.core.learning.limits import HISTORY_KEYS
+from penstock_services.estimator.core.records.history import RUNS_PER_KEY, History, Run, Runs, key_of
+from penstock_services.estimator.core.records.runs import Allocation, Card, JobInfo
 from penstock_services.estimator.core.resources import estimate as rules
 from penstock_services.estimator.core.resources.estimate import Guess, HistoryTier, confidence, estimate
-from penstock_services.estimator.core.resources.history import (
-    RUNS_PER_KEY,
-    History,
-    Run,
-    Runs,
-    key_of,
-)
-from penstock_services.estimator.core.runs import Allocation, Card, JobInfo
-from penstock_services.estimator.core.state import State
 from tests.support.driver import node_spec
 
 SPEC = JobSpec(owner="ada", command=("python", "train.py"), model="resnet18", batch_size=64)

@@ -5,8 +5,8 @@ import math
 import pytest
 
 from penstock_services.estimator.core.accuracy import STRETCHES, accuracy_of, remaining, share
-from penstock_services.estimator.core.resources.history import Run
-from penstock_services.estimator.core.runs import (
+from penstock_services.estimator.core.records.history import Run
+from penstock_services.estimator.core.records.runs import (
     Allocation,
     Card,
     EstimateSummary,

@@ -16,7 +16,7 @@ from penstock.model.wire.codec import as_written
 from penstock.model.wire.envelope import from_wire
 from penstock.runtime.settings import Settings
 from penstock.runtime.tracing.tracer import Tracing
-from penstock_services.estimator.core.state import State
+from penstock_services.estimator.core.fold.state import State
 from penstock_services.estimator.shell.service import Estimator
 from tests.support.memory_log import MemoryBroker, MemoryLog
 

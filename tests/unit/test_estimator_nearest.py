@@ -4,21 +4,21 @@ import random
 from fractions import Fraction
 
 from penstock.model.nouns.types import JobSpec
-from penstock_services.estimator.core.limits import (
+from penstock_services.estimator.core.learning.limits import (
     NEAREST_NETWORKS,
     NEAREST_NETWORKS_OF_ONE,
     NEAREST_OWNERS,
     NEAREST_RUNS_OF_ONE,
 )
+from penstock_services.estimator.core.records.history import Run, key_of
+from penstock_services.estimator.core.records.runs import JobInfo
 from penstock_services.estimator.core.resources.estimate import estimate
-from penstock_services.estimator.core.resources.history import Run, key_of
 from penstock_services.estimator.core.resources.nearest import (
     FARTHEST,
     NEAREST,
     Nearest,
     NearestTier,
 )
-from penstock_services.estimator.core.runs import JobInfo
 
 
 def job_info(owner: str = "ada", model: str | None = "resnet50", batch: int | None = 64) -> JobInfo:

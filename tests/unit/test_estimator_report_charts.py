@@ -8,8 +8,8 @@ import pytest
 from penstock.charts.render import html, save_all
 from penstock.charts.report import Page
 from penstock_services.estimator.core.accuracy import accuracy_of
-from penstock_services.estimator.core.resources.history import Run
-from penstock_services.estimator.core.runs import (
+from penstock_services.estimator.core.records.history import Run
+from penstock_services.estimator.core.records.runs import (
     Allocation,
     Card,
     EstimateSummary,

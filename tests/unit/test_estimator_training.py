@@ -7,8 +7,17 @@ import pytest
 
 from penstock.model.nouns.nodes import NodeSpec
 from penstock.model.nouns.types import JobSpec, ResourceRequest
+from penstock_services.estimator.core.learning.saved import BadModel
 from penstock_services.estimator.core.model_lifecycle import Due, Trained
 from penstock_services.estimator.core.node_capacity import NodeCapacity
+from penstock_services.estimator.core.records.history import Run
+from penstock_services.estimator.core.records.runs import (
+    Allocation,
+    Card,
+    EstimateSummary,
+    FinishedRun,
+    JobInfo,
+)
 from penstock_services.estimator.core.resource_model import model as learned
 from penstock_services.estimator.core.resource_model.tier import ModelTier
 from penstock_services.estimator.core.resource_model.training import (
@@ -19,9 +28,6 @@ from penstock_services.estimator.core.resource_model.training import (
     teaching,
 )
 from penstock_services.estimator.core.resources.estimate import estimate
-from penstock_services.estimator.core.resources.history import Run
-from penstock_services.estimator.core.runs import Allocation, Card, EstimateSummary, FinishedRun, JobInfo
-from penstock_services.estimator.core.saved import BadModel
 from tests.support.driver import node_spec
 
 T4, V100 = Card("T4", 15_360), Card("V100", 16_384)

@@ -12,7 +12,7 @@ from penstock.model.nouns.transitions import JobStatus
 from penstock.model.nouns.types import JobSpec
 from penstock.model.schema.topics import Topic
 from penstock_services.gateway.core.followers import APART_S, RETURNED_WITHIN_S, Followers
-from penstock_services.gateway.core.submission import spec_digest
+from penstock_services.gateway.core.requests.submission import spec_digest
 from penstock_services.placer.core.members.followers import FIRST_MS, LEAST_MS
 from penstock_services.placer.core.step import Step
 from tests.support.driver import CellDriver, job_spec, kinds, node_spec

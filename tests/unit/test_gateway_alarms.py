@@ -11,10 +11,10 @@ from penstock.model.inputs.estimates import JobEstimated
 from penstock.model.inputs.external_events import JobSubmitted
 from penstock.model.nouns.types import JobSpec
 from penstock.model.schema.topics import Topic
-from penstock_services.gateway.shell import alarms
-from penstock_services.gateway.shell.alarms import Alarms
-from penstock_services.gateway.shell.differences import Differences
-from penstock_services.gateway.shell.follower import Follower
+from penstock_services.gateway.shell.replica import alarms
+from penstock_services.gateway.shell.replica.alarms import Alarms
+from penstock_services.gateway.shell.replica.differences import Differences
+from penstock_services.gateway.shell.replica.follower import Follower
 from tests.support.hand_placer import HandPlacer, estimate, node_spec
 from tests.support.memory_log import MemoryBroker, MemoryLog
 from tests.support.services import while_alive

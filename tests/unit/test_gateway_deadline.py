@@ -7,13 +7,13 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from penstock.cli import deadlines
+from penstock.cli.queries import deadlines
 from penstock.ledger.replica.snapshot import dump
 from penstock.ledger.state.job.job_state import JobState
 from penstock.model.nouns.settings import PlacerSettings
 from penstock.model.nouns.types import Estimate, JobSpec, ResourceVector, ShapeOption
 from penstock.why.forecast import expected_start, expected_starts
-from penstock_services.gateway.core.deadline import (
+from penstock_services.gateway.core.forecasts.deadline import (
     NO_ESTIMATE,
     NO_INTERVAL,
     Outlook,
@@ -23,7 +23,7 @@ from penstock_services.gateway.core.deadline import (
     tried,
     warning,
 )
-from penstock_services.gateway.core.forecast_errors import LEAST, MAX_OPEN, NEWEST, ForecastErrors
+from penstock_services.gateway.core.forecasts.forecast_errors import LEAST, MAX_OPEN, NEWEST, ForecastErrors
 from tests.support.driver import CellDriver, node_spec
 from tests.unit.policies.test_preemption import settle
 

@@ -6,17 +6,12 @@ import msgspec
 import orjson
 import pytest
 
-from penstock.cli import eta
 from penstock.cli.output import duration
+from penstock.cli.queries import eta
 from penstock.ledger.state.job.remaining import Remaining, remaining_of
 from penstock.model.inputs.estimates import Bounds, EtaEstimated
 from penstock.model.nouns.types import Estimate, ResourceVector
-from penstock_services.gateway.core.eta import (
-    FIELDS,
-    MAX_LEFT_MS,
-    ended,
-    remaining,
-)
+from penstock_services.gateway.core.forecasts.eta import FIELDS, MAX_LEFT_MS, ended, remaining
 
 REPORTED_MS = 1_000_000
 

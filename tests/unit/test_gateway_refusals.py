@@ -5,10 +5,10 @@ import pytest
 from penstock.model.inputs.external_events import JobSubmitted
 from penstock.model.nouns.types import MAX_JOB_ID_CHARS, JobSpec
 from penstock.model.wire.envelope import Envelope
-from penstock.sdk.job_warnings import warnings_of
-from penstock.sdk.jobfile import parse_job
+from penstock.sdk.job_file.job_warnings import warnings_of
+from penstock.sdk.job_file.jobfile import parse_job
 from penstock_services.gateway.core.problems import Problem
-from penstock_services.gateway.shell.events import _check_accepted
+from penstock_services.gateway.shell.routes.events import _check_accepted
 
 
 def submission(job_id: str) -> Envelope:

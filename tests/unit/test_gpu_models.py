@@ -10,7 +10,7 @@ from penstock.model.nouns.gpu_names import allows
 from penstock.model.nouns.settings import PlacerSettings
 from penstock.model.nouns.types import JobSpec, NodeChoice, ResourceRequest
 from penstock.scheduling.profiles import PROFILES
-from penstock.sdk.jobfile import BadJob, parse_job
+from penstock.sdk.job_file.jobfile import BadJob, parse_job
 from penstock_services.gateway.core.impossible import impossible
 from tests.support import builders as b
 from tests.support.driver import CellDriver, estimate, job_spec, node_spec

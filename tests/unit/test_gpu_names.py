@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from penstock.cli.tables import gpu_names, short_uuid
+from penstock.cli.queries.tables import gpu_names, short_uuid
 from penstock.ledger.replica.snapshot import dump, load
 from penstock.model.decisions.orders import AnswerJoin, StartTask
 from penstock.model.inputs.external_events import (

@@ -17,10 +17,10 @@ from penstock.model.nouns.nodes import Gpu, NodeSpec
 from penstock.sdk.gpu_memory import keep_promise, promised_mib
 from penstock.sdk.phases import phase
 from penstock_services.node_reporter.core.environment import task_environment
-from penstock_services.node_reporter.shell import sampler as sampler_module
-from penstock_services.node_reporter.shell.exits import outcome_of
+from penstock_services.node_reporter.shell.measure import sampler as sampler_module
+from penstock_services.node_reporter.shell.measure.sampler import Measured, Sampler
 from penstock_services.node_reporter.shell.ports import Exit
-from penstock_services.node_reporter.shell.sampler import Measured, Sampler
+from penstock_services.node_reporter.shell.process.exits import outcome_of
 from tests.support.meters import MetersWithoutContention
 from tests.support.node_cell import start_order
 from tests.unit.virtually import virtually

@@ -8,12 +8,12 @@ import pytest
 
 from penstock.errors import AppendFailed, ConfigurationError, NotAllowed, PenstockError
 from penstock.log.batching import BURST_READS, TokenBucket
-from penstock.log.embedded import EmbeddedLog
-from penstock.log.embedded_schema import pack_headers, unpack_headers
 from penstock.log.group_commit import GroupCommit, PartlyFailed
-from penstock.log.kafka import KafkaLog
+from penstock.log.kafka.kafka import KafkaLog
 from penstock.log.open import open_log
 from penstock.log.port import MAX_BATCH_RECORDS, Message, Partition
+from penstock.log.postgres.embedded import EmbeddedLog
+from penstock.log.postgres.embedded_schema import pack_headers, unpack_headers
 from tests.unit.virtually import virtually
 
 JOBS, LEDGER = Partition("penstock.jobs.v1", 0), Partition("penstock.ledger.v1", 0)

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from penstock.cli.tables import gpu_state
+from penstock.cli.queries.tables import gpu_state
 from penstock.cluster.overlay import Overlay
 from penstock.cluster.refusal import Refusal
 from penstock.ledger.check.check import check

@@ -13,7 +13,7 @@ from penstock.imports import argo, kubernetes
 from penstock.imports.foreign import NotConvertible, convert, job_file, kind_of
 from penstock.imports.keys import Imported
 from penstock.imports.shell import adapted
-from penstock.sdk.jobfile import parse_job
+from penstock.sdk.job_file.jobfile import parse_job
 from tests.support import peers
 from tests.support.peers_manifests import MANIFESTS
 

@@ -26,11 +26,11 @@ from penstock_services.gateway.core.job_callers import (
     task_caller,
 )
 from penstock_services.gateway.core.problems import Problem
-from penstock_services.gateway.core.submission import owned, spec_digest
-from penstock_services.gateway.shell.follower import Follower
-from penstock_services.gateway.shell.job_callers import caller_of_token
-from penstock_services.node_reporter.shell.gateway_access import GatewayAccess
+from penstock_services.gateway.core.requests.submission import owned, spec_digest
+from penstock_services.gateway.shell.access.job_callers import caller_of_token
+from penstock_services.gateway.shell.replica.follower import Follower
 from penstock_services.node_reporter.shell.ports import NotStartable
+from penstock_services.node_reporter.shell.task_setup.gateway_access import GatewayAccess
 from tests.support.hand_placer import HandPlacer, node_spec
 from tests.support.node_cell import node_options, start_order
 

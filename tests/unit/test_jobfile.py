@@ -10,11 +10,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from infra.codegen.schemas import ROOT
-from penstock.cli.jobspec import located
+from penstock.cli.submission.jobspec import located
 from penstock.model.nouns.types import JobSpec, ResourceRequest, RetryPolicy
-from penstock.sdk.job_problems import Problem
-from penstock.sdk.jobfile import MAX_PROBLEMS, BadJob, JobFile, job_schema, parse_job
-from penstock.sdk.units import MIB_PER_UNIT, MS_PER_UNIT, duration_ms, memory_mib, rate_mbps, show
+from penstock.sdk.job_file.job_problems import Problem
+from penstock.sdk.job_file.jobfile import MAX_PROBLEMS, BadJob, JobFile, job_schema, parse_job
+from penstock.sdk.job_file.units import MIB_PER_UNIT, MS_PER_UNIT, duration_ms, memory_mib, rate_mbps, show
 
 RESNET = """
 name: resnet50

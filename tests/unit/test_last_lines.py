@@ -5,9 +5,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock_services.node_reporter.core.inputs import Outcome
-from penstock_services.node_reporter.shell.exits import outcome_of
-from penstock_services.node_reporter.shell.last_lines import LAST_BYTES, exhausted
+from penstock_services.node_reporter.shell.logs.last_lines import LAST_BYTES, exhausted
 from penstock_services.node_reporter.shell.ports import Exit
+from penstock_services.node_reporter.shell.process.exits import outcome_of
 from tests.support.node_cell import start_order
 
 TRACEBACK = """Traceback (most recent call last):

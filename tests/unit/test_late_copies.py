@@ -20,8 +20,8 @@ from penstock.model.inputs.external_events import (
     TaskCheckpointed,
     TaskPhaseChanged,
 )
-from penstock_services.node_reporter.shell import outbox
-from penstock_services.node_reporter.shell.outbox import Counter
+from penstock_services.node_reporter.shell.link import outbox
+from penstock_services.node_reporter.shell.link.outbox import Counter
 from penstock_services.placer.core.step import Step
 from tests.support.driver import CellDriver, node_spec
 

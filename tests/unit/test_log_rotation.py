@@ -19,8 +19,8 @@ from penstock.runtime.files.task_logs import (
     framed,
     log_path,
 )
-from penstock_services.node_reporter.shell import output
-from penstock_services.node_reporter.shell.output import LINE_BYTES, SETTLE_BYTES, Lines
+from penstock_services.node_reporter.shell.logs import output
+from penstock_services.node_reporter.shell.logs.output import LINE_BYTES, SETTLE_BYTES, Lines
 
 LIMIT = 1 << 20
 BAR = "\rtrain:  42%|█████▏     | 1234567/2939445 [10:33:41<14:40:22, 32.47it/s, loss=0.123]".encode()

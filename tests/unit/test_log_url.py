@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from penstock.errors import ConfigurationError
-from penstock.log.kafka import KafkaLog
+from penstock.log.kafka.kafka import KafkaLog
 from penstock.log.open import open_log
 
 

@@ -28,9 +28,9 @@ from penstock.proposals.validate_plans import validate_plan
 from penstock.scheduling.order.deadlines import option_of
 from penstock.scheduling.service import ends_s, remaining_s
 from penstock_papers.baselines.baselines import FirstFit
-from penstock_services.gateway.core.eta import ends_ms
+from penstock_services.gateway.core.forecasts.eta import ends_ms
 from penstock_services.gateway.core.problems import Problem
-from penstock_services.gateway.core.submission import spec_from_json
+from penstock_services.gateway.core.requests.submission import spec_from_json
 from tests.support import builders as b
 from tests.support.driver import CellDriver, estimate, job_spec, node_spec
 

@@ -24,16 +24,16 @@ from penstock.model.inputs.external_events import DeadLettered, JobSubmitted
 from penstock.model.schema.errors import EventError
 from penstock.model.schema.outline import outline
 from penstock.model.wire.envelope import from_wire
-from penstock.redaction import without_password, without_passwords
 from penstock.runtime.database.postgres import check_dsn
 from penstock.runtime.race import first_of
 from penstock.runtime.settings import Settings
+from penstock.text.redaction import without_password, without_passwords
 from penstock_services.gateway.core.access import parse_tokens
-from penstock_services.gateway.core.cloudevents import structured
 from penstock_services.gateway.core.problems import Problem
-from penstock_services.gateway.core.submission import spec_from_json, spec_from_yaml
-from penstock_services.node_reporter.shell import connection
-from penstock_services.node_reporter.shell.connection import Connection
+from penstock_services.gateway.core.requests.cloudevents import structured
+from penstock_services.gateway.core.requests.submission import spec_from_json, spec_from_yaml
+from penstock_services.node_reporter.shell.link import connection
+from penstock_services.node_reporter.shell.link.connection import Connection
 from tests.support.canaries import found_in, new_canary
 
 BAD_RECORDS: tuple[tuple[str, bytes | None], ...] = (
@@ -233,7 +233,7 @@ def placer_at_start(url: str) -> None:
 
 async def _start(url: str) -> None:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("penstock.log.embedded.OUTAGE_LIMIT_S", 0.1)
+        patch.setattr("penstock.log.postgres.embedded.OUTAGE_LIMIT_S", 0.1)
         await open_log(url, "placer").start()
 
 

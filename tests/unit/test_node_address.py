@@ -8,7 +8,7 @@ import pytest
 
 from penstock.errors import ConfigurationError, LogError
 from penstock.log.open import log_hosts
-from penstock_services.node_reporter.shell.address import own_address
+from penstock_services.node_reporter.shell.link.address import own_address
 
 AWAY = "kafka://node:secret@192.0.2.1:9092,192.0.2.2:9093"
 HERE = "postgresql://penstock:secret@127.0.0.1:5432/penstock"

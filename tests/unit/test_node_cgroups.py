@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from penstock_services.node_reporter.shell.cgroups import own_groups
+from penstock_services.node_reporter.shell.limits.cgroups import own_groups
 
 V2 = "30 23 0:26 / /sys/fs/cgroup rw,nosuid shared:4 - cgroup2 cgroup2 rw,nsdelegate"
 

@@ -10,9 +10,9 @@ from penstock.model.nouns.nodes import NodeSpec
 from penstock.model.nouns.settings import PlacerSettings
 from penstock.model.nouns.types import JobSpec, NodeChoice
 from penstock.scheduling.profiles import PROFILES
-from penstock.sdk.jobfile import BadJob, parse_job
+from penstock.sdk.job_file.jobfile import BadJob, parse_job
 from penstock.why.explain import explain
-from penstock_services.node_reporter.shell.inventory import labels_of
+from penstock_services.node_reporter.shell.measure.inventory import labels_of
 from tests.support.driver import CellDriver, estimate, job_spec, node_spec
 
 

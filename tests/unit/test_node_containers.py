@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from penstock_services.node_reporter.shell.containers import (
+from penstock_services.node_reporter.shell.isolation.containers import (
     Container,
     Runtime,
     check_devices,

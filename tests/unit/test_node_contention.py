@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from penstock_services.node_reporter.core.stalls import LEAST_PERCENT, REPEAT_S, WINDOW_S, StallFilter
-from penstock_services.node_reporter.shell.contention import Contention
+from penstock_services.node_reporter.core.reports.stalls import LEAST_PERCENT, REPEAT_S, WINDOW_S, StallFilter
+from penstock_services.node_reporter.shell.measure.contention import Contention
 from penstock_services.node_reporter.shell.ports import Key, Pressure
 from tests.support.virtual_time import run_virtually
 

@@ -6,8 +6,8 @@ from collections.abc import Collection
 import pytest
 from msgspec.structs import replace
 
-from penstock.cli.doctor import suspects
-from penstock.cli.tables import distrusted_for, node_state, nodes_remarks
+from penstock.cli.operations.doctor import suspects
+from penstock.cli.queries.tables import distrusted_for, node_state, nodes_remarks
 from penstock.cluster.reasons import Reason
 from penstock.ledger.fold.evidence import EARLY_MS
 from penstock.ledger.replica.snapshot import dump, load

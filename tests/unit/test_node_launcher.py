@@ -8,12 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from penstock_services.node_reporter.shell import shim as shim_module
-from penstock_services.node_reporter.shell.confinement import Confinement
-from penstock_services.node_reporter.shell.lease_watch import LeaseWatch, boot_s
-from penstock_services.node_reporter.shell.shim import Shim
-from penstock_services.node_reporter.shell.task_groups import TaskGroups
-from penstock_services.node_reporter.shell.whole_files import write_whole
+from penstock_services.node_reporter.shell.isolation.confinement import Confinement
+from penstock_services.node_reporter.shell.isolation.task_groups import TaskGroups
+from penstock_services.node_reporter.shell.isolation.whole_files import write_whole
+from penstock_services.node_reporter.shell.process import shim as shim_module
+from penstock_services.node_reporter.shell.process.shim import Shim
+from penstock_services.node_reporter.shell.watchdogs.lease_watch import LeaseWatch, boot_s
 
 
 def refuse(_descriptor: int, _data: bytes) -> int:

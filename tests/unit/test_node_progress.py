@@ -24,8 +24,8 @@ from penstock.model.inputs.external_events import (
     TelemetrySampled,
 )
 from penstock.model.schema.validation import checked
-from penstock.sdk.lines import LINE_BYTES
-from penstock_services.node_reporter.core.progress import (
+from penstock.sdk.reporter.lines import LINE_BYTES
+from penstock_services.node_reporter.core.reports.progress import (
     MAX_CHANGES,
     MAX_CHECKPOINTS,
     MAX_STAGES,
@@ -33,14 +33,14 @@ from penstock_services.node_reporter.core.progress import (
     ProgressParser,
     Report,
 )
-from penstock_services.node_reporter.shell.fifo import open_fifo
-from penstock_services.node_reporter.shell.ports import Key
-from penstock_services.node_reporter.shell.progress_reader import (
+from penstock_services.node_reporter.shell.measure.fifo import open_fifo
+from penstock_services.node_reporter.shell.measure.progress_reader import (
     BYTES_PER_PERIOD,
     PERIOD_S,
     READS_PER_PERIOD,
     ProgressReader,
 )
+from penstock_services.node_reporter.shell.ports import Key
 
 NOW_MS = 1_700_000_000_000
 KEY = ("job-1.1.0", 7)

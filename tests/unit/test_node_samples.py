@@ -13,7 +13,7 @@ from penstock.model.schema.event import Event
 from penstock.model.schema.topics import Topic, node_partition
 from penstock.model.wire.envelope import Envelope, from_wire, to_wire
 from penstock_services.node_reporter.shell.journal import Outgoing
-from penstock_services.node_reporter.shell.samples import BURST, PER_S, REPORT_S, Samples
+from penstock_services.node_reporter.shell.link.samples import BURST, PER_S, REPORT_S, Samples
 from tests.support.memory_log import MemoryBroker, MemoryLog
 from tests.support.node_cell import NODE, TOPICS
 from tests.support.virtual_time import run_virtually

@@ -8,9 +8,9 @@ import random
 import pytest
 
 from penstock.model.inputs.external_events import TelemetrySampled
-from penstock_services.node_reporter.core.progress import ProgressParser
-from penstock_services.node_reporter.core.rates import TokenBucket
-from penstock_services.node_reporter.core.step_times import BURST, PER_S, StepFilter
+from penstock_services.node_reporter.core.reports.progress import ProgressParser
+from penstock_services.node_reporter.core.reports.rates import TokenBucket
+from penstock_services.node_reporter.core.reports.step_times import BURST, PER_S, StepFilter
 
 NOW_MS = 1_700_000_000_000
 DAY_MS = 86_400_000

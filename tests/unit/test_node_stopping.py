@@ -5,9 +5,9 @@ import signal
 
 import pytest
 
-from penstock_services.node_reporter.shell.pids import Process
-from penstock_services.node_reporter.shell.savers import Savers
-from penstock_services.node_reporter.shell.stopping import next_told
+from penstock_services.node_reporter.shell.process.pids import Process
+from penstock_services.node_reporter.shell.process.savers import Savers
+from penstock_services.node_reporter.shell.process.stopping import next_told
 
 HANDLES = 1 << signal.SIGTERM - 1
 NOBODY = Savers()

@@ -10,7 +10,13 @@ from pathlib import Path
 
 import pytest
 
-from penstock_services.node_reporter.shell.terminal import INPUT, LAST_BYTES, MAX_ATTACHED, Terminal, place
+from penstock_services.node_reporter.shell.process.terminal import (
+    INPUT,
+    LAST_BYTES,
+    MAX_ATTACHED,
+    Terminal,
+    place,
+)
 
 READ_BYTES = 1 << 17
 KEYS = bytes(range(256)) * 16

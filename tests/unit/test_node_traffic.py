@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from penstock_services.node_reporter.core.traffic import LEAST_CAPACITY_MB_S, Capacity, Rate
-from penstock_services.node_reporter.shell.resctrl_monitor import TOTAL, TrafficMonitor
+from penstock_services.node_reporter.core.reports.traffic import LEAST_CAPACITY_MB_S, Capacity, Rate
+from penstock_services.node_reporter.shell.measure.resctrl_monitor import TOTAL, TrafficMonitor
 
 MB = 1_000_000
 

@@ -4,8 +4,8 @@ from typing import Any
 
 import pytest
 
-from penstock.cli.event_text import describe
-from penstock.cli.explain import in_short
+from penstock.cli.following.event_text import describe
+from penstock.cli.queries.explain import in_short
 from penstock.cluster.reasons import Reason
 from penstock.ledger.replica.snapshot import dump, load
 from penstock.log.port import MAX_RECORD_BYTES
@@ -26,8 +26,8 @@ from penstock.model.schema.errors import TooBig
 from penstock.model.schema.topics import MAX_EVENT_BYTES, MAX_PLAN_BYTES
 from penstock.model.wire.codec import as_written, decode, encode
 from penstock.why.explain import explain
-from penstock_services.gateway.core.cloudevents import binary
 from penstock_services.gateway.core.problems import Problem
+from penstock_services.gateway.core.requests.cloudevents import binary
 from penstock_services.placer.core.step import Step
 from tests.bench import plans
 from tests.support.driver import CellDriver, estimate, job_spec, kinds, node_spec

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from penstock.runtime.files.csv_import import BadFile
-from penstock.simulator.traces.importing import Trace, read_trace
+from penstock.simulator.traces.files.importing import Trace, read_trace
 from penstock.simulator.traces.jobs import TraceJob
 
 PHILLY = [

@@ -26,7 +26,7 @@ from penstock.scheduling.groups.group_plan import group_plan as nodes_and_stops
 from penstock.scheduling.service import remaining_s
 from penstock.scheduling.stages.regroup import Answer, PlannedGroup
 from penstock.why.explain import explain
-from penstock_services.gateway.core.eta import ends_ms
+from penstock_services.gateway.core.forecasts.eta import ends_ms
 from penstock_services.placer.core.step import Step
 from tests.support.driver import CellDriver, estimate, job_spec, node_spec
 from tests.support.small_stages import FirstFitRegroup, known_as

@@ -10,7 +10,7 @@ from penstock.model.nouns.settings import PlacerSettings
 from penstock.model.nouns.transitions import JobStatus
 from penstock.scheduling.service import remaining_s
 from penstock.why.explain import explain
-from penstock_services.gateway.core.eta import ends_ms, remaining
+from penstock_services.gateway.core.forecasts.eta import ends_ms, remaining
 from tests.support.driver import CellDriver, estimate, kinds, node_spec
 
 SECOND = 1_000

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from penstock_services.node_reporter.shell.resctrl import Resctrl
+from penstock_services.node_reporter.shell.limits.resctrl import Resctrl
 
 MOUNTED_IN_MIB = 2**32 - 1
 

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from sklearn.ensemble import GradientBoostingRegressor
 
-from penstock.sdk.lines import FIFO
+from penstock.sdk.reporter.lines import FIFO
 from tests.support.training_script import Pipe
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -16,7 +16,7 @@ import pytest
 
 from infra.codegen.schemas import ROOT
 from penstock.sdk.checkpoint import SAVED_STATUS
-from penstock_services.node_reporter.shell.savers import Savers, ask, savers
+from penstock_services.node_reporter.shell.process.savers import Savers, ask, savers
 from tests.support.waiting import wait_until
 
 LOOP = """

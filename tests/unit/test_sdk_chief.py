@@ -10,10 +10,11 @@ from pathlib import Path
 
 import pytest
 
-from penstock.sdk import chief, stages, turns
-from penstock.sdk.chief import FollowedTurns, LeadingTurns
+from penstock.sdk import stages
+from penstock.sdk.sharing import chief, turns
+from penstock.sdk.sharing.chief import FollowedTurns, LeadingTurns
+from penstock.sdk.sharing.turns import LAST_LOOK_S, MAX_HOLDERS, Changes, Turn, Turns
 from penstock.sdk.stages import STAGES, Recorder
-from penstock.sdk.turns import LAST_LOOK_S, MAX_HOLDERS, Changes, Turn, Turns
 from tests.support.waiting import wait_until
 from tests.unit.played_changes import Played, in_line
 

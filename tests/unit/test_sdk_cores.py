@@ -7,7 +7,7 @@ import sys
 import pytest
 
 from penstock.sdk.cores import LOOK_EVERY_S, Watch
-from penstock.sdk.lines import FIFO
+from penstock.sdk.reporter.lines import FIFO
 
 
 class Machine:

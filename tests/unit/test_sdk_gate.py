@@ -12,7 +12,7 @@ import pytest
 
 from penstock.sdk.checkpoint import FOLDER, SAVED_STATUS
 from penstock.sdk.gate import GATE
-from penstock.sdk.lines import FIFO
+from penstock.sdk.reporter.lines import FIFO
 
 PASSES = """
 import sys

@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from penstock.sdk.lines import FIFO, LINE_BYTES
 from penstock.sdk.out_of_memory import exhausted, report
-from penstock_services.node_reporter.core.progress import ProgressParser
+from penstock.sdk.reporter.lines import FIFO, LINE_BYTES
+from penstock_services.node_reporter.core.reports.progress import ProgressParser
 
 TORCH = "class OutOfMemoryError(RuntimeError): pass\n"
 """A stand-in for `torch`: PyTorch's error has this name, this module and this base."""

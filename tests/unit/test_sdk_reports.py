@@ -17,12 +17,12 @@ from hypothesis import strategies as st
 
 from penstock.model.inputs.external_events import StagesMeasured, StepsMeasured, TelemetrySampled
 from penstock.model.schema.validation import checked
-from penstock.sdk.core_waits import CoreWaits
-from penstock.sdk.lines import FIFO, LINE_BYTES, write_line
 from penstock.sdk.phases import phase
 from penstock.sdk.progress import PROFILE_ITERATIONS, Meter
+from penstock.sdk.reporter.lines import FIFO, LINE_BYTES, write_line
+from penstock.sdk.sharing.core_waits import CoreWaits
 from penstock.sdk.stages import ITERATIONS, MAX_LINES, STAGES, WARM_UP, Recorder
-from penstock_services.node_reporter.core.progress import ProgressParser
+from penstock_services.node_reporter.core.reports.progress import ProgressParser
 from tests.support import training_script
 from tests.support.training_script import Clock, Pipe
 
@@ -250,8 +250,8 @@ def test_what_a_script_imports_needs_nothing_but_python() -> None:
     outside = {name.partition(".")[0] for name in modules} - sys.stdlib_module_names
     assert not outside & {"pydantic", "msgspec", "orjson", "numpy"}
     assert {name for name in modules if name.startswith("penstock.")} <= {
-        "penstock.sdk", "penstock.sdk.checkpoint", "penstock.sdk.core_waits", "penstock.sdk.cores", "penstock.sdk.gate", "penstock.sdk.lines", "penstock.sdk.phases", "penstock.sdk.progress", "penstock.sdk.stages",
-        "penstock.sdk.chief", "penstock.sdk.gpu_memory", "penstock.sdk.savers", "penstock.sdk.turns",
+        "penstock.sdk", "penstock.sdk.reporter", "penstock.sdk.sharing", "penstock.sdk.checkpoint", "penstock.sdk.sharing.core_waits", "penstock.sdk.cores", "penstock.sdk.gate", "penstock.sdk.reporter.lines", "penstock.sdk.phases", "penstock.sdk.progress", "penstock.sdk.stages",
+        "penstock.sdk.sharing.chief", "penstock.sdk.gpu_memory", "penstock.sdk.reporter.savers", "penstock.sdk.sharing.turns",
     }  # fmt: skip
 
 

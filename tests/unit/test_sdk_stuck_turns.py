@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from penstock.sdk import turns
-from penstock.sdk.turns import Turn
+from penstock.sdk.sharing import turns
+from penstock.sdk.sharing.turns import Turn
 from tests.unit.played_changes import Played, numbered
 from tests.unit.test_sdk_turns import ENDLESS, MEMBER, Group, folder, group
 

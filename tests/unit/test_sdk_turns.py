@@ -16,9 +16,9 @@ from types import SimpleNamespace
 
 import pytest
 
-from penstock.sdk import turns
+from penstock.sdk.sharing import turns
+from penstock.sdk.sharing.turns import Changes, Turn, Turns, turns_of_group
 from penstock.sdk.stages import STAGES, WAITING, Recorder
-from penstock.sdk.turns import Changes, Turn, Turns, turns_of_group
 from tests.support.waiting import wait_until
 from tests.unit.played_changes import Played, in_line, numbered
 

@@ -7,10 +7,10 @@ import pytest
 
 from penstock.model.inputs.external_events import StepsMeasured
 from penstock.sdk import progress as module
-from penstock.sdk.lines import write_line
 from penstock.sdk.progress import Meter
-from penstock.sdk.turns import Waits
-from penstock_services.node_reporter.core.progress import ProgressParser
+from penstock.sdk.reporter.lines import write_line
+from penstock.sdk.sharing.turns import Waits
+from penstock_services.node_reporter.core.reports.progress import ProgressParser
 from tests.support import training_script
 from tests.support.training_script import Clock, Pipe
 

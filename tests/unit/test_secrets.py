@@ -8,10 +8,10 @@ import pytest
 from penstock.model.inputs.external_events import JobSubmitted
 from penstock.model.nouns.types import JobSpec
 from penstock.model.wire.codec import decode, encode
-from penstock.sdk.jobfile import BadJob, parse_job
-from penstock.sdk.secrets import suspicions
+from penstock.sdk.job_file.jobfile import BadJob, parse_job
+from penstock.sdk.job_file.secrets import suspicions
 from penstock_services.node_reporter.shell.ports import SecretMissing
-from penstock_services.node_reporter.shell.secrets import MAX_SECRET_BYTES, Secrets
+from penstock_services.node_reporter.shell.task_setup.secrets import MAX_SECRET_BYTES, Secrets
 from penstock_services.placer.core.orders import start_orders
 from tests.support.driver import CellDriver, job_spec, node_spec
 

@@ -33,8 +33,8 @@ from penstock_services.gateway.core.log_text import (
     Text,
     Trouble,
 )
-from penstock_services.node_reporter.shell import archiver, output
-from penstock_services.node_reporter.shell.archiver import Archiver
+from penstock_services.node_reporter.shell.logs import archiver, output
+from penstock_services.node_reporter.shell.logs.archiver import Archiver
 from tests.support.s3_server import S3Server
 from tests.support.waiting import await_until
 

@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from penstock_services.node_reporter.shell.exits import outcome_of
 from penstock_services.node_reporter.shell.ports import Exit, Failure
-from penstock_services.node_reporter.shell.programs import cause_of, enter, execute, find_program
+from penstock_services.node_reporter.shell.process.exits import outcome_of
+from penstock_services.node_reporter.shell.task_setup.programs import cause_of, enter, execute, find_program
 from tests.support.node_cell import start_order
 
 

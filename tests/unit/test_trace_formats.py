@@ -10,11 +10,11 @@ from hypothesis import strategies as st
 from penstock.runtime.files.csv_import import TIMES, BadFile
 from penstock.runtime.files.times import EPOCH_S
 from penstock.simulator.traces.cluster import nodes_of
+from penstock.simulator.traces.files.formats import OWN
+from penstock.simulator.traces.files.importing import read_trace
+from penstock.simulator.traces.files.writing import trace_lines, write_lines
 from penstock.simulator.traces.fitting import ClusterCapacity
-from penstock.simulator.traces.formats import OWN
-from penstock.simulator.traces.importing import read_trace
 from penstock.simulator.traces.jobs import TraceJob
-from penstock.simulator.traces.writing import trace_lines, write_lines
 from tests.unit.bad_traces import problems
 
 PODS = "name,cpu_milli,memory_mib,num_gpu,gpu_milli,gpu_spec,qos,pod_phase,creation_time,deletion_time,scheduled_time\n"

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from penstock.runtime.files.csv_import import BadFile
-from penstock.simulator.traces.batch_systems import SACCT_COMMAND
-from penstock.simulator.traces.importing import read_trace
+from penstock.simulator.traces.files.batch_systems import SACCT_COMMAND
+from penstock.simulator.traces.files.importing import read_trace
 from penstock.simulator.traces.jobs import TraceJob
 from tests.support.command_line import penstock
 from tests.unit.bad_traces import problems, simulated

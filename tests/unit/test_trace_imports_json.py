@@ -10,7 +10,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from penstock.runtime.files.csv_import import BadFile
-from penstock.simulator.traces.importing import read_trace
+from penstock.simulator.traces.files.importing import read_trace
 from penstock.simulator.traces.jobs import TraceJob
 from tests.support.command_line import penstock
 from tests.unit.bad_traces import problems, simulated

@@ -8,8 +8,8 @@ import pytest
 
 from penstock.runtime.files.csv_import import SPANS, TIMES, BadFile
 from penstock.simulator.traces.cluster import BadCluster, nodes_of
+from penstock.simulator.traces.files.importing import locate, read_trace
 from penstock.simulator.traces.fitting import ClusterCapacity
-from penstock.simulator.traces.importing import locate, read_trace
 from penstock.simulator.traces.jobs import shape_of
 from tests.support.command_line import penstock
 from tests.support.command_process import run

@@ -6,7 +6,7 @@ import orjson
 import pytest
 
 from penstock.cli.app import run as main
-from penstock.simulator.traces.importing import read_trace
+from penstock.simulator.traces.files.importing import read_trace
 
 MURI = (
     "job_id,num_gpu,submit_time,iterations,model_name,batch_size,duration,interval,iteration_time,"

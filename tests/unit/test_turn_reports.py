@@ -9,9 +9,9 @@ from penstock.model.decisions.groups import SPEED_STEP
 from penstock.model.inputs.external_events import StepsMeasured
 from penstock.sdk import progress, stages
 from penstock.sdk.progress import Meter
+from penstock.sdk.sharing.turns import Waits
 from penstock.sdk.stages import Recorder
-from penstock.sdk.turns import Waits
-from penstock_services.node_reporter.core.progress import MAX_STEPS, ProgressParser
+from penstock_services.node_reporter.core.reports.progress import MAX_STEPS, ProgressParser
 
 
 class Member:

@@ -32,7 +32,7 @@ from penstock.model.nouns.types import (
 from penstock.model.schema.event import wire_type
 from penstock.model.schema.validation import checked
 from penstock.model.wire.codec import decode, encode
-from penstock.sdk.jobfile import BadJob, parse_job
+from penstock.sdk.job_file.jobfile import BadJob, parse_job
 
 UNITS = ("_mib", "_mbps", "_ms", "_percent", "_std", "_bytes")
 QUANTITIES = ("memory", "bandwidth", "time", "timeout", "backoff", "utilisation", "grace", "duration")

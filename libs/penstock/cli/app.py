@@ -14,8 +14,8 @@ from penstock import __version__, commandline
 from penstock.cli.session import Session
 from penstock.commandline import Entry, LazyGroup
 from penstock.exits import MEANING
-from penstock.local_time import unknown_zone
-from penstock.redaction import without_passwords
+from penstock.text.local_time import unknown_zone
+from penstock.text.redaction import without_passwords
 
 GLOBAL_FLAGS = ("--server", "--token-file", "--ca")
 SIMULATOR = "penstock.simulator.commands"
@@ -75,11 +75,11 @@ PANELS: Mapping[str, Mapping[str, Entry]] = MappingProxyType({
             ),
             "models": Entry(
                 "List the stored models: training data, accuracy, and which one is in use.",
-                "penstock.cli.estimator:models",
+                "penstock.cli.operations.estimator:models",
             ),
             "check": Entry(
                 "Repeat a job's estimate with the model that made it, and compare the two.",
-                "penstock.cli.estimator:check",
+                "penstock.cli.operations.estimator:check",
             ),
         }),
         "export": Entry(
@@ -94,7 +94,7 @@ PANELS: Mapping[str, Mapping[str, Entry]] = MappingProxyType({
     "Jobs": {
         "submit": Entry(
             "Submit a job, follow it to its end and print its output. Ctrl-C stops following; the job continues.",
-            "penstock.cli.submit:submit", interspersed=False,
+            "penstock.cli.submission.submit:submit", interspersed=False,
             examples=(
                 "penstock submit --gpus 1 -- python train.py",
                 "penstock submit -f job.yaml --venv .venv --detach",
@@ -103,7 +103,7 @@ PANELS: Mapping[str, Mapping[str, Entry]] = MappingProxyType({
         ),
         "import": Entry(
             "Convert a job file of another scheduler, and name each key that has no equivalent.",
-            "penstock.cli.importing:import_file",
+            "penstock.cli.submission.importing:import_file",
             examples=(
                 "penstock import sky.yaml -o job.yaml",
                 "penstock import train.sbatch --submit",
@@ -111,7 +111,7 @@ PANELS: Mapping[str, Mapping[str, Entry]] = MappingProxyType({
         ),
         "profile": Entry(
             "Measure the iteration times of a network in the few short runs that reduce the uncertainty most.",
-            "penstock.cli.profile:profile",
+            "penstock.cli.submission.profile:profile",
             examples=(
                 "penstock profile resnet50 -f job.yaml --batches 128,256,512 --dry-run",
                 "penstock profile resnet50 --workers 1,2,4 --batches 64,256 --budget 30 -- python train.py",
@@ -119,14 +119,14 @@ PANELS: Mapping[str, Mapping[str, Entry]] = MappingProxyType({
         ),
         "wait": Entry(
             "Wait until jobs have ended; exits with the code of the first job that did not succeed.",
-            "penstock.cli.wait:wait",
+            "penstock.cli.following.wait:wait",
             examples=(
                 "penstock wait nightly --timeout 1h",
                 "penstock wait seed-0 seed-1 seed-2",
             ),
         ),
         "cancel": Entry(
-            "Cancel jobs: SIGTERM, their grace, SIGKILL.", "penstock.cli.acts:cancel",
+            "Cancel jobs: SIGTERM, their grace, SIGKILL.", "penstock.cli.operations.acts:cancel",
             examples=(
                 "penstock cancel nightly",
                 'penstock cancel --idempotency-key "$CI_PIPELINE_ID-train"',
@@ -134,23 +134,23 @@ PANELS: Mapping[str, Mapping[str, Entry]] = MappingProxyType({
         ),
         "retry": Entry(
             "Submit a job that has ended once more: the same job under a new id, which is printed.",
-            "penstock.cli.acts:retry",
+            "penstock.cli.operations.acts:retry",
             examples=("penstock wait $(penstock retry nightly)",),
         ),
         "hold": Entry(
             "Hold jobs: they do not start until they are released. Running attempts continue.",
-            "penstock.cli.acts:hold",
+            "penstock.cli.operations.acts:hold",
         ),
         "release": Entry(
-            "Release held jobs: they queue at their place by submission.", "penstock.cli.acts:release",
+            "Release held jobs: they queue at their place by submission.", "penstock.cli.operations.acts:release",
         ),
         "checkpoint": Entry(
-            "Ask a running job to save a checkpoint; it continues to train.", "penstock.cli.acts:checkpoint",
+            "Ask a running job to save a checkpoint; it continues to train.", "penstock.cli.operations.acts:checkpoint",
             examples=('penstock checkpoint nightly --reason "before the upgrade"',),
         ),
         "exec": Entry(
             "Run a command in a running job's task, with its environment; exits with the command's code.",
-            "penstock.cli.execute:execute",
+            "penstock.cli.terminals.execute:execute",
             examples=(
                 "penstock exec nightly -- nvidia-smi",
                 "penstock exec -it nightly -- bash",
@@ -160,7 +160,7 @@ PANELS: Mapping[str, Mapping[str, Entry]] = MappingProxyType({
         ),
         "attach": Entry(
             "Attach to the terminal of a job that was submitted with -it; ctrl-p ctrl-q detaches.",
-            "penstock.cli.attach:attach",
+            "penstock.cli.terminals.attach:attach",
             examples=(
                 "penstock submit -it --gpus 1 -- bash",
                 "penstock attach nightly",
@@ -168,81 +168,81 @@ PANELS: Mapping[str, Mapping[str, Entry]] = MappingProxyType({
         ),
         "cores": Entry(
             "Give each running worker of a job N cores, until this attempt ends. For operators.",
-            "penstock.cli.acts:cores", examples=('penstock cores nightly 8 --reason "its loader starves"',),
+            "penstock.cli.operations.acts:cores", examples=('penstock cores nightly 8 --reason "its loader starves"',),
         ),
         "move": Entry(
             "Move a running job: it saves, stops and resumes on the given nodes, which are reserved for it meanwhile. For operators.",
-            "penstock.cli.acts:move", examples=('penstock move nightly --to node-b1 --reason "its fans are loud"',),
+            "penstock.cli.operations.acts:move", examples=('penstock move nightly --to node-b1 --reason "its fans are loud"',),
         ),
     },
     "Inspection": {
         "get": Entry("List jobs, groups, nodes or GPUs.", entries={
-            "jobs": Entry("List jobs, the latest last.", "penstock.cli.inspect:get_jobs", examples=(
+            "jobs": Entry("List jobs, the latest last.", "penstock.cli.queries.inspect:get_jobs", examples=(
                 "penstock get jobs --state running --label sweep=first",
                 "penstock get jobs --owner alice --watch",
                 "penstock get jobs --deadline",
             )),
-            "job": Entry("Show one job as a line of the list; --watch follows it to its end.", "penstock.cli.inspect:get_job"),
-            "groups": Entry("List groups: jobs that take turns on the same GPUs.", "penstock.cli.groups:get_groups"),
-            "nodes": Entry("List nodes and their allocated resources.", "penstock.cli.inspect:get_nodes"),
-            "gpus": Entry("List GPUs and the jobs on them.", "penstock.cli.inspect:get_gpus"),
+            "job": Entry("Show one job as a line of the list; --watch follows it to its end.", "penstock.cli.queries.inspect:get_job"),
+            "groups": Entry("List groups: jobs that take turns on the same GPUs.", "penstock.cli.queries.groups:get_groups"),
+            "nodes": Entry("List nodes and their allocated resources.", "penstock.cli.queries.inspect:get_nodes"),
+            "gpus": Entry("List GPUs and the jobs on them.", "penstock.cli.queries.inspect:get_gpus"),
         }),
         "describe": Entry("Show one job or node in detail.", entries={
             "job": Entry(
                 "Show one job: requested and allocated resources, tasks and times.",
-                "penstock.cli.inspect:describe_job",
+                "penstock.cli.queries.inspect:describe_job",
             ),
             "node": Entry(
                 "Show one node: capacity, GPUs and the jobs on them.",
-                "penstock.cli.inspect:describe_node",
+                "penstock.cli.queries.inspect:describe_node",
             ),
         }),
         "why": Entry(
             "Explain a job's placement, or why it still waits; now, or as of a past time or record.",
-            "penstock.cli.inspect:why",
+            "penstock.cli.queries.inspect:why",
             examples=(
                 "penstock why nightly",
                 "penstock why nightly --at 5m",
                 "penstock why nightly --at 10:42",
             ),
         ),
-        "logs": Entry("Print a job's output.", "penstock.cli.logs:logs", examples=(
+        "logs": Entry("Print a job's output.", "penstock.cli.following.logs:logs", examples=(
             "penstock logs -f nightly",
             "penstock logs nightly --task w0 --attempt 1 --tail 20",
         )),
         "events": Entry(
             "Print the events of a job, or of a node, in order. -o json: one event per line with --follow.",
-            "penstock.cli.inspect:events",
+            "penstock.cli.queries.inspect:events",
             examples=("penstock events nightly", "penstock events --node node-3"),
         ),
         "queue": Entry(
             "List waiting jobs in queue order, each with its reason.",
-            "penstock.cli.inspect:queue",
+            "penstock.cli.queries.inspect:queue",
         ),
         "eta": Entry(
             "Estimate a job's remaining time with its interval, end, share done, and source.",
-            "penstock.cli.eta:eta",
+            "penstock.cli.queries.eta:eta",
         ),
         "watch": Entry(
             "Watch jobs change. With JOB: follow that job; exits with its exit code.",
-            "penstock.cli.live:watch",
+            "penstock.cli.queries.live:watch",
         ),
-        "top": Entry("Watch nodes, GPUs and the jobs on them.", "penstock.cli.live:top"),
+        "top": Entry("Watch nodes, GPUs and the jobs on them.", "penstock.cli.queries.live:top"),
     },
     "Nodes": {
         "node": Entry("Take a node out of use, back into use, or declare it dead.", entries={
-            "cordon": Entry("Place no further tasks on a node; its running tasks continue.", "penstock.cli.node:cordon"),
+            "cordon": Entry("Place no further tasks on a node; its running tasks continue.", "penstock.cli.operations.node:cordon"),
             "drain": Entry(
-                "Cordon a node, stop its jobs with their grace and place them elsewhere.", "penstock.cli.node:drain",
+                "Cordon a node, stop its jobs with their grace and place them elsewhere.", "penstock.cli.operations.node:drain",
                 examples=(
                     'penstock node drain node-1 --reason "new disk"',
                     "penstock node uncordon node-1",
                 ),
             ),
-            "uncordon": Entry("Use a node again: end a cordon, a drain with it, and the suspicion after jobs failed there.", "penstock.cli.node:uncordon"),
+            "uncordon": Entry("Use a node again: end a cordon, a drain with it, and the suspicion after jobs failed there.", "penstock.cli.operations.node:uncordon"),
             "fence": Entry(
                 "Declare a machine dead for certain: its jobs are placed elsewhere at once.",
-                "penstock.cli.node:fence",
+                "penstock.cli.operations.node:fence",
             ),
         }),
     },
@@ -258,7 +258,7 @@ PANELS: Mapping[str, Mapping[str, Entry]] = MappingProxyType({
     "Checking": {
         "doctor": Entry(
             "Check this machine, what its services need, and the cell; exit code 1 when something is wrong.",
-            "penstock.local.doctor:doctor",
+            "penstock.local.doctor.doctor:doctor",
             examples=(
                 "penstock doctor",
                 "penstock doctor --env-file /etc/penstock/placer/env",
@@ -284,16 +284,16 @@ PANELS: Mapping[str, Mapping[str, Entry]] = MappingProxyType({
         "projections": Entry("Compare the read models with the ledger, or rebuild them.", entries={
             "verify": Entry(
                 "Replay the ledger and compare the read models with it row by row; exit code 1 when they differ.",
-                "penstock.cli.admin:verify",
+                "penstock.cli.operations.admin:verify",
             ),
             "rebuild": Entry(
                 "Empty the read models and fill them again from the ledger.",
-                "penstock.cli.admin:rebuild",
+                "penstock.cli.operations.admin:rebuild",
             ),
         }),
         "replay": Entry(
             "Repeat all decisions from the log and compare byte for byte; exit code 1 when something differs.",
-            "penstock.cli.admin:replay",
+            "penstock.cli.operations.admin:replay",
             examples=(
                 "penstock replay",
                 "penstock replay --decision nightly",
@@ -301,7 +301,7 @@ PANELS: Mapping[str, Mapping[str, Entry]] = MappingProxyType({
         ),
         "repair": Entry(
             "Amend a ledger record that cannot be decoded, before which its cell stands still. For operators.",
-            "penstock.cli.admin:repair",
+            "penstock.cli.operations.admin:repair",
             examples=(
                 "penstock repair --at 4711 --dry-run",
                 'penstock repair --at 4711 --reason "a training without end"',
@@ -383,6 +383,6 @@ def run(arguments: Sequence[str], session: Session | None = None) -> int:
 
 def _remedy(option: str) -> str:
     """What to give in place of an option of another scheduler; empty: not known."""
-    from penstock.sdk.equivalents import flag  # imported for an error alone
+    from penstock.sdk.job_file.equivalents import flag  # imported for an error alone
 
     return flag(option) if option else ""

@@ -12,7 +12,7 @@ from penstock.cli.session import Session
 from penstock.client import Client
 from penstock.exits import Exit, Stop
 from penstock.model.nouns.transitions import JobStatus
-from penstock.suggestion import choices
+from penstock.text.suggestion import choices
 
 CLOSE_S = 1.0  # a client on this machine is closed within a millisecond
 

@@ -3,9 +3,9 @@
 import re
 
 from penstock.exits import Exit, Stop
-from penstock.local_time import NotOneMoment, last_time_of_day_ms, moment_ms
-from penstock.redaction import brief
-from penstock.sdk.units import DURATION_PATTERN, duration_ms
+from penstock.sdk.job_file.units import DURATION_PATTERN, duration_ms
+from penstock.text.local_time import NotOneMoment, last_time_of_day_ms, moment_ms
+from penstock.text.redaction import brief
 
 _TIME = re.compile(r"([01]?\d|2[0-3]):([0-5]\d)(?::([0-5]\d))?\Z")
 _FORMS = "give a time such as 10:42, how long ago such as 5m, a date such as 2026-05-04T10:42"

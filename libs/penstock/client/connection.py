@@ -19,7 +19,7 @@ from penstock.client.errors import (
     fields_of,
 )
 from penstock.errors import ConfigurationError
-from penstock.redaction import without_password
+from penstock.text.redaction import without_password
 from penstock.tls import SYSTEM_CA, client_context, misfit, speaks_tls
 
 DEFAULT_SERVER = "http://127.0.0.1:8742"

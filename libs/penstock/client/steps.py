@@ -36,11 +36,11 @@ from penstock.client.models import (
 from penstock.model.nouns.job_ids import STARTS_LIKE_AN_ID
 from penstock.model.nouns.types import JobSpec
 from penstock.model.wire.codec import as_written
-from penstock.redaction import brief
 from penstock.retry import Backoff
 from penstock.sdk.code_archive import Packed
-from penstock.sdk.jobfile import BadJob, parse_job
-from penstock.sdk.own_folder import is_a_tasks_own
+from penstock.sdk.job_file.jobfile import BadJob, parse_job
+from penstock.sdk.reporter.own_folder import is_a_tasks_own
+from penstock.text.redaction import brief
 
 T = TypeVar("T")
 A = TypeVar("A", bound=Answer)

@@ -6,7 +6,7 @@ import re
 from typing import Any
 
 from penstock.imports.keys import Keys
-from penstock.sdk.units import MIB_PER_UNIT, MS_PER_UNIT, show
+from penstock.sdk.job_file.units import MIB_PER_UNIT, MS_PER_UNIT, show
 
 KIB = 1 << 10
 BYTES = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12, "p": 10**15}

@@ -23,8 +23,8 @@ import yaml
 from penstock.errors import PenstockError
 from penstock.imports import argo, determined, dstack, kubernetes, ray, skypilot, slurm
 from penstock.imports.keys import Imported, Note, Notes
-from penstock.sdk.job_yaml import JobLoader, problem_of
-from penstock.sdk.jobfile import BadJob, parse_job
+from penstock.sdk.job_file.job_yaml import JobLoader, problem_of
+from penstock.sdk.job_file.jobfile import BadJob, parse_job
 
 MAX_DOCUMENTS = 50
 TEMPLATE = re.compile(r"\{\{[^{}]*\}\}|\$\{\{[^{}]*\}\}")

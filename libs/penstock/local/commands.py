@@ -38,7 +38,7 @@ def demo(ctx: typer.Context, options: DemoOptions) -> int:
     130 interrupted.
     """
     _end_while_importing(Exit.INTERRUPTED)
-    from penstock.local.demo import demo as work
+    from penstock.local.demo.demo import demo as work
 
     return _run(lambda: work(options.absolute()), interrupted=Exit.INTERRUPTED)
 

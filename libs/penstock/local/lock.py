@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import IO
 
 from penstock.errors import ConfigurationError
-from penstock.redaction import without_password
+from penstock.text.redaction import without_password
 
 
 def announce(lock: IO[str], url: str) -> None:

@@ -7,8 +7,8 @@ from typing import Annotated, Self
 
 import typer
 
-from penstock.counting import count
 from penstock.errors import ConfigurationError
+from penstock.text.counting import count
 
 DEFAULT_FOLDER = Path(".penstock")
 DEFAULT_PORT = 8742

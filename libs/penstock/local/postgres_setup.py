@@ -23,8 +23,8 @@ import typer
 
 from penstock import commandline
 from penstock.errors import ConfigurationError, StoreError
-from penstock.log.embedded_roles import NODE_REPORTER, grant_log, grant_node, node_role, role_of
 from penstock.log.kafka_setup import MAX_CELLS, read_rights
+from penstock.log.postgres.embedded_roles import NODE_REPORTER, grant_log, grant_node, node_role, role_of
 from penstock.log.topic_settings import Rights
 from penstock.model.nouns.types import Identifier
 from penstock.runtime.database.database_roles import CONNECT_TIMEOUT_S, ensure_role, password_of, url_for

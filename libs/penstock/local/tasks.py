@@ -13,8 +13,8 @@ from contextlib import suppress
 from pathlib import Path
 
 from penstock_services.node_reporter.shell.ports import Started
-from penstock_services.node_reporter.shell.processes import is_alive
-from penstock_services.node_reporter.shell.records import read_record
+from penstock_services.node_reporter.shell.process.processes import is_alive
+from penstock_services.node_reporter.shell.process.records import read_record
 
 WAIT_S = 2.0  # for shims to reap the processes that they killed
 POLL_S = 0.02

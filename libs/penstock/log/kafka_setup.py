@@ -17,7 +17,7 @@ import typer
 
 from penstock import commandline
 from penstock.errors import ConfigurationError
-from penstock.log.kafka import KafkaLog
+from penstock.log.kafka.kafka import KafkaLog
 from penstock.log.open import open_log
 from penstock.log.topic_settings import JOIN, Rights, topic_partitions
 from penstock.model.schema.topics import GUARD_GROUPS, Topic

@@ -6,9 +6,9 @@ from urllib.parse import parse_qsl, unquote, urlsplit
 from penstock.errors import ConfigurationError
 from penstock.log.archive import Archive
 from penstock.log.archived import ArchivedLog
-from penstock.log.embedded import EmbeddedLog
 from penstock.log.port import Log
-from penstock.redaction import brief, postgres_problem
+from penstock.log.postgres.embedded import EmbeddedLog
+from penstock.text.redaction import brief, postgres_problem
 
 POSTGRES_PORT = 5_432
 
@@ -51,7 +51,7 @@ def _log(url: str, identity: str) -> Log:
         if not host or not port.isdigit() or (":" in host and not host.startswith("[")):
             shown = "what follows kafka://" if ":" in host_and_port else repr(host_and_port)
             raise ConfigurationError(f"{shown} is not host:port; use {_FORMS}")
-    from penstock.log.kafka import KafkaLog, Sasl  # a quarter of a node-reporter's start
+    from penstock.log.kafka.kafka import KafkaLog, Sasl  # a quarter of a node-reporter's start
 
     if not at:
         return KafkaLog(address, identity, ca=ca)

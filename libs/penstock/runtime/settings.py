@@ -23,7 +23,7 @@ from pydantic_settings import BaseSettings, EnvSettingsSource, PydanticBaseSetti
 
 from penstock.errors import ConfigurationError
 from penstock.private_files import read_private_text
-from penstock.redaction import postgres_problem
+from penstock.text.redaction import postgres_problem
 
 PREFIX = "PENSTOCK_"
 

@@ -23,8 +23,8 @@ from contextlib import contextmanager, suppress
 from types import FrameType
 from typing import SupportsInt
 
-from penstock.sdk.lines import leads, write_line
-from penstock.sdk.savers import Registration
+from penstock.sdk.reporter.lines import leads, write_line
+from penstock.sdk.reporter.savers import Registration
 
 FOLDER = "PENSTOCK_CHECKPOINT_DIR"
 """Variable: folder of the job's checkpoints, set for a job with `checkpoint: sdk`."""

@@ -9,7 +9,7 @@ import os
 import time
 from collections.abc import Callable
 
-from penstock.sdk.lines import FIFO
+from penstock.sdk.reporter.lines import FIFO
 
 LOOK_EVERY_S = 1.0
 

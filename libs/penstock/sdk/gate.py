@@ -9,7 +9,7 @@ import fcntl
 import os
 
 from penstock.sdk.checkpoint import SAVER
-from penstock.sdk.lines import write_line
+from penstock.sdk.reporter.lines import write_line
 
 GATE = "PENSTOCK_GATE"
 """Variable: the file to lock. Unset: the GPUs are the script's own from the beginning."""

@@ -10,7 +10,7 @@ import re
 import sys
 from types import TracebackType
 
-from penstock.sdk.lines import write_line
+from penstock.sdk.reporter.lines import write_line
 
 HOST, GPU = "host_memory", "gpu_memory"
 MAX_CAUSES = 32  # of one error that are examined

@@ -7,7 +7,7 @@ from typing import Literal
 
 from penstock.sdk.gate import pass_gate
 from penstock.sdk.gpu_memory import keep_promise
-from penstock.sdk.lines import write_line
+from penstock.sdk.reporter.lines import write_line
 
 
 def phase(name: Literal["launch", "train", "save"]) -> None:

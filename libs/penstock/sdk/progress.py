@@ -23,9 +23,9 @@ from typing import Any, SupportsFloat, SupportsIndex, TypeVar
 
 from penstock.sdk.checkpoint import SAVER
 from penstock.sdk.cores import cores, look
-from penstock.sdk.lines import leads, write_line
+from penstock.sdk.reporter.lines import leads, write_line
+from penstock.sdk.sharing.turns import Waits
 from penstock.sdk.stages import on_long_wait, waits, yield_turn
-from penstock.sdk.turns import Waits
 
 GROWTH_TENTHS = 11  # a line when the iterations since the first one are 1.1 times those of the last line
 PROFILE_ITERATIONS = "PENSTOCK_PROFILE_ITERATIONS"

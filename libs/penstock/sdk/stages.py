@@ -15,7 +15,7 @@ sum, which is all that a profile needs.
 In a group (jobs that share GPUs) a stage holds its resource while the block runs, see `turns`. The wait for a turn counts neither
 as a stage's time nor as idle time: the profile stays that of running alone. So it is with the time in which
 the iterating thread could
-run and waited for a core that others had (`penstock.sdk.core_waits`): it is theirs, and changes with what
+run and waited for a core that others had (`penstock.sdk.sharing.core_waits`): it is theirs, and changes with what
 else the machine does.
 """
 
@@ -28,11 +28,11 @@ from contextlib import AbstractContextManager, nullcontext
 from typing import Literal
 
 from penstock.sdk.checkpoint import SAVER
-from penstock.sdk.chief import FollowedTurns, LeadingTurns, followed_turns, in_step, leading_turns
-from penstock.sdk.core_waits import CoreWaits
 from penstock.sdk.cores import look
-from penstock.sdk.lines import FIFO, leads, write_line
-from penstock.sdk.turns import Turns, Waits, turns_of_group
+from penstock.sdk.reporter.lines import FIFO, leads, write_line
+from penstock.sdk.sharing.chief import FollowedTurns, LeadingTurns, followed_turns, in_step, leading_turns
+from penstock.sdk.sharing.core_waits import CoreWaits
+from penstock.sdk.sharing.turns import Turns, Waits, turns_of_group
 
 StageName = Literal["storage", "cpu", "gpu", "network"]
 STAGES: tuple[StageName, ...] = ("storage", "cpu", "gpu", "network")

@@ -8,7 +8,7 @@ from penstock.scheduling.profiles import READ_DURATIONS
 from penstock.simulator.engine import Durations, Options
 from penstock.simulator.job_models.model import Work
 from penstock.simulator.job_models.restarts import RestartingWork
-from penstock.simulator.report.metrics import duration
+from penstock.simulator.results.metrics import duration
 from penstock.simulator.traces.jobs import TraceJob
 
 RUN_TIMES: Mapping[Durations, str] = MappingProxyType(

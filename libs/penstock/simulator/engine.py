@@ -35,15 +35,15 @@ from penstock.model.schema.event import Event
 from penstock.simulator.cell import Cell
 from penstock.simulator.held_gpus import HeldGpus
 from penstock.simulator.job_models.model import Checkpoint, PhaseChange, Work, allocations, capped
-from penstock.simulator.learning import SimulatedEstimator
 from penstock.simulator.meter import Figures, Meter
 from penstock.simulator.nodes import Latency, SimulatedNodes
-from penstock.simulator.services import Attached, Services, to_both
-from penstock.simulator.simulated_services import simulated_services
-from penstock.simulator.stage_profiles import StageProfiles
-from penstock.simulator.step_reports import StepReports
+from penstock.simulator.services.learning import SimulatedEstimator
+from penstock.simulator.services.port import Attached, Services, to_both
+from penstock.simulator.services.simulated_services import simulated_services
 from penstock.simulator.submissions import Submissions, saves_when_stopped
-from penstock.simulator.telemetry import Telemetry
+from penstock.simulator.task_reports.stage_profiles import StageProfiles
+from penstock.simulator.task_reports.step_reports import StepReports
+from penstock.simulator.task_reports.telemetry import Telemetry
 from penstock.simulator.traces.jobs import TraceJob
 from penstock.simulator.traces.resources import COMMAND
 from penstock_services.batcher.core.batcher import plans

@@ -14,8 +14,8 @@ from penstock.model.nouns.settings import PlacerSettings
 from penstock.simulator.engine import Durations, Simulation, Unsound
 from penstock.simulator.job_models.model import NotMeasured
 from penstock.simulator.meter import Figures
-from penstock.simulator.report.series import Reals, RunSeries, Stopwatch, series_of
-from penstock.simulator.report.timeline import Timeline
+from penstock.simulator.results.series import Reals, RunSeries, Stopwatch, series_of
+from penstock.simulator.results.timeline import Timeline
 
 STEPS_PER_REPORT = 16  # with --check a step of a long queue takes tens of milliseconds
 STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM)

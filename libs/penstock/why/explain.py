@@ -15,7 +15,6 @@ from penstock.cluster.chance import LazyRng
 from penstock.cluster.gang import tasks_that_fit
 from penstock.cluster.reasons import ADVICE, Reason, refusals
 from penstock.cluster.trial import Trial, living_places
-from penstock.counting import count
 from penstock.errors import one_line
 from penstock.ledger.derived.succession import awaited
 from penstock.ledger.fold.plans import units_of_proposals
@@ -37,6 +36,7 @@ from penstock.scheduling.place.sharing import apart_text, sharing_text
 from penstock.scheduling.profiles import in_force
 from penstock.scheduling.stages.protocols import Order, Preemption, Profile
 from penstock.scheduling.stages.regroup import regroups, waits_for_plan
+from penstock.text.counting import count
 from penstock.why.queue_position import Line, line_of
 
 WAITING_HELPS = (

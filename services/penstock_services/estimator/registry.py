@@ -19,13 +19,13 @@ from penstock.model.schema.topics import Topic
 from penstock.model.schema.validation import checked
 from penstock.runtime.following.snapshots import Until, load_latest
 from penstock.runtime.settings import Settings
-from penstock_services.estimator.core.from_snapshot import begin_at
+from penstock_services.estimator.core.fold.from_snapshot import begin_at
+from penstock_services.estimator.core.fold.state import State
+from penstock_services.estimator.core.learning.saved import BadModel
 from penstock_services.estimator.core.model_lifecycle import InUse
+from penstock_services.estimator.core.records.history import key_of
 from penstock_services.estimator.core.resource_model.tier import ModelTier
 from penstock_services.estimator.core.resources.estimate import Guess, Tier
-from penstock_services.estimator.core.resources.history import key_of
-from penstock_services.estimator.core.saved import BadModel
-from penstock_services.estimator.core.state import State
 from penstock_services.estimator.core.step_time.tier import StepTier
 from penstock_services.estimator.core.step_time.training import STEPS
 from penstock_services.estimator.shell.learner import KINDS

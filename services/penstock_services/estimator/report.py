@@ -19,8 +19,8 @@ from penstock.runtime.files.event_import import read_events, read_ledger
 from penstock.screen import console, plain_table, write_json
 from penstock_services.estimator import report_tables
 from penstock_services.estimator.core.accuracy import Accuracy, accuracy_of
-from penstock_services.estimator.core.live import At
-from penstock_services.estimator.core.state import State, evolve
+from penstock_services.estimator.core.fold.live import At
+from penstock_services.estimator.core.fold.state import State, evolve
 
 BARS = "▁▂▃▄▅▆▇█"
 FULL_BAR = math.log(4)  # a median that is off by a factor of four or more fills the bar

@@ -19,7 +19,7 @@ from penstock_services.estimator.core.accuracy import (
     pairs_of,
     stretches,
 )
-from penstock_services.estimator.core.runs import EtaAtHalf, FinishedRun
+from penstock_services.estimator.core.records.runs import EtaAtHalf, FinishedRun
 from penstock_services.estimator.report_tables import TITLES, colour_of, in_order, name_of, shown
 
 T = TypeVar("T")

@@ -39,7 +39,7 @@ def tell(out: str, framework: str, device: int) -> None:
 
 
 def leads() -> bool:
-    from penstock.sdk import lines
+    from penstock.sdk.reporter import lines
 
     return lines.leads()
 

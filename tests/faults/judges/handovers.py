@@ -19,11 +19,25 @@ import numpy as np
 from penstock.errors import PenstockError
 from penstock.model.decisions.orders import CheckpointSource, HandOverCheckpoint
 from penstock.runtime.keys.node_keys import NodeKeys
-from penstock_services.node_reporter.shell.checkpoint_bundle import Digests, Manifest, ending, pack
-from penstock_services.node_reporter.shell.checkpoint_fetch import CheckpointFetcher, Place, Stream
-from penstock_services.node_reporter.shell.checkpoint_folders import CheckpointFolders
-from penstock_services.node_reporter.shell.checkpoint_server import SCHEME, CheckpointServer, answers, asks
-from penstock_services.node_reporter.shell.log_server import Refused
+from penstock_services.node_reporter.shell.checkpoints.checkpoint_bundle import (
+    Digests,
+    Manifest,
+    ending,
+    pack,
+)
+from penstock_services.node_reporter.shell.checkpoints.checkpoint_fetch import (
+    CheckpointFetcher,
+    Place,
+    Stream,
+)
+from penstock_services.node_reporter.shell.checkpoints.checkpoint_folders import CheckpointFolders
+from penstock_services.node_reporter.shell.checkpoints.checkpoint_server import (
+    SCHEME,
+    CheckpointServer,
+    answers,
+    asks,
+)
+from penstock_services.node_reporter.shell.link.log_server import Refused
 from tests.faults.judges.cell_rules import Broken
 from tests.support.node_cell import node_options, start_order
 

@@ -11,8 +11,8 @@ from tempfile import TemporaryDirectory
 
 import numpy as np
 
-from penstock.sdk import turns
-from penstock.sdk.turns import MAX_HOLDERS, MAX_WAIT_S, PATIENCE_S, Turn
+from penstock.sdk.sharing import turns
+from penstock.sdk.sharing.turns import MAX_HOLDERS, MAX_WAIT_S, PATIENCE_S, Turn
 from tests.faults.judges.cell_rules import Broken
 from tests.unit.played_changes import Played, numbered
 

@@ -2,7 +2,7 @@
 
 from typing import TYPE_CHECKING
 
-from penstock_services.node_reporter.shell.checkpoint_folders import age
+from penstock_services.node_reporter.shell.checkpoints.checkpoint_folders import age
 from tests.faults.laboratory.machine import Machine, TaskProcess
 from tests.faults.ledger_rules import Fact, Violation, kind_of
 

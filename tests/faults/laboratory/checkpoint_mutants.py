@@ -11,7 +11,7 @@ from penstock.ledger.state.job.job_state import JobState
 from penstock.ledger.state.state import CellState
 from penstock.model.decisions.ledger_events import JobRequeued
 from penstock.model.inputs.external_events import TaskCheckpointed
-from penstock_services.node_reporter.shell.fetches import Fetches
+from penstock_services.node_reporter.shell.task_setup.fetches import Fetches
 from penstock_services.placer.core import orders
 from tests.faults.laboratory.patching import mutant, replace
 

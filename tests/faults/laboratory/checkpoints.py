@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from penstock.clock import wall_ms
 from penstock.model.decisions.orders import CheckpointSource, HandOverCheckpoint, StartTask
 from penstock.model.inputs.external_events import CheckpointFetched
-from penstock_services.node_reporter.shell.checkpoint_folders import age, covers
+from penstock_services.node_reporter.shell.checkpoints.checkpoint_folders import age, covers
 from penstock_services.node_reporter.shell.ports import Key
 from tests.faults.laboratory.wire import keys_of
 

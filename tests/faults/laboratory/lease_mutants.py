@@ -11,8 +11,8 @@ from penstock.ledger.state.lease import lease_of, wait_ms
 from penstock.ledger.state.node.node_state import NodeState
 from penstock.ledger.state.state import CellState
 from penstock.model.decisions.orders import ProbeNode
-from penstock_services.node_reporter.shell import lease
-from penstock_services.node_reporter.shell.lease import Lease
+from penstock_services.node_reporter.shell.watchdogs import lease
+from penstock_services.node_reporter.shell.watchdogs.lease import Lease
 from penstock_services.placer.core import orders
 from penstock_services.placer.core.decide import Decider
 from tests.faults.laboratory.machine import Machine

@@ -13,10 +13,10 @@ from penstock_services.node_reporter.core.actions import Signal
 from penstock_services.node_reporter.core.inputs import Gone
 from penstock_services.node_reporter.core.state import Put
 from penstock_services.node_reporter.shell import recovery
-from penstock_services.node_reporter.shell.exits import lost_outcome
 from penstock_services.node_reporter.shell.journal import Journal
+from penstock_services.node_reporter.shell.link.outbox import Outbox
 from penstock_services.node_reporter.shell.node import Node
-from penstock_services.node_reporter.shell.outbox import Outbox
+from penstock_services.node_reporter.shell.process.exits import lost_outcome
 from tests.faults.laboratory.patching import cut_before, filtered, mutant, nothing, posing, replace
 
 # ------------------------------------------------------------------------------------------------- the node's core

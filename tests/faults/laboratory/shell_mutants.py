@@ -15,7 +15,7 @@ from penstock.model.inputs.external_events import NodeCordoned
 from penstock.model.nouns.token import token_of
 from penstock.model.schema.topics import Topic
 from penstock.runtime.following.ledger_follower import LedgerFollower
-from penstock_services.estimator.core.state import State
+from penstock_services.estimator.core.fold.state import State
 from penstock_services.estimator.shell import publisher
 from penstock_services.placer.core import orders
 from penstock_services.placer.shell import identity, ledger_time, service

@@ -6,7 +6,7 @@ from penstock.scheduling.groups import gang_turns
 from penstock.scheduling.make_room.reservation import Reservation
 from penstock.scheduling.order.genie import Genie
 from penstock.scheduling.order.job_rows import JobRows
-from penstock.sdk.turns import Turn
+from penstock.sdk.sharing.turns import Turn
 from penstock_services.placer.core import orders
 from penstock_services.placer.core.decide import Decider
 from penstock_services.placer.core.members.membership import Membership

@@ -1,10 +1,10 @@
 """What all promises rest on: attempts end, leases fence, checkpoints are whose they say."""
 
 from penstock.ledger.fold import evolve_jobs
-from penstock_services.node_reporter.shell import checkpoint_bundle
-from penstock_services.node_reporter.shell.checkpoint_fetch import CheckpointFetcher
-from penstock_services.node_reporter.shell.checkpoint_server import CheckpointServer
-from penstock_services.node_reporter.shell.lease import Lease
+from penstock_services.node_reporter.shell.checkpoints import checkpoint_bundle
+from penstock_services.node_reporter.shell.checkpoints.checkpoint_fetch import CheckpointFetcher
+from penstock_services.node_reporter.shell.checkpoints.checkpoint_server import CheckpointServer
+from penstock_services.node_reporter.shell.watchdogs.lease import Lease
 from penstock_services.placer.core.waiting.attempts import Attempts
 from tests.faults.promises.mutant import breaks
 

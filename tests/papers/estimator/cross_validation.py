@@ -7,7 +7,7 @@ from typing import NamedTuple, Protocol
 
 import numpy as np
 
-from penstock_services.estimator.core.gaussian_process import Floats, Mask
+from penstock_services.estimator.core.learning.gaussian_process import Floats, Mask
 from penstock_services.estimator.core.resource_model.gpus import generation_of
 from penstock_services.estimator.core.resource_model.measurements import (
     LABELS,

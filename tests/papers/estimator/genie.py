@@ -14,7 +14,7 @@ from typing import NamedTuple
 import numpy as np
 from scipy.special import stdtrit
 
-from penstock_services.estimator.core.step_time.placements import (
+from penstock_services.estimator.core.records.placements import (
     MAX_GPUS_PER_NODE,
     MAX_LOCAL_BATCH,
     MAX_NODES,

@@ -15,7 +15,7 @@ from sklearn.ensemble import AdaBoostRegressor, GradientBoostingRegressor, Rando
 from sklearn.linear_model import LinearRegression
 from sklearn.tree import DecisionTreeRegressor
 
-from penstock_services.estimator.core.gaussian_process import Floats
+from penstock_services.estimator.core.learning.gaussian_process import Floats
 from penstock_services.estimator.core.resource_model.measurements import (
     LABELS,
     MIB_PER_GIB,

@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from penstock_services.estimator.core.gaussian_process import Floats, Mask
+from penstock_services.estimator.core.learning.gaussian_process import Floats, Mask
 from penstock_services.estimator.core.resource_model.measurements import Runs, Task
 from penstock_services.estimator.core.resources.nearest import FARTHEST, NEAREST
 from tests.papers.estimator.cross_validation import Judged, Predictions, folds, judge

@@ -8,13 +8,7 @@ from pathlib import Path
 from types import MappingProxyType
 
 from penstock.runtime.files.csv_import import BadFile, Problem, Row, header_of, rows, text_of
-from penstock_services.estimator.core.step_time.placements import (
-    Cell,
-    Measurement,
-    Table,
-    table,
-    why_rejected,
-)
+from penstock_services.estimator.core.records.placements import Cell, Measurement, Table, table, why_rejected
 from tests.papers.estimator.run_files import MAX_NAME, NUMBER, BadData, Rejected
 
 COLUMNS: Mapping[str, tuple[str, ...]] = MappingProxyType(

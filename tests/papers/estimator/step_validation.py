@@ -8,9 +8,9 @@ from typing import NamedTuple
 import numpy as np
 from sklearn.ensemble import RandomForestRegressor
 
-from penstock_services.estimator.core.gaussian_process import Floats, Integers
+from penstock_services.estimator.core.learning.gaussian_process import Floats, Integers
+from penstock_services.estimator.core.records.placements import MAX_LOCAL_BATCH, Cell, Placement, Table
 from penstock_services.estimator.core.step_time.fit import MAX_CELLS, fit, reference_batch
-from penstock_services.estimator.core.step_time.placements import MAX_LOCAL_BATCH, Cell, Placement, Table
 from penstock_services.estimator.core.step_time.prior import Prior
 from penstock_services.estimator.core.step_time.profile_plan import MAX_CANDIDATES, profile_plan
 from tests.papers.estimator.genie import MAX_RUNS, Run, Task, fit_genie, predict_genie

@@ -18,11 +18,11 @@ from penstock.model.inputs.estimates import Bounds, EtaEstimated
 from penstock.model.inputs.external_events import StepsMeasured, TaskExited, TaskPhaseChanged
 from penstock.model.nouns.types import JobSpec, ResourceRequest, Usage
 from penstock.model.schema.topics import Topic
+from penstock_services.estimator.core.fold.state import State
 from penstock_services.estimator.core.resource_model.tier import ModelTier
 from penstock_services.estimator.core.resource_model.training import RESOURCES
 from penstock_services.estimator.core.resources.estimate import HistoryTier, estimate
 from penstock_services.estimator.core.resources.nearest import NearestTier
-from penstock_services.estimator.core.state import State
 from penstock_services.estimator.core.step_time.tier import StepTier
 from penstock_services.estimator.core.step_time.training import STEPS
 from tests.support.driver import CellDriver, node_spec

@@ -9,12 +9,12 @@ from penstock.model.inputs.estimates import JobEstimated
 from penstock.model.inputs.external_events import NodeJoined, StepsMeasured, TaskPhaseChanged, TaskStarted
 from penstock.model.nouns.types import JobSpec, TaskPlacement
 from penstock.model.schema.topics import Topic
-from penstock_services.estimator.core.eta.updates import EtaUpdates
-from penstock_services.estimator.core.progress import Progress
+from penstock_services.estimator.core.eta_updates import EtaUpdates
+from penstock_services.estimator.core.fold.progress import Progress
+from penstock_services.estimator.core.fold.state import State
+from penstock_services.estimator.core.records.history import Run
+from penstock_services.estimator.core.records.runs import Allocation, Card, FinishedRun, Steps, job_info
 from penstock_services.estimator.core.resources.estimate import estimate
-from penstock_services.estimator.core.resources.history import Run
-from penstock_services.estimator.core.runs import Allocation, Card, FinishedRun, Steps, job_info
-from penstock_services.estimator.core.state import State
 from penstock_services.estimator.core.step_time.tier import StepTier
 from tests.support.driver import node_spec
 from tests.unit.test_estimator import Cell, usage

@@ -19,12 +19,12 @@ from penstock.model.inputs.external_events import (
 from penstock.model.nouns.types import JobSpec, TaskPlacement, Usage
 from penstock.model.schema.event import Event
 from penstock_services.estimator.core.accuracy import accuracy_of
-from penstock_services.estimator.core.conditions import Disturbance, comparable
-from penstock_services.estimator.core.recall import recall, recall_from
+from penstock_services.estimator.core.fold.recall import recall, recall_from
+from penstock_services.estimator.core.records.conditions import Disturbance, comparable
+from penstock_services.estimator.core.records.history import History, Run, key_of
+from penstock_services.estimator.core.records.runs import FinishedRun
 from penstock_services.estimator.core.resources.estimate import HistoryTier, estimate
-from penstock_services.estimator.core.resources.history import History, Run, key_of
 from penstock_services.estimator.core.resources.nearest import believed, comparable_of_each
-from penstock_services.estimator.core.runs import FinishedRun
 from penstock_services.estimator.core.step_time.training_set import sample_of
 from tests.unit.estimator.reports import JOB, Reports, updates_of
 

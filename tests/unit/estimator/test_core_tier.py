@@ -4,12 +4,12 @@ import msgspec
 import pytest
 
 from penstock.model.nouns.types import Category, JobSpec, ResourceRequest, Trait
-from penstock_services.estimator.core.limits import CORE_OWNERS, CORE_RUNS_OF_ONE
+from penstock_services.estimator.core.learning.limits import CORE_OWNERS, CORE_RUNS_OF_ONE
 from penstock_services.estimator.core.node_capacity import NodeCapacity
+from penstock_services.estimator.core.records.history import Run
+from penstock_services.estimator.core.records.runs import NO_CARD, Allocation, job_info
 from penstock_services.estimator.core.resources.cores import CoresTier, PastCores
 from penstock_services.estimator.core.resources.estimate import Guess, estimate
-from penstock_services.estimator.core.resources.history import Run
-from penstock_services.estimator.core.runs import NO_CARD, Allocation, job_info
 from tests.support.driver import node_spec
 
 

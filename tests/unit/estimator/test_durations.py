@@ -3,8 +3,8 @@
 import numpy as np
 
 from penstock_services.estimator.core.eta.curves import Curve
-from penstock_services.estimator.core.saved import digest_of, from_bytes, to_bytes
-from penstock_services.estimator.core.step_time.placements import Cell, Measurement, Table, table
+from penstock_services.estimator.core.learning.saved import digest_of, from_bytes, to_bytes
+from penstock_services.estimator.core.records.placements import Cell, Measurement, Table, table
 from penstock_services.estimator.core.step_time.training import Durations, train
 from penstock_services.estimator.core.step_time.training_set import TrainingSet
 

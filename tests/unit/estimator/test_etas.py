@@ -9,16 +9,16 @@ import pytest
 from penstock.model.inputs.estimates import EtaEstimated
 from penstock.model.nouns.types import JobSpec
 from penstock_services.estimator.core.eta.remaining import Bounds
-from penstock_services.estimator.core.eta.updates import (
+from penstock_services.estimator.core.eta_updates import (
     MAX_ENDED,
     MAX_LEFT_MS,
     MIN_MOVED_MS,
     EtaUpdates,
     moved,
 )
+from penstock_services.estimator.core.fold.progress import Published
 from penstock_services.estimator.core.model_lifecycle import InUse
-from penstock_services.estimator.core.progress import Published
-from penstock_services.estimator.core.resources.history import key_of
+from penstock_services.estimator.core.records.history import key_of
 from penstock_services.estimator.core.step_time.training import STEPS, Durations
 from tests.support.chance import SURE
 from tests.unit.estimator.reports import JOB, Reports, month, ran, true_ms, updates_of

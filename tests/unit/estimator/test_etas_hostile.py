@@ -8,9 +8,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from penstock.model.inputs.estimates import EtaEstimated
+from penstock_services.estimator.core.fold.progress import MAX_PUBLISHED, MAX_SPANS, MAX_WINDOWS
 from penstock_services.estimator.core.model_lifecycle import InUse
-from penstock_services.estimator.core.progress import MAX_PUBLISHED, MAX_SPANS, MAX_WINDOWS
-from penstock_services.estimator.core.resources.history import key_of
+from penstock_services.estimator.core.records.history import key_of
 from penstock_services.estimator.core.step_time.training import STEPS, Durations
 from tests.unit.estimator.reports import JOB, Reports, month, ran, updates_of
 

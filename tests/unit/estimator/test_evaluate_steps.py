@@ -7,7 +7,7 @@ import numpy as np
 import orjson
 import pytest
 
-from penstock_services.estimator.core.step_time.placements import Cell, Measurement, Table, table
+from penstock_services.estimator.core.records.placements import Cell, Measurement, Table, table
 from penstock_services.estimator.core.step_time.prior import WIDE
 from tests.papers.estimator.__main__ import main
 from tests.papers.estimator.run_files import BadData

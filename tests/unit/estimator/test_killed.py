@@ -15,15 +15,15 @@ from penstock.model.inputs.estimates import JobEstimated
 from penstock.model.inputs.external_events import NodeJoined, TaskExited
 from penstock.model.nouns.types import Estimate, JobSpec, ResourceRequest, TaskPlacement
 from penstock.model.schema.topics import Topic
-from penstock_services.estimator.core.from_snapshot import begin_at
-from penstock_services.estimator.core.limits import KILLS, KILLS_OF_ONE
+from penstock_services.estimator.core.fold.from_snapshot import begin_at
+from penstock_services.estimator.core.fold.state import State
+from penstock_services.estimator.core.learning.limits import KILLS, KILLS_OF_ONE
+from penstock_services.estimator.core.records.runs import job_info
 from penstock_services.estimator.core.resources.bounds import Bounds
 from penstock_services.estimator.core.resources.cores import CoresTier
 from penstock_services.estimator.core.resources.estimate import Guess, HistoryTier, estimate
 from penstock_services.estimator.core.resources.memory_kills import FIRST_WORKER_MIB, MemoryKills
 from penstock_services.estimator.core.resources.nearest import NearestTier
-from penstock_services.estimator.core.runs import job_info
-from penstock_services.estimator.core.state import State
 from tests.support.driver import node_spec
 from tests.unit.test_estimator import SPEC, Cell, usage
 

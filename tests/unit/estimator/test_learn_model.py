@@ -6,7 +6,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from penstock_services.estimator.core.limits import CELLS_OF_ONE
+from penstock_services.estimator.core.learning.limits import CELLS_OF_ONE
 from penstock_services.estimator.core.resource_model.features import memory_line
 from penstock_services.estimator.core.resource_model.labels import UNITS
 from penstock_services.estimator.core.resource_model.measurements import (

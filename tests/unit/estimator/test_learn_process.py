@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from numpy.testing import assert_allclose
 
-from penstock_services.estimator.core.gaussian_process import (
+from penstock_services.estimator.core.learning.gaussian_process import (
     Floats,
     Posterior,
     negative_log_likelihood,

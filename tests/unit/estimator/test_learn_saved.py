@@ -6,9 +6,9 @@ import msgspec
 import numpy as np
 import pytest
 
+from penstock_services.estimator.core.learning.saved import FORMAT, BadModel, digest_of, from_bytes, to_bytes
 from penstock_services.estimator.core.resource_model.measurements import Task
 from penstock_services.estimator.core.resource_model.model import Model, train
-from penstock_services.estimator.core.saved import FORMAT, BadModel, digest_of, from_bytes, to_bytes
 from tests.support import measured_runs as cluster
 
 

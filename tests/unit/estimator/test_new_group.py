@@ -5,9 +5,9 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from penstock.cli import explain
-from penstock.cli.eta import shown
-from penstock.cli.event_text import first_of_kind
+from penstock.cli.following.event_text import first_of_kind
+from penstock.cli.queries import explain
+from penstock.cli.queries.eta import shown
 from penstock.ledger.state.job.remaining import Remaining
 from penstock.model.inputs.estimates import Bounds
 from penstock.model.nouns.types import JobSpec, ResourceRequest
@@ -22,7 +22,7 @@ from penstock_services.estimator.core.eta.remaining import (
     left_by_runs,
     reach_of_new_kind,
 )
-from penstock_services.estimator.core.new_group import MIN_ERRORS, MIN_GROUPS, ends_of_new_group
+from penstock_services.estimator.core.learning.new_group import MIN_ERRORS, MIN_GROUPS, ends_of_new_group
 from penstock_services.estimator.core.resource_model.features import NEW_GENERATION, NEW_GPU
 from penstock_services.estimator.core.resource_model.measurements import MEMORY, Runs
 from penstock_services.estimator.core.resource_model.model import (
@@ -32,7 +32,7 @@ from penstock_services.estimator.core.resource_model.model import (
     train,
 )
 from penstock_services.estimator.core.resources.estimate import Guess, estimate
-from penstock_services.gateway.core.eta import remaining
+from penstock_services.gateway.core.forecasts.eta import remaining
 from tests.support import measured_runs as cluster
 from tests.support.chance import sure_hits
 

@@ -21,24 +21,24 @@ from penstock.model.schema.validation import checked
 from penstock.model.wire.envelope import from_wire
 from penstock.runtime.settings import Settings
 from penstock.runtime.tracing.tracer import Tracing
-from penstock_services.estimator.core.limits import ABOVE_OTHERS
-from penstock_services.estimator.core.owner_table import NO_OWNER
-from penstock_services.estimator.core.resource_model.training import RESOURCES
-from penstock_services.estimator.core.resources.bounds import Bounds
-from penstock_services.estimator.core.resources.cores import CoresTier
-from penstock_services.estimator.core.resources.estimate import MEMORY_PERCENT, HistoryTier, Tier, estimate
-from penstock_services.estimator.core.resources.history import History, Run, bounded
-from penstock_services.estimator.core.resources.nearest import NearestTier
-from penstock_services.estimator.core.runs import (
+from penstock_services.estimator.core.fold.state import State
+from penstock_services.estimator.core.learning.limits import ABOVE_OTHERS
+from penstock_services.estimator.core.learning.owner_table import NO_OWNER
+from penstock_services.estimator.core.records.history import History, Run, bounded
+from penstock_services.estimator.core.records.runs import (
     MAX_HOST_MEMORY_MIB,
     MAX_RUN_MS,
     NO_CARD,
     Allocation,
     job_info,
 )
+from penstock_services.estimator.core.resource_model.training import RESOURCES
+from penstock_services.estimator.core.resources.bounds import Bounds
+from penstock_services.estimator.core.resources.cores import CoresTier
+from penstock_services.estimator.core.resources.estimate import MEMORY_PERCENT, HistoryTier, Tier, estimate
+from penstock_services.estimator.core.resources.nearest import NearestTier
 from penstock_services.estimator.core.stages.profile import StageKey
 from penstock_services.estimator.core.stages.registry import StageRegistry
-from penstock_services.estimator.core.state import State
 from penstock_services.estimator.shell.service import Estimator
 from tests.support.driver import node_spec
 from tests.support.memory_log import MemoryBroker, MemoryLog

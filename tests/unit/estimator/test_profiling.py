@@ -9,9 +9,9 @@ from msgspec.structs import replace
 
 from penstock.sdk.progress import PROFILE_ITERATIONS
 from penstock_services.estimator.core.node_capacity import NodeCapacity
-from penstock_services.estimator.core.runs import FinishedRun, job_info
+from penstock_services.estimator.core.records.placements import Cell, Measurement, table
+from penstock_services.estimator.core.records.runs import FinishedRun, job_info
 from penstock_services.estimator.core.step_time.fit import fit
-from penstock_services.estimator.core.step_time.placements import Cell, Measurement, table
 from penstock_services.estimator.core.step_time.prior import WIDE
 from penstock_services.estimator.core.step_time.profile_plan import profile_plan
 from penstock_services.estimator.core.step_time.profiling import Asked, NothingFits, profile

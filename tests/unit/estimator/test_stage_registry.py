@@ -10,8 +10,8 @@ from penstock.model.inputs.estimates import StagesProfiled
 from penstock.model.inputs.external_events import StageSample, StagesMeasured
 from penstock.model.nouns.types import JobSpec, StageTimes
 from penstock.model.schema.validation import checked
-from penstock_services.estimator.core.limits import STAGE_KEYS, STAGE_KEYS_OF_ONE, STAGE_OWNERS
-from penstock_services.estimator.core.runs import JobInfo, job_info
+from penstock_services.estimator.core.learning.limits import STAGE_KEYS, STAGE_KEYS_OF_ONE, STAGE_OWNERS
+from penstock_services.estimator.core.records.runs import JobInfo, job_info
 from penstock_services.estimator.core.stages.profile import MIN_ITERATIONS, StageKey, StageProfile
 from penstock_services.estimator.core.stages.registry import Owned, StageRegistry, combined, moved
 from tests.unit.test_estimator import Cell

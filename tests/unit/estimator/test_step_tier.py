@@ -6,8 +6,8 @@ import pytest
 from penstock.model.nouns.types import JobSpec, ResourceRequest
 from penstock_services.estimator.core.model_lifecycle import InUse
 from penstock_services.estimator.core.node_capacity import NodeCapacity, densest
+from penstock_services.estimator.core.records.history import History, key_of
 from penstock_services.estimator.core.resources.estimate import HistoryTier, Tier, estimate
-from penstock_services.estimator.core.resources.history import History, key_of
 from penstock_services.estimator.core.resources.nearest import Nearest, NearestTier
 from penstock_services.estimator.core.step_time.tier import StepTier
 from penstock_services.estimator.core.step_time.training import STEPS, Durations

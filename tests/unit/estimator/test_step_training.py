@@ -4,15 +4,15 @@ import math
 
 import pytest
 
-from penstock_services.estimator.core.limits import (
+from penstock_services.estimator.core.learning.limits import (
     BEYOND_USUAL,
     CURVES,
     TABLES_OF_ONE,
     TAUGHT_BY_ONE,
     TEACHING_OF_ONE,
 )
-from penstock_services.estimator.core.runs import FinishedRun, Steps
-from penstock_services.estimator.core.saved import BadModel
+from penstock_services.estimator.core.learning.saved import BadModel
+from penstock_services.estimator.core.records.runs import FinishedRun, Steps
 from penstock_services.estimator.core.step_time.training import (
     MIN_TEACHING,
     STEPS,

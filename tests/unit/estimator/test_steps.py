@@ -14,8 +14,7 @@ from penstock.model.inputs.external_events import StepsMeasured
 from penstock.model.nouns.types import TaskPlacement
 from penstock.model.schema.topics import Topic
 from penstock_services.estimator.core.eta.remaining import Bounds
-from penstock_services.estimator.core.model_lifecycle import MAX_MISSED, Due
-from penstock_services.estimator.core.progress import (
+from penstock_services.estimator.core.fold.progress import (
     MAX_PUBLISHED,
     MAX_SPANS,
     MAX_WINDOWS,
@@ -25,9 +24,10 @@ from penstock_services.estimator.core.progress import (
     Windows,
     ring_of,
 )
-from penstock_services.estimator.core.recall import MAX_RECALLED, recall, recall_from
-from penstock_services.estimator.core.runs import EtaAtHalf
-from penstock_services.estimator.core.state import State
+from penstock_services.estimator.core.fold.recall import MAX_RECALLED, recall, recall_from
+from penstock_services.estimator.core.fold.state import State
+from penstock_services.estimator.core.model_lifecycle import MAX_MISSED, Due
+from penstock_services.estimator.core.records.runs import EtaAtHalf
 from penstock_services.estimator.core.step_time.training import MIN_NEW, STEPS
 from tests.unit.estimator.reports import Reports, ran
 

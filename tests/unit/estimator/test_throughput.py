@@ -5,11 +5,9 @@ import math
 import numpy as np
 import pytest
 
-from penstock_services.estimator.core.gaussian_process import Floats
-from penstock_services.estimator.core.limits import MAX_SCALE, MAX_SPREADS
-from penstock_services.estimator.core.step_time.fit import MAX_CELLS, fit, learn_prior, reference_batch
-from penstock_services.estimator.core.step_time.model import StepModel
-from penstock_services.estimator.core.step_time.placements import (
+from penstock_services.estimator.core.learning.gaussian_process import Floats
+from penstock_services.estimator.core.learning.limits import MAX_SCALE, MAX_SPREADS
+from penstock_services.estimator.core.records.placements import (
     Cell,
     Measurement,
     Placement,
@@ -18,6 +16,8 @@ from penstock_services.estimator.core.step_time.placements import (
     table,
     why_rejected,
 )
+from penstock_services.estimator.core.step_time.fit import MAX_CELLS, fit, learn_prior, reference_batch
+from penstock_services.estimator.core.step_time.model import StepModel
 from penstock_services.estimator.core.step_time.prior import WIDE, Prior
 from penstock_services.estimator.core.step_time.profile_plan import profile_plan
 from tests.papers.estimator.genie import (

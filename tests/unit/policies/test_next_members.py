@@ -1,6 +1,6 @@
 """Next members of leases: who makes others stop has its order at the node before they have stopped, and its node lets it wait."""
 
-from penstock.cli.explain import in_short
+from penstock.cli.queries.explain import in_short
 from penstock.cluster.reasons import Reason
 from penstock.ledger.check.check import check
 from penstock.ledger.derived.succession import awaited

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 from msgspec import structs
 
-from penstock.cli.explain import in_short
+from penstock.cli.queries.explain import in_short
 from penstock.ledger.derived.succession import awaited
 from penstock.ledger.replica.snapshot import dump, load
 from penstock.model.decisions.ledger_events import JobRequeued, PlacementDecided, StopDecided

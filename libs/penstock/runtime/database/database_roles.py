@@ -9,7 +9,7 @@ from urllib.parse import parse_qsl, quote, unquote, urlencode, urlsplit, urlunsp
 
 import asyncpg
 
-from penstock.log.embedded_roles import NODE_REPORTER_RIGHTS, grant_log, grant_node, node_role
+from penstock.log.postgres.embedded_roles import NODE_REPORTER_RIGHTS, grant_log, grant_node, node_role
 
 CONNECT_TIMEOUT_S = 5.0
 SCRAM_ROUNDS = 4_096  # Postgres' own default; the passwords are random and long

@@ -12,9 +12,9 @@ from pathlib import Path
 import asyncpg
 
 from penstock.errors import ConfigurationError
-from penstock.redaction import postgres_problem, without_password
 from penstock.runtime.database.postgres_binaries import DSN_VARIABLE, find_binaries
 from penstock.runtime.database.postgres_server import PostgresServer
+from penstock.text.redaction import postgres_problem, without_password
 
 __all__ = [
     "DSN_VARIABLE",

@@ -14,7 +14,6 @@ from fsspec import AbstractFileSystem
 from fsspec.implementations.local import LocalFileSystem
 
 from penstock.errors import ConfigurationError, PenstockError
-from penstock.redaction import without_password, without_passwords
 from penstock.runtime.files.task_logs import (
     ARCHIVE,
     LINE,
@@ -27,6 +26,7 @@ from penstock.runtime.files.task_logs import (
     log_name,
     part_name,
 )
+from penstock.text.redaction import without_password, without_passwords
 
 FOLDER_MODE, FILE_MODE = 0o750, 0o640
 """Modes in a folder: for owner and group, since node-reporter and gateway may run as different users."""

@@ -19,7 +19,6 @@ from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, NamedTuple, Self
 
-from penstock.redaction import without_password
 from penstock.runtime.settings import Settings
 from penstock.runtime.tracing.context import (
     MAX_TRACEPARENT_CHARS,
@@ -29,6 +28,7 @@ from penstock.runtime.tracing.context import (
     job_context,
     to_traceparent,
 )
+from penstock.text.redaction import without_password
 
 if TYPE_CHECKING:
     from opentelemetry.sdk.trace.export import SpanExporter

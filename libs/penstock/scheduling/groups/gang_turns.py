@@ -1,6 +1,6 @@
 """Deadlock avoidance for groups of gangs: which gangs can take turns at the resources of their GPUs, so that they may be members of a group.
 
-In a gang only rank 0 takes turns (`penstock.sdk.turns`), for the whole gang. Members of a group are on the same nodes rank by rank, so
+In a gang only rank 0 takes turns (`penstock.sdk.sharing.turns`), for the whole gang. Members of a group are on the same nodes rank by rank, so
 their ranks 0 are on one node, and use one folder: one queue per resource for the whole group, whatever nodes it is on. So no order of
 locks over nodes is needed. A gang holds at most one turn, none while it waits, and its other ranks hold none; those on the chief's node follow
 it through the stages, those elsewhere run ahead up to their next collective. So no rank for which others wait is waiting for a turn itself: there is no cycle.

@@ -34,7 +34,7 @@ from penstock.simulator.commands.reporting import ReportOptions, background
 from penstock.simulator.comparison import Standing, deterministic
 from penstock.simulator.parallel import Look, Outcome, Task, run_all
 from penstock.simulator.report.build import report_of
-from penstock.simulator.report.metrics import duration
+from penstock.simulator.results.metrics import duration
 from penstock.simulator.runs import OnProgress, Recorder, Result, perform
 
 MAX_SEEDS = 1_000

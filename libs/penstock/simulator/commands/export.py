@@ -8,12 +8,12 @@ from typing import Annotated
 import typer
 
 from penstock.exits import BadCommand
-from penstock.local_time import NotOneMoment, moment_ms
 from penstock.runtime.files.event_import import read_events, read_ledger
 from penstock.screen import console
 from penstock.simulator.commands.options import bad_input_stops
+from penstock.simulator.traces.files.writing import trace_lines, write_lines
 from penstock.simulator.traces.history import History, Left, PastJob, mixed, node_rows
-from penstock.simulator.traces.writing import trace_lines, write_lines
+from penstock.text.local_time import NotOneMoment, moment_ms
 
 UNITS_MS = {"m": 60_000, "h": 3_600_000, "d": 86_400_000, "w": 7 * 86_400_000}
 AGO = re.compile(r"([1-9][0-9]{0,5})([mhdw])")

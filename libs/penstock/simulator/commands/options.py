@@ -19,7 +19,7 @@ from penstock.model.nouns.settings import PlacerSettings
 from penstock.model.schema.validation import checked, describe
 from penstock.runtime.files.csv_import import MAX_SHOWN, BadFile, Problem
 from penstock.scheduling.profiles import WANT_TYPICAL_TASKS, UnknownProfile, UnusedSetting, check_settings
-from penstock.sdk.units import duration_ms
+from penstock.sdk.job_file.units import duration_ms
 from penstock.simulator.assumptions import Variant, assumptions
 from penstock.simulator.commands.restart_option import NONE, Restarts, grace_of, restarts_of
 from penstock.simulator.engine import Durations, Options, Simulation
@@ -36,11 +36,11 @@ from penstock.simulator.job_models.model import Work
 from penstock.simulator.nodes import Latency
 from penstock.simulator.traces.arrivals import fill
 from penstock.simulator.traces.cluster import NODE_SETS, BadCluster, Cluster, cluster_of, gpu_count
+from penstock.simulator.traces.files.formats import FORMATS, OWN
+from penstock.simulator.traces.files.importing import SETS, Trace, locate, passed_text, read_source
+from penstock.simulator.traces.files.source import open_source
 from penstock.simulator.traces.fitting import ClusterCapacity
-from penstock.simulator.traces.formats import FORMATS, OWN
-from penstock.simulator.traces.importing import SETS, Trace, locate, passed_text, read_source
 from penstock.simulator.traces.resources import typical_of
-from penstock.simulator.traces.source import open_source
 
 CLUSTER, JOB_MODEL = "8x8", "constant"  # defaults
 MAX_SECONDS = 86_400  # of latencies and ticks

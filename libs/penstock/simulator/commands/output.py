@@ -10,7 +10,7 @@ from penstock.scheduling.profiles import READ_DURATIONS
 from penstock.screen import console, plain_table
 from penstock.simulator.assumptions import LABELS
 from penstock.simulator.comparison import COUNTED, Standing, best_of
-from penstock.simulator.report.metrics import METRICS, RESTARTS, UNFINISHED, says_something, shown, spread
+from penstock.simulator.results.metrics import METRICS, RESTARTS, UNFINISHED, says_something, shown, spread
 from penstock.simulator.runs import Result
 from penstock.simulator.statistics import CONFIDENCE, Mean
 

@@ -7,7 +7,6 @@ from typing import Annotated
 import typer
 
 from penstock.commandline import takes
-from penstock.counting import count
 from penstock.exits import BadCommand, Exit
 from penstock.runtime.files.event_import import read_events, read_ledger
 from penstock.screen import console, write_json
@@ -16,10 +15,11 @@ from penstock.simulator.commands.options import Output, bad_input_stops
 from penstock.simulator.commands.output import figures_table, print_assumptions, stdout
 from penstock.simulator.commands.reporting import ReportOptions
 from penstock.simulator.report.build import Background, ledger_report
-from penstock.simulator.report.figures import figures_of
 from penstock.simulator.report.measured import measured
-from penstock.simulator.report.series import series_of
-from penstock.simulator.report.timeline import Timeline
+from penstock.simulator.results.figures import figures_of
+from penstock.simulator.results.series import series_of
+from penstock.simulator.results.timeline import Timeline
+from penstock.text.counting import count
 
 
 @dataclass(frozen=True, kw_only=True)

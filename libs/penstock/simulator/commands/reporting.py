@@ -10,11 +10,11 @@ from rich.console import Console
 
 from penstock.charts import files
 from penstock.charts.report import Page
-from penstock.counting import count
 from penstock.simulator.assumptions import LABELS
 from penstock.simulator.commands.options import Given
 from penstock.simulator.report.build import Background
-from penstock.simulator.traces.importing import Trace
+from penstock.simulator.traces.files.importing import Trace
+from penstock.text.counting import count
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -4,12 +4,12 @@ from math import ceil
 from typing import NamedTuple
 
 from penstock.exits import BadCommand
-from penstock.sdk.units import duration_ms
+from penstock.sdk.job_file.units import duration_ms
 from penstock.simulator.engine import DEFAULT_GRACE_MS
-from penstock.simulator.job_models.measured_restarts import longest_save_s, measured_costs
+from penstock.simulator.job_models.measurements.measured_restarts import longest_save_s, measured_costs
+from penstock.simulator.job_models.measurements.tables import STAGE_PROFILES, read_start_ups
 from penstock.simulator.job_models.restarts import CostOf, RestartCost
-from penstock.simulator.job_models.tables import STAGE_PROFILES, read_start_ups
-from penstock.simulator.traces.importing import data_path
+from penstock.simulator.traces.files.importing import data_path
 
 NONE, MEASURED = "none", "measured"
 MAX_GRACE_S = 600.0  # bound of `JobSpec.grace_ms`: a longer save would always be killed

@@ -25,7 +25,7 @@ from penstock.simulator.comparison import compare
 from penstock.simulator.engine import Durations
 from penstock.simulator.report.build import report_of
 from penstock.simulator.runs import Progress, Recorder, Result, Sink, first_interrupt_waits, perform
-from penstock.simulator.traces.importing import Trace
+from penstock.simulator.traces.files.importing import Trace
 
 REDRAW_EVERY_S = 0.1
 

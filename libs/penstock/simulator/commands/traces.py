@@ -11,7 +11,6 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from penstock.counting import count
 from penstock.exits import BadCommand, Exit
 from penstock.runtime.files.csv_import import BadFile, header_of, text_of
 from penstock.screen import PIPED_WIDTH, console, plain_table, write_json
@@ -26,12 +25,11 @@ from penstock.simulator.commands.options import (
     report_skipped,
 )
 from penstock.simulator.generators.registry import GENERATORS, generate, generator_of, of_summaries
-from penstock.simulator.report.metrics import duration
+from penstock.simulator.results.metrics import duration
 from penstock.simulator.traces import description
 from penstock.simulator.traces.cluster import NODE_SETS, cluster_of, gpu_count
 from penstock.simulator.traces.description import Description, Load, load_on
-from penstock.simulator.traces.fitting import ClusterCapacity
-from penstock.simulator.traces.importing import (
+from penstock.simulator.traces.files.importing import (
     DATA_VARIABLE,
     DEFAULT_DATA,
     SETS,
@@ -43,7 +41,9 @@ from penstock.simulator.traces.importing import (
     names_in,
     read_trace,
 )
-from penstock.simulator.traces.writing import trace_lines, write_lines
+from penstock.simulator.traces.files.writing import trace_lines, write_lines
+from penstock.simulator.traces.fitting import ClusterCapacity
+from penstock.text.counting import count
 
 OUR_COLUMNS = (
     "Columns: job_id; submit_s, from the trace's start; duration_s, alone on what it asked for, empty where it is not "

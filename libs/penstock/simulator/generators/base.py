@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from penstock.simulator.traces.importing import data_path
+from penstock.simulator.traces.files.importing import data_path
 from penstock.simulator.traces.jobs import TraceJob
 
 HOUR_S = 3_600.0

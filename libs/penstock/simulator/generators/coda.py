@@ -19,7 +19,7 @@ import numpy as np
 
 from penstock.simulator.generators.base import Generator, rng_of, source
 from penstock.simulator.job_models.sharing import SENSITIVITY
-from penstock.simulator.traces.importing import read_trace
+from penstock.simulator.traces.files.importing import read_trace
 from penstock.simulator.traces.jobs import TraceJob
 
 NODES, GPUS_PER_NODE, CORES_PER_NODE = 80, 5, 28

@@ -14,9 +14,9 @@ from collections.abc import Mapping, Sequence
 from math import exp, log
 
 from penstock.simulator.generators.base import Generator, poisson_arrivals, rng_of, source
-from penstock.simulator.job_models.measured import read_model
-from penstock.simulator.job_models.placement_table import RESTART_S, Model
-from penstock.simulator.job_models.steps import StepTimes
+from penstock.simulator.job_models.measurements.measured import read_model
+from penstock.simulator.job_models.measurements.placement_table import RESTART_S, Model
+from penstock.simulator.job_models.measurements.steps import StepTimes
 from penstock.simulator.traces.jobs import TraceJob
 
 HOURS = 24.0

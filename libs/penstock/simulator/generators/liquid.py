@@ -17,8 +17,8 @@ import numpy as np
 
 from penstock.runtime.files.csv_import import Row
 from penstock.simulator.generators.base import Generator, rng_of, source
-from penstock.simulator.job_models.measured import read_all, read_model
-from penstock.simulator.job_models.placement_table import Model
+from penstock.simulator.job_models.measurements.measured import read_all, read_model
+from penstock.simulator.job_models.measurements.placement_table import Model
 from penstock.simulator.traces.jobs import Stages, TraceJob
 
 BATCH: Mapping[str, int] = {"resnet-50": 4, "inception-v3": 2, "vgg-16": 2}

@@ -11,8 +11,8 @@ from typing import NamedTuple
 
 from penstock.runtime.files.csv_import import Row
 from penstock.simulator.generators.base import Generator, rng_of, source
-from penstock.simulator.job_models.measured import read_all
-from penstock.simulator.job_models.tables import STAGE_PROFILES
+from penstock.simulator.job_models.measurements.measured import read_all
+from penstock.simulator.job_models.measurements.tables import STAGE_PROFILES
 from penstock.simulator.traces.jobs import Stages, TraceJob
 
 JOBS = 400

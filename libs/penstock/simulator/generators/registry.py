@@ -14,7 +14,7 @@ from penstock.simulator.generators.muri_mix import muri_mix
 from penstock.simulator.generators.poisson import poisson
 from penstock.simulator.generators.specon import SCHEDULES, specon
 from penstock.simulator.generators.summary import generator_from, read_sums
-from penstock.simulator.traces.importing import DATA_VARIABLE, SUMMARIES, Fits, Trace, data_root
+from penstock.simulator.traces.files.importing import DATA_VARIABLE, SUMMARIES, Fits, Trace, data_root
 
 FORMAT = "generated"
 POISSON = re.compile(r"poisson/([1-9][0-9]{0,3})-per-hour")

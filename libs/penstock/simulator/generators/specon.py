@@ -17,7 +17,7 @@ from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from penstock.simulator.generators.base import Generator, rng_of, source
-from penstock.simulator.job_models.tables import read_charrnn
+from penstock.simulator.job_models.measurements.tables import read_charrnn
 from penstock.simulator.traces.jobs import TraceJob
 
 SHORTEST_S, LONGEST_S = 60.0, 390.0

@@ -22,7 +22,7 @@ from scipy.optimize import brentq
 
 from penstock.runtime.files.csv_import import BadFile, Problem, Row
 from penstock.simulator.generators.base import Generator, rng_of
-from penstock.simulator.job_models.measured import read_all
+from penstock.simulator.job_models.measurements.measured import read_all
 from penstock.simulator.traces.jobs import TraceJob
 
 LOAD = 0.8

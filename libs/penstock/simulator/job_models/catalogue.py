@@ -10,22 +10,23 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import NamedTuple
 
-from penstock.counting import count
 from penstock.model.nouns.nodes import NodeSpec
 from penstock.model.nouns.settings import PlacerSettings
 from penstock.runtime.files.csv_import import BadFile, Problem
 from penstock.scheduling.profiles import profile_for
-from penstock.simulator.job_models import tables
-from penstock.simulator.job_models.colocation import Colocation
-from penstock.simulator.job_models.convergence import Convergence
-from penstock.simulator.job_models.cores import PARALLEL, Cpu
 from penstock.simulator.job_models.expression import UnknownJobModel as UnknownJobModel
 from penstock.simulator.job_models.expression import Wanted, parse
-from penstock.simulator.job_models.measured import read_model
-from penstock.simulator.job_models.measured_restarts import MeasuredPhases, measured_costs
+from penstock.simulator.job_models.measurements import tables
+from penstock.simulator.job_models.measurements.colocation import Colocation
+from penstock.simulator.job_models.measurements.convergence import Convergence
+from penstock.simulator.job_models.measurements.cores import PARALLEL, Cpu
+from penstock.simulator.job_models.measurements.measured import read_model
+from penstock.simulator.job_models.measurements.measured_restarts import MeasuredPhases, measured_costs
+from penstock.simulator.job_models.measurements.placement_table import Model, TableWork
+from penstock.simulator.job_models.measurements.steps import StageTimes, StepTimes
+from penstock.simulator.job_models.measurements.tables import STAGE_PROFILES
 from penstock.simulator.job_models.model import Constant, JobModel, NotMeasured, Work
 from penstock.simulator.job_models.muri import MuriWork
-from penstock.simulator.job_models.placement_table import Model, TableWork
 from penstock.simulator.job_models.restarts import CostOf, RestartingWork
 from penstock.simulator.job_models.sharing import (
     LAUNCH_S,
@@ -36,12 +37,11 @@ from penstock.simulator.job_models.sharing import (
     SharedNode,
 )
 from penstock.simulator.job_models.steady import SteadyWork
-from penstock.simulator.job_models.steps import StageTimes, StepTimes
-from penstock.simulator.job_models.tables import STAGE_PROFILES
 from penstock.simulator.job_models.turns import Turns
 from penstock.simulator.traces.cluster import UNKNOWN_GPU
-from penstock.simulator.traces.importing import Trace, data_path, data_root
+from penstock.simulator.traces.files.importing import Trace, data_path, data_root
 from penstock.simulator.traces.jobs import TraceJob
+from penstock.text.counting import count
 from penstock_papers.baselines.tiresias import Tiresias
 from penstock_papers.muri.muri import Muri
 

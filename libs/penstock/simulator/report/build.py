@@ -8,7 +8,7 @@ from penstock.charts.report import Cell, Folded, Page, Section, Table
 from penstock.model.wire.codec import encode
 from penstock.simulator.assumptions import LABELS
 from penstock.simulator.comparison import CLOCKED, COUNTED, Standing, best_of
-from penstock.simulator.report.metrics import (
+from penstock.simulator.results.metrics import (
     METRICS,
     RATED,
     RESTARTS,
@@ -18,7 +18,7 @@ from penstock.simulator.report.metrics import (
     shown,
     spread,
 )
-from penstock.simulator.report.series import MAX_DETAILED, RunSeries
+from penstock.simulator.results.series import MAX_DETAILED, RunSeries
 from penstock.simulator.runs import Result
 
 SHOWN_BELOW = (LABELS["run_times"], LABELS["restarts"])

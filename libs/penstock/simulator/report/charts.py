@@ -23,11 +23,11 @@ from penstock.charts.plots import (
     zoom,
 )
 from penstock.charts.report import Chart, Drawing, Panel, Section
-from penstock.counting import count
-from penstock.simulator.report.metrics import duration
-from penstock.simulator.report.series import MAX_DETAILED, RunSeries, cdf_of, smooth
-from penstock.simulator.report.timeline import EXITED, SHARED, STOPPED
 from penstock.simulator.report.turns_chart import shares, turns_section
+from penstock.simulator.results.metrics import duration
+from penstock.simulator.results.series import MAX_DETAILED, RunSeries, cdf_of, smooth
+from penstock.simulator.results.timeline import EXITED, SHARED, STOPPED
+from penstock.text.counting import count
 
 PALETTE = (*CATEGORICAL[:6], "#B8A800", "#7A4B2B")
 """Colours of owners and jobs, without grey, which stands for all others."""

@@ -6,12 +6,12 @@ from itertools import groupby
 
 import numpy as np
 
-from penstock.counting import count
 from penstock.scheduling.profiles import READ_DURATIONS
 from penstock.simulator.assumptions import RUN_TIMES
 from penstock.simulator.cell import PLACER_ID
-from penstock.simulator.report.metrics import duration
-from penstock.simulator.report.timeline import Term, Timeline
+from penstock.simulator.results.metrics import duration
+from penstock.simulator.results.timeline import Term, Timeline
+from penstock.text.counting import count
 
 
 def measured(timeline: Timeline, *, live: bool) -> Mapping[str, str]:

@@ -7,9 +7,9 @@ import altair as alt
 from penstock.charts.plots import CATEGORICAL, WIDTH, legend, table
 from penstock.charts.report import Chart, Drawing, Panel, Section
 from penstock.scheduling.groups.interleaving import RESOURCES, slots, times_of
-from penstock.simulator.report.metrics import duration
-from penstock.simulator.report.series import Gantt, JobNote, RunSeries
-from penstock.simulator.report.sharings import ALONE, Sharing
+from penstock.simulator.results.metrics import duration
+from penstock.simulator.results.series import Gantt, JobNote, RunSeries
+from penstock.simulator.results.sharings import ALONE, Sharing
 
 ROWS = ("storage", "CPU", "GPU", "network")
 MEMBERS = ("A", "B", "C", "D")

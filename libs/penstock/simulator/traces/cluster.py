@@ -23,7 +23,7 @@ import numpy as np
 from penstock.model.nouns.nodes import Gpu, NodeSpec
 from penstock.model.nouns.types import MAX_CORES_PER_NODE, MAX_GPUS_PER_NODE
 from penstock.runtime.files.csv_import import BadFile, Problem, Row, header_of, rows, text_of
-from penstock.simulator.traces.importing import data_path
+from penstock.simulator.traces.files.importing import data_path
 
 MAX_NODES = 20_000
 CORES_PER_GPU = 12

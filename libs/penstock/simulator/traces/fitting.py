@@ -8,7 +8,6 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 
 from penstock.cluster.capacity import slots
-from penstock.counting import count
 from penstock.ledger.state.index import NodeShape, shape_of
 from penstock.model.nouns.gpu_names import allows
 from penstock.model.nouns.nodes import NodeSpec
@@ -16,6 +15,7 @@ from penstock.model.nouns.types import MAX_CORES_PER_NODE, MAX_GANG_TASKS, MAX_G
 from penstock.simulator.traces.cluster import UNKNOWN_GPU
 from penstock.simulator.traces.jobs import TraceJob, gang_of
 from penstock.simulator.traces.resources import cores_of
+from penstock.text.counting import count
 
 MAX_WORKERS = 256  # of a gang
 MAX_NAMED = 8  # kinds of GPUs in a message

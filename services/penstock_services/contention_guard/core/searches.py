@@ -7,7 +7,6 @@ a probe is refused, or other jobs come to share its GPUs in turns. A restart in 
 
 from dataclasses import dataclass, field
 
-from penstock.counting import count
 from penstock.ledger.derived.succession import followers
 from penstock.ledger.state.job.job_state import JobState
 from penstock.ledger.state.state import CellState
@@ -20,6 +19,7 @@ from penstock.scheduling.acting.eliminator import Change
 from penstock.scheduling.acting.guard import Guard, Step, set_by_operator
 from penstock.scheduling.acting.settling import Settling, Speed
 from penstock.scheduling.acting.telemetry_windows import TaskWindow
+from penstock.text.counting import count
 
 MEASURES_MS = 120_000
 """A probe whose speed has not settled after so long, and after `MEASURES_STEPS` steps, never does."""

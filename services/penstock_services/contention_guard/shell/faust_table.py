@@ -38,9 +38,9 @@ from yarl import URL
 
 from penstock.errors import ConfigurationError, LogError, PenstockError
 from penstock.exits import Exit
-from penstock.log.aiokafka_gaps import accept_any_header_name
-from penstock.log.kafka import Connection, KafkaLog
-from penstock.log.kafka_reader import wire_headers
+from penstock.log.kafka.aiokafka_gaps import accept_any_header_name
+from penstock.log.kafka.kafka import Connection, KafkaLog
+from penstock.log.kafka.reader import wire_headers
 from penstock.log.open import open_log
 from penstock.log.port import Partition, Record
 from penstock.model.schema.errors import EventError
@@ -399,7 +399,7 @@ def main() -> None:
     logging.basicConfig(
         level=logging.WARNING, format="%(asctime)s contention-guard %(levelname)s %(name)s: %(message)s"
     )
-    for name in ("faust", "mode", "aiokafka.consumer.group_coordinator", "penstock.log.kafka"):
+    for name in ("faust", "mode", "aiokafka.consumer.group_coordinator", "penstock.log.kafka.kafka"):
         logging.getLogger(name).setLevel(
             logging.CRITICAL
         )  # errors end the process, with the reason as the last frame; the parent logs that Kafka is down

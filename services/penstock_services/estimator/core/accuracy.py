@@ -8,10 +8,10 @@ from statistics import median
 from types import MappingProxyType
 from typing import NamedTuple
 
-from penstock_services.estimator.core.conditions import comparable, reasons
 from penstock_services.estimator.core.eta.quantiles import LEVEL
+from penstock_services.estimator.core.records.conditions import comparable, reasons
+from penstock_services.estimator.core.records.runs import EtaAtHalf, FinishedRun
 from penstock_services.estimator.core.resources.memory_kills import REASON
-from penstock_services.estimator.core.runs import EtaAtHalf, FinishedRun
 
 WORST = 10
 OWNERS = 10

@@ -13,7 +13,7 @@ from math import isfinite
 from typing import NamedTuple
 
 from penstock.model.nouns.types import MAX_PAIRS, JobSpec, PairSpeed
-from penstock_services.estimator.core.runs import JobInfo
+from penstock_services.estimator.core.records.runs import JobInfo
 
 MAX_KINDS = 4_096
 """Of each table; the kind measured longest ago is evicted first."""

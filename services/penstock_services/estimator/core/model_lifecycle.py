@@ -6,8 +6,8 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Generic, NamedTuple, TypeVar
 
-from penstock_services.estimator.core.runs import FinishedRun
-from penstock_services.estimator.core.saved import digest_of, from_bytes, to_bytes, version_of
+from penstock_services.estimator.core.learning.saved import digest_of, from_bytes, to_bytes, version_of
+from penstock_services.estimator.core.records.runs import FinishedRun
 
 HELD_OUT = 0.2  # the newest runs are the test set, the older ones the training set
 WORSE_BY = 1.02  # a new model may be worse by so much on recent runs: smaller differences are noise

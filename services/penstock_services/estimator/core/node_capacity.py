@@ -9,8 +9,8 @@ from penstock.ledger.state.index import NodeShape, shape_of
 from penstock.model.nouns.allowed import Where
 from penstock.model.nouns.nodes import NodeSpec
 from penstock.model.nouns.types import JobSpec, ResourceVector, TaskPlacement
-from penstock_services.estimator.core.runs import NO_CARD, Allocation, Card
-from penstock_services.estimator.core.step_time.placements import Placement, why_no_placement
+from penstock_services.estimator.core.records.placements import Placement, why_no_placement
+from penstock_services.estimator.core.records.runs import NO_CARD, Allocation, Card
 
 
 class Capacity(NamedTuple):

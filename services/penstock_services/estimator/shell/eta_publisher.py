@@ -4,8 +4,8 @@ other coroutines run in between."""
 import asyncio
 
 from penstock.log.port import Message
-from penstock_services.estimator.core.eta.updates import EtaUpdates
-from penstock_services.estimator.core.state import State
+from penstock_services.estimator.core.eta_updates import EtaUpdates
+from penstock_services.estimator.core.fold.state import State
 from penstock_services.estimator.core.step_time.tier import StepTier
 from penstock_services.estimator.shell.publisher import Publisher
 

@@ -17,16 +17,16 @@ from penstock.retry import retry
 from penstock.runtime.failpoints import hit
 from penstock.runtime.following.snapshots import Until, load_latest_from
 from penstock.runtime.pool import WorkerPool
-from penstock_services.estimator.core.from_snapshot import begin_at
+from penstock_services.estimator.core.fold.from_snapshot import begin_at
+from penstock_services.estimator.core.fold.state import State, learn
 from penstock_services.estimator.core.interference import Learned
-from penstock_services.estimator.core.limits import STEP_RUNS, STEP_RUNS_OF_ONE
+from penstock_services.estimator.core.learning.limits import STEP_RUNS, STEP_RUNS_OF_ONE
+from penstock_services.estimator.core.learning.saved import BadModel
 from penstock_services.estimator.core.model_lifecycle import Due, InUse, ModelKind, Trained
+from penstock_services.estimator.core.records.runs import FinishedRun
 from penstock_services.estimator.core.resource_model.training import RESOURCES
-from penstock_services.estimator.core.runs import FinishedRun
-from penstock_services.estimator.core.saved import BadModel
 from penstock_services.estimator.core.stages.profile import StageKey
 from penstock_services.estimator.core.stages.registry import Owned
-from penstock_services.estimator.core.state import State, learn
 from penstock_services.estimator.core.step_time.training import STEPS
 from penstock_services.estimator.shell.store import RunStore, estimator_schema
 

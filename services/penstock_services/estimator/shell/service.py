@@ -32,17 +32,17 @@ from penstock.runtime.following.snapshots import check_beginning
 from penstock.runtime.race import first_of
 from penstock.runtime.settings import Settings
 from penstock.runtime.tracing.tracer import Attribute, Tracing, tracing
-from penstock_services.estimator.core.live import LiveJob
+from penstock_services.estimator.core.fold.live import LiveJob
+from penstock_services.estimator.core.fold.recall import recall, recall_from
+from penstock_services.estimator.core.fold.state import State
 from penstock_services.estimator.core.model_lifecycle import InUse
-from penstock_services.estimator.core.recall import recall, recall_from
+from penstock_services.estimator.core.records.history import key_of
 from penstock_services.estimator.core.resource_model.tier import ModelTier
 from penstock_services.estimator.core.resource_model.training import RESOURCES
 from penstock_services.estimator.core.resources.bounds import Bounds
 from penstock_services.estimator.core.resources.cores import CoresTier
 from penstock_services.estimator.core.resources.estimate import HistoryTier, Tier, estimate
-from penstock_services.estimator.core.resources.history import key_of
 from penstock_services.estimator.core.resources.nearest import NearestTier
-from penstock_services.estimator.core.state import State
 from penstock_services.estimator.core.step_time.prior import WIDE
 from penstock_services.estimator.core.step_time.profiling import Asked, profile
 from penstock_services.estimator.core.step_time.tier import StepTier

@@ -14,11 +14,9 @@ import orjson
 from penstock.errors import StoreError
 from penstock.runtime.database.migrations import load_migrations, migrate, schema_of
 from penstock_services.estimator.core.interference import MAX_KINDS, Kind, Learned, Mean
-from penstock_services.estimator.core.limits import STAGE_KEYS, STAGE_OWNERS
+from penstock_services.estimator.core.learning.limits import STAGE_KEYS, STAGE_OWNERS
 from penstock_services.estimator.core.model_lifecycle import Trained
-from penstock_services.estimator.core.runs import (
-    FinishedRun,
-)
+from penstock_services.estimator.core.records.runs import FinishedRun
 from penstock_services.estimator.core.stages.profile import StageKey, StageProfile
 from penstock_services.estimator.core.stages.registry import Owned
 

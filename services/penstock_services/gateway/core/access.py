@@ -19,7 +19,7 @@ from typing import NamedTuple
 import msgspec
 
 from penstock.model.nouns.types import SHARED_TENANT, Identifier
-from penstock.redaction import brief
+from penstock.text.redaction import brief
 from penstock_services.gateway.core.problems import Problem
 
 MAX_TOKENS = 10_000

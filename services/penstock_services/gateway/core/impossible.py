@@ -12,7 +12,7 @@ from penstock.cluster.reasons import ADVICE, Reason
 from penstock.ledger.state.job.demand import Demand
 from penstock.ledger.state.state import CellState
 from penstock.model.nouns.types import WHOLE_GPU, JobSpec, ResourceVector
-from penstock.sdk.job_warnings import Doubt
+from penstock.sdk.job_file.job_warnings import Doubt
 
 FIELDS: Mapping[Reason, str] = MappingProxyType(
     {

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 import orjson
 
-from penstock.redraw import redrawn
+from penstock.text.redraw import redrawn
 
 MAX_LINE_BYTES = 65_536  # a longer line of one of several tasks is cut
 LINE_END = re.compile(rb"\r\n|\r")

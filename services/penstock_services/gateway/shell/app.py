@@ -21,34 +21,36 @@ from penstock.errors import ConfigurationError
 from penstock.runtime.keys.job_tokens import PREFIX
 from penstock_services.gateway.core.access import Caller, Role, local_caller
 from penstock_services.gateway.core.problems import BadField, Problem, invalid
-from penstock_services.gateway.shell import (
-    admin,
-    checkpoints,
+from penstock_services.gateway.shell.access.job_callers import caller_of_token
+from penstock_services.gateway.shell.access.peer import Peers
+from penstock_services.gateway.shell.access.roles import CALLER, roles_of
+from penstock_services.gateway.shell.access.tokens import TokenFile
+from penstock_services.gateway.shell.document import PROBLEM_RESPONSE, openapi
+from penstock_services.gateway.shell.gateway import Gateway, answer, gateway_of, problem_answer
+from penstock_services.gateway.shell.options import is_loopback
+from penstock_services.gateway.shell.parameters import bad_parameter, refuse_unknown
+from penstock_services.gateway.shell.routes import (
     cluster,
     code,
     connections,
-    cores,
     events,
-    execute,
     groups,
-    holds,
     jobs,
     logs,
-    moves,
-    operators,
-    repair,
     stream,
     submissions,
     why,
 )
-from penstock_services.gateway.shell.document import PROBLEM_RESPONSE, openapi
-from penstock_services.gateway.shell.gateway import Gateway, answer, gateway_of, problem_answer
-from penstock_services.gateway.shell.job_callers import caller_of_token
-from penstock_services.gateway.shell.options import is_loopback
-from penstock_services.gateway.shell.parameters import bad_parameter, refuse_unknown
-from penstock_services.gateway.shell.peer import Peers
-from penstock_services.gateway.shell.roles import CALLER, roles_of
-from penstock_services.gateway.shell.tokens import TokenFile
+from penstock_services.gateway.shell.routes.commands import (
+    admin,
+    checkpoints,
+    cores,
+    execute,
+    holds,
+    moves,
+    operators,
+    repair,
+)
 
 logger = logging.getLogger(__name__)
 

@@ -20,14 +20,14 @@ from penstock.model.schema.event import REGISTRY, Event
 from penstock.model.schema.topics import Topic
 from penstock.model.wire.envelope import MAX_ID_BYTES
 from penstock.model.wire.json_schema import json_schema
-from penstock_services.gateway.core.cloudevents import (
+from penstock_services.gateway.core.forecasts.deadline import Outlook
+from penstock_services.gateway.core.problems import CONTENT_TYPE, BadField, Problem
+from penstock_services.gateway.core.requests.cloudevents import (
     ATTRIBUTES,
     CONTROLS,
     EXTENSIONS,
     MAX_ATTRIBUTE_CHARS,
 )
-from penstock_services.gateway.core.deadline import Outlook
-from penstock_services.gateway.core.problems import CONTENT_TYPE, BadField, Problem
 
 PRINTABLE = f"^[^{CONTROLS}]*$"
 REFERENCE = "#/components/schemas/{model}"
@@ -104,7 +104,7 @@ NARROWER: dict[type[Event], dict[str, Any]] = {
     JobSubmitted: {"job_id": {"maxLength": MAX_JOB_ID_CHARS, "pattern": "^[^/]*$"}},
     **{command: {"by": {"const": ""}, "tenant": {"type": "null"}} for command in COMMANDS},
 }
-"""Event → constraints of this endpoint beside those of the event itself (`shell/events.py`)."""
+"""Event → constraints of this endpoint beside those of the event itself (`shell/routes/events.py`)."""
 
 
 def _cloud_event(schemas: dict[str, Any]) -> dict[str, Any]:

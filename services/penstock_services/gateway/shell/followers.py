@@ -14,7 +14,7 @@ from penstock.retry import Backoff, retry
 from penstock.runtime.race import first_of
 from penstock_services.gateway.core.problems import Problem
 from penstock_services.gateway.shell.gateway import Gateway
-from penstock_services.gateway.shell.jobs import SOURCE
+from penstock_services.gateway.shell.routes.jobs import SOURCE
 
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.5, 10.0
 

@@ -18,12 +18,12 @@ from penstock.runtime.settings import Settings
 from penstock.runtime.tracing.tracer import Tracing
 from penstock_services.gateway.core.followers import Followers
 from penstock_services.gateway.core.problems import CONTENT_TYPE, Problem
-from penstock_services.gateway.shell.alarms import FRESH_RECORDS, Alarms
 from penstock_services.gateway.shell.appender import Appender
-from penstock_services.gateway.shell.differences import Differences
-from penstock_services.gateway.shell.follower import Follower
-from penstock_services.gateway.shell.log_reader import LogReader
+from penstock_services.gateway.shell.nodes.log_reader import LogReader
 from penstock_services.gateway.shell.options import Options
+from penstock_services.gateway.shell.replica.alarms import FRESH_RECORDS, Alarms
+from penstock_services.gateway.shell.replica.differences import Differences
+from penstock_services.gateway.shell.replica.follower import Follower
 from penstock_services.gateway.shell.store import Store
 from penstock_services.placer.shell.replay import replay_fresh
 

@@ -27,8 +27,8 @@ from penstock.errors import ConfigurationError
 from penstock.runtime.http.http_limits import LIMITS, Limits
 from penstock.runtime.keys.node_keys import operator_key
 from penstock.runtime.settings import EnvironmentSettings
-from penstock_services.gateway.shell.tls import CERTIFICATE, KEY, ServerCertificate
-from penstock_services.gateway.shell.tokens import TokenFile
+from penstock_services.gateway.shell.access.tls import CERTIFICATE, KEY, ServerCertificate
+from penstock_services.gateway.shell.access.tokens import TokenFile
 
 DEFAULT_BIND = "127.0.0.1:8742"
 MAX_IN_FLIGHT = 2_000  # requests with an append under way; one full batch of the log

@@ -7,8 +7,8 @@ from typing import Any
 from fastapi import Request
 from fastapi.dependencies.models import Dependant
 
-from penstock.redaction import brief
-from penstock.suggestion import choices
+from penstock.text.redaction import brief
+from penstock.text.suggestion import choices
 from penstock_services.gateway.core.problems import BadField, invalid
 
 

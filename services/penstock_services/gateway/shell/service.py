@@ -19,16 +19,16 @@ from penstock.runtime.http.http_server import Server
 from penstock.runtime.pool import start_fork_server
 from penstock.runtime.settings import Settings
 from penstock.runtime.tracing.tracer import tracing
+from penstock_services.gateway.shell.access.tls import ServerCertificate
 from penstock_services.gateway.shell.app import build_app
 from penstock_services.gateway.shell.appender import Appender
-from penstock_services.gateway.shell.connections import report_missing
-from penstock_services.gateway.shell.follower import Follower
 from penstock_services.gateway.shell.followers import report
 from penstock_services.gateway.shell.gateway import Gateway
-from penstock_services.gateway.shell.log_reader import LogReader
+from penstock_services.gateway.shell.nodes.log_reader import LogReader
 from penstock_services.gateway.shell.options import Options, is_loopback
+from penstock_services.gateway.shell.replica.follower import Follower
+from penstock_services.gateway.shell.routes.connections import report_missing
 from penstock_services.gateway.shell.store import Store
-from penstock_services.gateway.shell.tls import ServerCertificate
 
 logger = logging.getLogger(__name__)
 

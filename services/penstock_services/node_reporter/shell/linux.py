@@ -23,8 +23,8 @@ from penstock.runtime.keys.node_keys import NodeKeys
 from penstock.runtime.keys.signatures import SEED_BYTES
 from penstock.sdk.checkpoint import FOLDER as SAVES_VARIABLE
 from penstock.sdk.gate import GATE
-from penstock.sdk.lines import FIFO
-from penstock.sdk.savers import SAVERS as SAVERS_VARIABLE
+from penstock.sdk.reporter.lines import FIFO
+from penstock.sdk.reporter.savers import SAVERS as SAVERS_VARIABLE
 from penstock_services.node_reporter.core.environment import (
     TMP,
     base_environment,
@@ -34,26 +34,28 @@ from penstock_services.node_reporter.core.environment import (
     task_environment,
 )
 from penstock_services.node_reporter.options import IsolationChoice, Options
-from penstock_services.node_reporter.shell import containers, processes, save_requests
-from penstock_services.node_reporter.shell.archiver import Archiver
-from penstock_services.node_reporter.shell.bandwidth_caps import BandwidthCaps
-from penstock_services.node_reporter.shell.cgroups import Cgroups
-from penstock_services.node_reporter.shell.checkpoint_fetch import CheckpointFetcher
-from penstock_services.node_reporter.shell.checkpoint_folders import CheckpointFolders
-from penstock_services.node_reporter.shell.checkpoint_server import CheckpointServer
-from penstock_services.node_reporter.shell.code import remove_unchanged
-from penstock_services.node_reporter.shell.code_cache import CodeCache
-from penstock_services.node_reporter.shell.commands import Commands
-from penstock_services.node_reporter.shell.confinement import Confinement
-from penstock_services.node_reporter.shell.faults import watch_faults
-from penstock_services.node_reporter.shell.fifo import HeldFifos
-from penstock_services.node_reporter.shell.gang_files import PEERS, PEERS_FILE, GangFiles
-from penstock_services.node_reporter.shell.gateway_access import GatewayAccess
-from penstock_services.node_reporter.shell.group_folders import GroupFolders
-from penstock_services.node_reporter.shell.inventory import find_node, gpu_minors, mps_runs
+from penstock_services.node_reporter.shell.checkpoints import save_requests
+from penstock_services.node_reporter.shell.checkpoints.checkpoint_fetch import CheckpointFetcher
+from penstock_services.node_reporter.shell.checkpoints.checkpoint_folders import CheckpointFolders
+from penstock_services.node_reporter.shell.checkpoints.checkpoint_server import CheckpointServer
+from penstock_services.node_reporter.shell.isolation import containers
+from penstock_services.node_reporter.shell.isolation.confinement import Confinement
+from penstock_services.node_reporter.shell.isolation.users import (
+    TaskUser,
+    check_reach,
+    find_task_user,
+    own_name,
+)
 from penstock_services.node_reporter.shell.journal import Journal, JournalFailed
-from penstock_services.node_reporter.shell.meters import LinuxMeters
-from penstock_services.node_reporter.shell.pinning import pin, real_cores
+from penstock_services.node_reporter.shell.limits.bandwidth_caps import BandwidthCaps
+from penstock_services.node_reporter.shell.limits.cgroups import Cgroups
+from penstock_services.node_reporter.shell.limits.pinning import pin, real_cores
+from penstock_services.node_reporter.shell.logs.archiver import Archiver
+from penstock_services.node_reporter.shell.measure.faults import watch_faults
+from penstock_services.node_reporter.shell.measure.fifo import HeldFifos
+from penstock_services.node_reporter.shell.measure.inventory import find_node, gpu_minors, mps_runs
+from penstock_services.node_reporter.shell.measure.meters import LinuxMeters
+from penstock_services.node_reporter.shell.measure.resctrl_monitor import TrafficMonitor
 from penstock_services.node_reporter.shell.ports import (
     Callbacks,
     Enforced,
@@ -63,15 +65,20 @@ from penstock_services.node_reporter.shell.ports import (
     ProgressStream,
     Started,
 )
-from penstock_services.node_reporter.shell.programs import conda_folders, own_environment
-from penstock_services.node_reporter.shell.records import read_record
-from penstock_services.node_reporter.shell.resctrl_monitor import TrafficMonitor
-from penstock_services.node_reporter.shell.savers import SAVERS, savers
-from penstock_services.node_reporter.shell.secrets import Secrets
-from penstock_services.node_reporter.shell.spawner import Spawner, find_confinement, lock_state
+from penstock_services.node_reporter.shell.process import processes
+from penstock_services.node_reporter.shell.process.records import read_record
+from penstock_services.node_reporter.shell.process.savers import SAVERS, savers
+from penstock_services.node_reporter.shell.process.spawner import Spawner, find_confinement, lock_state
+from penstock_services.node_reporter.shell.process.task_folders import PHASES, WORK, TaskFolders
+from penstock_services.node_reporter.shell.sessions.commands import Commands
 from penstock_services.node_reporter.shell.state_folder import make_folder, outermost, state_folder
-from penstock_services.node_reporter.shell.task_folders import PHASES, WORK, TaskFolders
-from penstock_services.node_reporter.shell.users import TaskUser, check_reach, find_task_user, own_name
+from penstock_services.node_reporter.shell.task_setup.code import remove_unchanged
+from penstock_services.node_reporter.shell.task_setup.code_cache import CodeCache
+from penstock_services.node_reporter.shell.task_setup.gang_files import PEERS, PEERS_FILE, GangFiles
+from penstock_services.node_reporter.shell.task_setup.gateway_access import GatewayAccess
+from penstock_services.node_reporter.shell.task_setup.group_folders import GroupFolders
+from penstock_services.node_reporter.shell.task_setup.programs import conda_folders, own_environment
+from penstock_services.node_reporter.shell.task_setup.secrets import Secrets
 
 CODE = "code.tar.gz"
 GATE_FILE = "gate"

@@ -58,15 +58,16 @@ from penstock_services.node_reporter.core.inputs import (
     Stepped,
 )
 from penstock_services.node_reporter.core.joining import Fence, JoinAgain, joining
-from penstock_services.node_reporter.core.progress import ProgressParser, Report
+from penstock_services.node_reporter.core.reports.progress import ProgressParser, Report
 from penstock_services.node_reporter.core.state import NO_CONTEXT, Change, Context, Forget, NodeState, Put
 from penstock_services.node_reporter.options import Options
 from penstock_services.node_reporter.shell.adjustments import carry_out
-from penstock_services.node_reporter.shell.exits import lost_outcome, merged, outcome_of
-from penstock_services.node_reporter.shell.fetches import Fetches
 from penstock_services.node_reporter.shell.journal import Journal, Outgoing
-from penstock_services.node_reporter.shell.lease import Lease, LeaseLapsed, concerns
-from penstock_services.node_reporter.shell.outbox import Counter, Outbox, event_id
+from penstock_services.node_reporter.shell.link.outbox import Counter, Outbox, event_id
+from penstock_services.node_reporter.shell.link.samples import Samples
+from penstock_services.node_reporter.shell.measure.progress_reader import ProgressReader
+from penstock_services.node_reporter.shell.measure.sampler import Sampler
+from penstock_services.node_reporter.shell.measure.spans import TaskSpans
 from penstock_services.node_reporter.shell.ports import (
     Callbacks,
     Host,
@@ -77,10 +78,9 @@ from penstock_services.node_reporter.shell.ports import (
     NotStartable,
     OtherMachine,
 )
-from penstock_services.node_reporter.shell.progress_reader import ProgressReader
-from penstock_services.node_reporter.shell.sampler import Sampler
-from penstock_services.node_reporter.shell.samples import Samples
-from penstock_services.node_reporter.shell.spans import TaskSpans
+from penstock_services.node_reporter.shell.process.exits import lost_outcome, merged, outcome_of
+from penstock_services.node_reporter.shell.task_setup.fetches import Fetches
+from penstock_services.node_reporter.shell.watchdogs.lease import Lease, LeaseLapsed, concerns
 
 SERVICE = "node-reporter"
 SKIPPED_ORDERS = 1_000  # of other nodes, before the position is recorded without an order for this node

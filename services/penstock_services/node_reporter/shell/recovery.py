@@ -12,9 +12,9 @@ import logging
 from penstock.clock import wall_ms
 from penstock_services.node_reporter.core.inputs import Gone, Outcome, Resumed, Spawned
 from penstock_services.node_reporter.core.state import Status, Task
-from penstock_services.node_reporter.shell.exits import lost_outcome, outcome_of
 from penstock_services.node_reporter.shell.node import Node
 from penstock_services.node_reporter.shell.ports import Started
+from penstock_services.node_reporter.shell.process.exits import lost_outcome, outcome_of
 
 logger = logging.getLogger(__name__)
 

@@ -20,13 +20,13 @@ from penstock.runtime.service import Run
 from penstock.runtime.settings import Settings
 from penstock.runtime.tracing.tracer import Tracing, tracing
 from penstock_services.node_reporter.options import Options
-from penstock_services.node_reporter.shell.address import own_address
 from penstock_services.node_reporter.shell.journal import JournalFailed
-from penstock_services.node_reporter.shell.lease import LeaseLapsed
+from penstock_services.node_reporter.shell.link.address import own_address
 from penstock_services.node_reporter.shell.linux import LinuxHost
 from penstock_services.node_reporter.shell.node import SERVICE, Node
 from penstock_services.node_reporter.shell.ports import Host, Immortal, JoinStale, LauncherLost, OtherMachine
 from penstock_services.node_reporter.shell.recovery import recover
+from penstock_services.node_reporter.shell.watchdogs.lease import LeaseLapsed
 
 FIRST_PAUSE_S = 0.1
 LONGEST_PAUSE_S = 10.0
@@ -37,7 +37,7 @@ OTHER_MACHINE = (
 MAX_WAITING_FAULTS = 256  # between two sessions
 
 if TYPE_CHECKING:
-    from penstock_services.node_reporter.shell.archiver import Archiver
+    from penstock_services.node_reporter.shell.logs.archiver import Archiver
 
 logger = logging.getLogger(__name__)
 
@@ -80,9 +80,7 @@ async def _connected(options: Options) -> AsyncIterator[None]:
     if options.gateway is None:
         yield
         return
-    from penstock_services.node_reporter.shell.connection import (
-        Connection,
-    )
+    from penstock_services.node_reporter.shell.link.connection import Connection
 
     connection = Connection(options.gateway, options.node_id, options.gateway_token_file, options.gateway_ca)
     keeping = asyncio.create_task(connection.keep(), name="standing connection")
@@ -99,14 +97,14 @@ async def _serving_logs(host: LinuxHost) -> AsyncIterator[None]:
     options, work = host.options, []
     if options.log_archive is not None and not is_at(options.log_archive, options.log_dir):
         from penstock.runtime.files.log_archive import LogArchive
-        from penstock_services.node_reporter.shell.archiver import Archiver
+        from penstock_services.node_reporter.shell.logs.archiver import Archiver
 
         archive = LogArchive(options.log_archive)
         host.archiver = Archiver(archive, options.state_dir / "archive", options.log_dir)
         work.append(_beside(_copies(host, host.archiver), "copies to the archive"))
     if options.log_key is not None or options.gateway_token_file is not None:
-        from penstock_services.node_reporter.shell.checkpoint_server import PATH
-        from penstock_services.node_reporter.shell.log_server import NotBound, TaskLogServer
+        from penstock_services.node_reporter.shell.checkpoints.checkpoint_server import PATH
+        from penstock_services.node_reporter.shell.link.log_server import NotBound, TaskLogServer
 
         try:
             server = TaskLogServer(options, {PATH: host.checkpoint_server()}, host.commands())

@@ -13,9 +13,9 @@ from typing import NamedTuple
 import numpy as np
 
 from penstock_services.estimator.core.eta.quantiles import ENOUGH_ERRORS, LEVEL, edges, thinned
-from penstock_services.estimator.core.gaussian_process import Floats
-from penstock_services.estimator.core.limits import MAX_CURVE_ERROR
-from penstock_services.estimator.core.new_group import ends_of_new_group
+from penstock_services.estimator.core.learning.gaussian_process import Floats
+from penstock_services.estimator.core.learning.limits import MAX_CURVE_ERROR
+from penstock_services.estimator.core.learning.new_group import ends_of_new_group
 
 MIN_POINTS = 5
 MAX_POINTS = 100_000

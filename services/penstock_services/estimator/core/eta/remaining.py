@@ -22,8 +22,8 @@ from penstock_services.estimator.core.eta.quantiles import (
     reach,
     thinned,
 )
-from penstock_services.estimator.core.limits import MAX_RUN_ERROR, MAX_RUN_SPREAD, MAX_STEP_ERROR
-from penstock_services.estimator.core.new_group import ends_of_new_group
+from penstock_services.estimator.core.learning.limits import MAX_RUN_ERROR, MAX_RUN_SPREAD, MAX_STEP_ERROR
+from penstock_services.estimator.core.learning.new_group import ends_of_new_group
 
 OUTLIVED = 0.99  # a run past this part of its kind is of another kind
 

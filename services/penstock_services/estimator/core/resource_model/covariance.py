@@ -17,7 +17,7 @@ from scipy.linalg import lapack
 from scipy.optimize import minimize
 from scipy.spatial.distance import cdist
 
-from penstock_services.estimator.core.gaussian_process import Floats, Indexes, Mask
+from penstock_services.estimator.core.learning.gaussian_process import Floats, Indexes, Mask
 from penstock_services.estimator.core.resource_model.features import Inputs
 
 SHARES = 5

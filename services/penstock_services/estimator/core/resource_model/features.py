@@ -13,7 +13,7 @@ from functools import lru_cache
 import numpy as np
 from scipy.optimize import nnls
 
-from penstock_services.estimator.core.gaussian_process import Floats, Indexes
+from penstock_services.estimator.core.learning.gaussian_process import Floats, Indexes
 from penstock_services.estimator.core.resource_model.gpus import facts_of, generation_of
 from penstock_services.estimator.core.resource_model.measurements import (
     MEMORY,

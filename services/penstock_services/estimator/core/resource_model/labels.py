@@ -9,7 +9,7 @@ from types import MappingProxyType
 
 import numpy as np
 
-from penstock_services.estimator.core.gaussian_process import Floats
+from penstock_services.estimator.core.learning.gaussian_process import Floats
 from penstock_services.estimator.core.resource_model.features import BANDWIDTH as SPEED
 from penstock_services.estimator.core.resource_model.features import (
     BATCH,

@@ -11,7 +11,7 @@ from functools import lru_cache
 
 import numpy as np
 
-from penstock_services.estimator.core.gaussian_process import Floats, Indexes, Mask
+from penstock_services.estimator.core.learning.gaussian_process import Floats, Indexes, Mask
 from penstock_services.estimator.core.resource_model.gpus import facts_of
 
 MEMORY = "gpu_memory_mib"

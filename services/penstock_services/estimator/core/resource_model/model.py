@@ -8,9 +8,15 @@ from typing import NamedTuple
 
 import numpy as np
 
-from penstock_services.estimator.core.gaussian_process import Floats, Indexes, Mask, Posterior, sample
-from penstock_services.estimator.core.limits import CELLS_OF_ONE, REPEATS
-from penstock_services.estimator.core.new_group import ends_of_new_group
+from penstock_services.estimator.core.learning.gaussian_process import (
+    Floats,
+    Indexes,
+    Mask,
+    Posterior,
+    sample,
+)
+from penstock_services.estimator.core.learning.limits import CELLS_OF_ONE, REPEATS
+from penstock_services.estimator.core.learning.new_group import ends_of_new_group
 from penstock_services.estimator.core.resource_model.covariance import Covariance, search
 from penstock_services.estimator.core.resource_model.features import (
     Features,

@@ -11,10 +11,10 @@ import numpy as np
 from penstock.model.nouns.types import JobSpec
 from penstock_services.estimator.core.model_lifecycle import InUse
 from penstock_services.estimator.core.node_capacity import NodeCapacity
+from penstock_services.estimator.core.records.runs import Card
 from penstock_services.estimator.core.resource_model.measurements import MEMORY, UTILISATION, Task
 from penstock_services.estimator.core.resource_model.model import Model
 from penstock_services.estimator.core.resources.estimate import DEFAULT_GPUS, Guess
-from penstock_services.estimator.core.runs import Card
 
 MIN_KNOWN = 0.2  # of 1: below, the model does not answer, since no similar job was measured
 MAX_CONFIDENCE = 0.9  # the interval holds nine runs in ten

@@ -7,8 +7,9 @@ from types import MappingProxyType
 import numpy as np
 
 from penstock.model.nouns.types import WHOLE_GPU
-from penstock_services.estimator.core.conditions import comparable
 from penstock_services.estimator.core.model_lifecycle import ModelKind
+from penstock_services.estimator.core.records.conditions import comparable
+from penstock_services.estimator.core.records.runs import FinishedRun
 from penstock_services.estimator.core.resource_model.measurements import (
     MEMORY,
     UTILISATION,
@@ -19,7 +20,6 @@ from penstock_services.estimator.core.resource_model.measurements import (
     runs_of,
 )
 from penstock_services.estimator.core.resource_model.model import Model, train, within
-from penstock_services.estimator.core.runs import FinishedRun
 
 MIN_TEACHING = 30  # runs; fewer leave no test set
 MIN_NEW = 50  # runs; fewer predict worse than the history of their own keys. Source: Liquid §4 holds out as many for a test

@@ -18,13 +18,13 @@ from typing import NamedTuple
 
 from penstock.model.nouns.types import Category, JobSpec
 from penstock.scheduling.acting.core_search import ACROSS_NODES
-from penstock_services.estimator.core.conditions import comparable
-from penstock_services.estimator.core.limits import CORE_OWNERS, CORE_RUNS_OF_ONE
+from penstock_services.estimator.core.learning.limits import CORE_OWNERS, CORE_RUNS_OF_ONE
+from penstock_services.estimator.core.learning.owner_table import OwnerTable
 from penstock_services.estimator.core.node_capacity import NodeCapacity
-from penstock_services.estimator.core.owner_table import OwnerTable
+from penstock_services.estimator.core.records.conditions import comparable
+from penstock_services.estimator.core.records.history import Run
+from penstock_services.estimator.core.records.runs import Allocation, JobInfo
 from penstock_services.estimator.core.resources.estimate import CORES_HEADROOM, DEFAULT, DEFAULT_GPUS, Guess
-from penstock_services.estimator.core.resources.history import Run
-from penstock_services.estimator.core.runs import Allocation, JobInfo
 
 FIRST: Mapping[Category, int] = MappingProxyType({"cv": 3, "nlp": 5, "speech": 5})
 """For an owner's first job. Source: CODA §V-B1."""

@@ -23,7 +23,7 @@ from penstock.model.nouns.types import (
     JobSpec,
     ResourceVector,
 )
-from penstock_services.estimator.core.resources.history import MAX_VALUE, History, Runs, key_of
+from penstock_services.estimator.core.records.history import MAX_VALUE, History, Runs, key_of
 
 TierName = Literal["user", "history", "model", "nearest", "default"]
 NewKind = Literal["network", "gpu_model"]

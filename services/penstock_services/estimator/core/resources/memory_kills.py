@@ -9,10 +9,10 @@ import math
 from typing import NamedTuple
 
 from penstock.model.nouns.types import JobSpec, Role
-from penstock_services.estimator.core.limits import KILLS, KILLS_OF_ONE
-from penstock_services.estimator.core.owner_table import OwnerTable
+from penstock_services.estimator.core.learning.limits import KILLS, KILLS_OF_ONE
+from penstock_services.estimator.core.learning.owner_table import OwnerTable
+from penstock_services.estimator.core.records.runs import JobInfo
 from penstock_services.estimator.core.resources.nearest import MAX_DISTANCE, distance
-from penstock_services.estimator.core.runs import JobInfo
 
 RAISED = 2.0  # times the limit under which it ran out of memory
 FIRST_WORKER_MIB = (

@@ -14,8 +14,7 @@ from statistics import median
 from typing import Literal, NamedTuple
 
 from penstock.model.nouns.types import JobSpec
-from penstock_services.estimator.core.conditions import EXCLUDED, comparable
-from penstock_services.estimator.core.limits import (
+from penstock_services.estimator.core.learning.limits import (
     ABOVE_OTHERS,
     NEAREST_NETWORKS,
     NEAREST_NETWORKS_OF_ONE,
@@ -23,15 +22,16 @@ from penstock_services.estimator.core.limits import (
     NEAREST_RUNS_OF_ONE,
     NEAREST_STORED_OF_ONE,
 )
-from penstock_services.estimator.core.owner_table import OwnerTable
+from penstock_services.estimator.core.learning.owner_table import OwnerTable
+from penstock_services.estimator.core.records.conditions import EXCLUDED, comparable
+from penstock_services.estimator.core.records.history import UNKNOWN, Run, Runs, bounded
+from penstock_services.estimator.core.records.runs import JobInfo
 from penstock_services.estimator.core.resources.estimate import (
     DEFAULT_HOST_MEMORY_MIB,
     Guess,
     guess_from,
     promised_memory_mib,
 )
-from penstock_services.estimator.core.resources.history import UNKNOWN, Run, Runs, bounded
-from penstock_services.estimator.core.runs import JobInfo
 
 NEAREST = 8  # runs of all owners together; odd counts are as good, further runs have other batch sizes
 FARTHEST = 4.0  # times the batch size, or a quarter: beyond, memory and time differ

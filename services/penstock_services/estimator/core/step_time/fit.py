@@ -5,11 +5,15 @@ from math import exp, inf, log
 
 import numpy as np
 
-from penstock_services.estimator.core.gaussian_process import Floats, Integers, negative_log_likelihood
-from penstock_services.estimator.core.limits import MAX_SCALE, MAX_SPREADS
+from penstock_services.estimator.core.learning.gaussian_process import (
+    Floats,
+    Integers,
+    negative_log_likelihood,
+)
+from penstock_services.estimator.core.learning.limits import MAX_SCALE, MAX_SPREADS
+from penstock_services.estimator.core.records.placements import Table, points
 from penstock_services.estimator.core.step_time.model import StepModel
 from penstock_services.estimator.core.step_time.physics import LEVEL, shape_of, slopes
-from penstock_services.estimator.core.step_time.placements import Table, points
 from penstock_services.estimator.core.step_time.prior import WIDE, Located, Prior, covariance, noise_variance
 
 MAX_CELLS = 1_000  # a fit costs cells³, an answer cells²: about 0.3 ms with so many

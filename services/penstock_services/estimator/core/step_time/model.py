@@ -13,9 +13,9 @@ from typing import NamedTuple
 import numpy as np
 from scipy.special import ndtri, stdtrit
 
-from penstock_services.estimator.core.gaussian_process import Floats, Posterior
+from penstock_services.estimator.core.learning.gaussian_process import Floats, Posterior
+from penstock_services.estimator.core.records.placements import Cell, Table, points
 from penstock_services.estimator.core.step_time.physics import PARAMETERS, shape_of, slopes
-from penstock_services.estimator.core.step_time.placements import Cell, Table, points
 from penstock_services.estimator.core.step_time.prior import (
     Located,
     Prior,

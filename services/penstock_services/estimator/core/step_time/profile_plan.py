@@ -12,9 +12,9 @@ from typing import NamedTuple
 
 import numpy as np
 
-from penstock_services.estimator.core.gaussian_process import Floats
+from penstock_services.estimator.core.learning.gaussian_process import Floats
+from penstock_services.estimator.core.records.placements import Cell, ring
 from penstock_services.estimator.core.step_time.model import StepModel
-from penstock_services.estimator.core.step_time.placements import Cell, ring
 from penstock_services.estimator.core.step_time.prior import covariance, noise_variance
 
 MAX_CANDIDATES = 3_000  # the covariance over them takes 8 · candidates² bytes

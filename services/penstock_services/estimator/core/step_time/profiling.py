@@ -8,12 +8,12 @@ from collections.abc import Mapping, Sequence
 from math import exp, log, sqrt
 from typing import Any, NamedTuple
 
-from penstock.counting import count
+from penstock.text.counting import count
 from penstock_services.estimator.core.node_capacity import NodeCapacity, densest
-from penstock_services.estimator.core.runs import FinishedRun
+from penstock_services.estimator.core.records.placements import Cell, Placement, table
+from penstock_services.estimator.core.records.runs import FinishedRun
 from penstock_services.estimator.core.step_time.fit import fit, reference_batch
 from penstock_services.estimator.core.step_time.model import StepModel
-from penstock_services.estimator.core.step_time.placements import Cell, Placement, table
 from penstock_services.estimator.core.step_time.prior import Prior
 from penstock_services.estimator.core.step_time.profile_plan import MAX_PLANNED, profile_plan
 from penstock_services.estimator.core.step_time.training import LEVEL

@@ -9,10 +9,10 @@ from typing import NamedTuple
 from penstock.model.nouns.types import WHOLE_GPU, JobSpec, ShapeOption
 from penstock_services.estimator.core.model_lifecycle import InUse
 from penstock_services.estimator.core.node_capacity import NodeCapacity, densest
+from penstock_services.estimator.core.records.history import MAX_VALUE, History, Runs, key_of
+from penstock_services.estimator.core.records.placements import Placement
 from penstock_services.estimator.core.resources.estimate import DEFAULT_GPUS, Guess
-from penstock_services.estimator.core.resources.history import MAX_VALUE, History, Runs, key_of
 from penstock_services.estimator.core.resources.nearest import AROUND, Nearest, phase_ms
-from penstock_services.estimator.core.step_time.placements import Placement
 from penstock_services.estimator.core.step_time.training import (
     Durations,
     StepAnswer,

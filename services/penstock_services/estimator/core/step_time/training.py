@@ -15,11 +15,11 @@ from penstock_services.estimator.core.eta.remaining import (
     reach_of_new_kind,
 )
 from penstock_services.estimator.core.model_lifecycle import ModelKind
-from penstock_services.estimator.core.runs import FinishedRun
+from penstock_services.estimator.core.records.placements import Cell
+from penstock_services.estimator.core.records.runs import FinishedRun
 from penstock_services.estimator.core.step_time.fit import fit as fit_table
 from penstock_services.estimator.core.step_time.fit import learn_prior, reference_batch
 from penstock_services.estimator.core.step_time.model import StepModel
-from penstock_services.estimator.core.step_time.placements import Cell
 from penstock_services.estimator.core.step_time.prior import Prior
 from penstock_services.estimator.core.step_time.training_set import (
     OWNERS_APART,

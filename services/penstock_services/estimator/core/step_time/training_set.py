@@ -12,10 +12,9 @@ from math import exp, isfinite, log
 from statistics import median
 from typing import NamedTuple, TypeVar
 
-from penstock_services.estimator.core import limits
 from penstock_services.estimator.core.eta.curves import Curve, curve
-from penstock_services.estimator.core.runs import FinishedRun
-from penstock_services.estimator.core.step_time.placements import (
+from penstock_services.estimator.core.learning import limits
+from penstock_services.estimator.core.records.placements import (
     Cell,
     Measurement,
     Table,
@@ -23,6 +22,7 @@ from penstock_services.estimator.core.step_time.placements import (
     table,
     why_rejected,
 )
+from penstock_services.estimator.core.records.runs import FinishedRun
 
 SHARED = "*"  # stands for all owners in a table's name; no owner can be called so
 OWNERS_APART = 0.3  # by hand, while few cells have two owners: versions, precisions, input sizes differ

@@ -10,7 +10,6 @@ everywhere, no node is worse than another.
 
 from collections.abc import Iterator
 
-from penstock.counting import count
 from penstock.ledger.fold.evidence import EARLY_MS, MIN_KINDS, Against, against, counted, kind_of, worked
 from penstock.ledger.state.index import bits
 from penstock.ledger.state.job.job_state import JobState
@@ -22,6 +21,7 @@ from penstock.ledger.state.state import CellState
 from penstock.model.decisions.distrust import NodeDistrusted, NodePutOnProbation, NodeTrusted
 from penstock.model.inputs.external_events import TaskExited
 from penstock.model.schema.event import Event
+from penstock.text.counting import count
 from penstock_services.placer.core.common import timer
 
 FIRST_PAUSE_MS = 60_000  # a remount, a cleaned disk or a reset of a driver takes about so long

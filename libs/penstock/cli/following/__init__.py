@@ -1,0 +1,1 @@
+"""Jobs followed to their end: events as text, `penstock logs`, `penstock wait`."""

@@ -1,0 +1,1 @@
+"""Commands that act on jobs and nodes (cancel, hold, move, drain), and operators' checks and repairs."""

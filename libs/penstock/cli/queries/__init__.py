@@ -1,0 +1,1 @@
+"""Commands that only read: `get`, `describe`, `why`, `queue`, `eta`, `watch`, `top`, and their tables."""

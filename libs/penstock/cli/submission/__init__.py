@@ -1,0 +1,1 @@
+"""Submission of jobs: `penstock submit`, `import`, `profile`; job files, flags, `#SBATCH` scripts."""

@@ -1,0 +1,1 @@
+"""Terminals and commands in running jobs: `penstock attach` and `penstock exec`."""

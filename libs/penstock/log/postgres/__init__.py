@@ -1,0 +1,1 @@
+"""Message log in Postgres (the embedded log): adapter, reader, SQL schema, access control."""

@@ -1,0 +1,1 @@
+"""Job files: YAML parser, sections, human units, validation errors with remedies, secret detection."""

@@ -1,0 +1,1 @@
+"""Job models from published measurements, and the import of their tables."""

@@ -1,0 +1,1 @@
+"""Reports of simulated tasks and nodes: losses, steps, stage profiles, telemetry."""

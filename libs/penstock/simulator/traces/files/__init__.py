@@ -1,0 +1,1 @@
+"""Trace files: import of formats (Slurm, Helios, Kubernetes, Philly, Alibaba), validation, CSV export."""

@@ -1,0 +1,1 @@
+"""Text for people: plurals, local time, redaction of passwords, spelling suggestions, odd encodings."""

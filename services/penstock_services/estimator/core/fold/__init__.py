@@ -1,0 +1,1 @@
+"""Fold of the cell's ledger into the estimator's state: live jobs, their progress, earlier attempts."""

@@ -1,0 +1,1 @@
+"""Tools of learned models: Gaussian process regression, intervals for a new group, quotas per owner."""

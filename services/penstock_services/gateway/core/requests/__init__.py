@@ -1,0 +1,1 @@
+"""Request bodies: parsing and validation of submissions, commands, CloudEvents and profiling requests."""

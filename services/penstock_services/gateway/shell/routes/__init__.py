@@ -1,0 +1,1 @@
+"""HTTP routes: handlers of jobs, logs, events, the cell and code archives."""

@@ -1,0 +1,1 @@
+"""Checkpoints of jobs on a node: folders, requests to save, and copies from node to node."""

@@ -1,0 +1,1 @@
+"""Limits on running tasks: cgroups, pinning to CPU cores, processor quotas, caps on memory bandwidth."""

@@ -1,0 +1,1 @@
+"""Measurement of the machine and its tasks: inventory, utilisation, progress, contention, GPU faults."""

@@ -1,0 +1,1 @@
+"""Sessions with running tasks: commands in them (`penstock exec`) and their terminals (`penstock attach`)."""
