@@ -3,16 +3,20 @@
 import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from statistics import median
 
 import uvloop
 
 from penstock.scheduling.groups.interleave import Interleave
 from tests.bench import (
+    answers,
     bursts,
+    commands,
     core,
     estimator,
     idle,
+    large_cells,
     pipeline,
     planner,
     restart,
@@ -21,7 +25,9 @@ from tests.bench import (
     submit,
     window,
 )
+from tests.bench.cases import CASES, DEFAULT, HISTORY, Case
 from tests.bench.machine import quantile
+from tests.bench.servers import KINDS
 
 Values = dict[str, float]
 
@@ -35,6 +41,12 @@ class Size:
     nodes: int = 1_000
     many_nodes: int = 10_000
     events: int = 20_000
+    waiting: int = core.WAITING
+    """Jobs in the queue of contended cells."""
+    cell: tuple[str, int] = ("309x8", large_cells.CELLS["309x8"])
+    """Nodes × GPUs and jobs of the simulated large cell."""
+    answers: int = answers.ANSWERS
+    commands: int = commands.REPEATS
     records: int = restart.LEDGER_RECORDS
     jobs: int = 1_000
     """Of the smaller simulation; the larger one has ten times as many."""
@@ -49,12 +61,27 @@ class Size:
     at_once: int = estimator.AT_ONCE
 
 
-QUICK = Size(seconds=10.0, events=4_000, records=30_000, jobs=300, repeats=1, estimates=200)
+QUICK = Size(
+    seconds=10.0,
+    events=2_000,
+    waiting=1_000,
+    cell=("39x8", 2_000),
+    answers=20,
+    commands=5,
+    records=30_000,
+    jobs=300,
+    repeats=1,
+    estimates=200,
+)
 TINY = Size(
     seconds=1.0,
     nodes=20,
     many_nodes=40,
     events=100,
+    waiting=20,
+    cell=("5x8", 20),
+    answers=3,
+    commands=1,
     records=300,
     jobs=10,
     burst=(8, 5),
@@ -67,17 +94,37 @@ TINY = Size(
 )  # whether the benches work, not how fast anything is
 
 
-def run_core(size: Size) -> Values:
-    events_per_s, p99_ms, small = core.measure(size.nodes, size.events)
-    fold_per_s = max(core.fold_rate(small.ledger) for _ in range(size.repeats))
+def run_core(case: Case, size: Size) -> Values:
+    events_per_s, p99_ms, small = core.measure(case, size.nodes, size.events, size.waiting)
+    values = {f"placer_core_events_per_s_{case}": events_per_s, f"placer_core_p99_ms_{case}": p99_ms}
+    if case != Case(HISTORY, contended=False):
+        return values
+    values["fold_records_per_s"] = max(core.fold_rate(small.ledger) for _ in range(size.repeats))
     del small
-    large_per_s, _, _ = core.measure(size.many_nodes, size.events)
+    large_per_s, _, _ = core.measure(case, size.many_nodes, size.events)
+    return values | {"placer_core_10k_nodes_ratio": events_per_s / large_per_s}
+
+
+def run_large_cells(case: Case, size: Size) -> Values:
+    found = large_cells.measure(*size.cell, case)
+    return {f"large_cell_events_per_s_{case}": found.events_per_s}
+
+
+def run_answers(size: Size) -> Values:
+    found = answers.measure(size.nodes, size.waiting, size.answers)
     return {
-        "placer_core_events_per_s": events_per_s,
-        "placer_core_p99_ms": p99_ms,
-        "placer_core_10k_nodes_ratio": events_per_s / large_per_s,
-        "fold_records_per_s": fold_per_s,
+        f"{route}_p{percent}_ms_{DEFAULT}_contended": quantile(times_ms, percent / 100)
+        for route, times_ms in (("why", found.why_ms), ("queue", found.queue_ms))
+        for percent in (50, 99)
     }
+
+
+def run_commands(size: Size) -> Values:
+    values: Values = {}
+    for name, times_ms in asyncio.run(commands.measure(size.commands)).items():
+        values[f"command_{name}_cpu_least_ms"] = min(times_ms)
+        values[f"command_{name}_cpu_p50_ms"] = median(times_ms)
+    return values
 
 
 def run_simulator(size: Size) -> Values:
@@ -127,15 +174,26 @@ def run_submit(log: str, size: Size) -> Values:
     }
 
 
-def run_pipeline(log: str, size: Size) -> Values:
-    found = uvloop.run(pipeline.measure(log, size.seconds, size.nodes, size.rate_per_s))
-    return {
-        f"pipeline_jobs_per_s_{log}": found.jobs_per_s,
-        f"pipeline_start_p50_ms_{log}": quantile(found.latencies_ms, 0.5),
-        f"pipeline_start_p99_ms_{log}": quantile(found.latencies_ms, 0.99),
-        f"pipeline_backlog_growth_jobs_{log}": found.growth,
-        f"pipeline_cpu_us_per_job_{log}": sum(found.cpu_us_per_job.values()),
-        f"pipeline_others_cores_{log}": found.others_cores,
+def run_pipeline(log: str, case: Case, size: Size) -> Values:
+    if case.contended:
+        load = pipeline.contended(size.seconds, waiting=size.waiting)
+    else:
+        load = pipeline.Load(size.nodes, size.rate_per_s, size.seconds)
+    found, end = uvloop.run(pipeline.measure(log, case, load)), f"{log}_{case}"
+    values = {
+        f"pipeline_jobs_per_s_{end}": found.jobs_per_s,
+        f"pipeline_cpu_us_per_job_{end}": sum(found.cpu_us_per_job.values()),
+        f"pipeline_others_cores_{end}": found.others_cores,
+    }
+    if case.contended:
+        return values | {
+            f"pipeline_vacant_p50_ms_{end}": quantile(found.vacant_ms, 0.5),
+            f"pipeline_vacant_p99_ms_{end}": quantile(found.vacant_ms, 0.99),
+        }
+    return values | {
+        f"pipeline_start_p50_ms_{end}": quantile(found.latencies_ms, 0.5),
+        f"pipeline_start_p99_ms_{end}": quantile(found.latencies_ms, 0.99),
+        f"pipeline_backlog_growth_jobs_{end}": found.growth,
     }
 
 
@@ -195,15 +253,16 @@ def run_idle(size: Size) -> Values:
 
 
 RUNS: dict[str, Callable[[Size], Values]] = {
-    "core": run_core,
+    **{f"core_{case}": partial(run_core, case) for case in CASES},
+    **{f"large_cells_{case}": partial(run_large_cells, case) for case in CASES},
+    "answers": run_answers,
+    "commands": run_commands,
     "simulator": run_simulator,
     "planner": run_planner,
     "bursts": run_bursts,
     "window": run_window,
-    "submit_embedded": lambda size: run_submit("embedded", size),
-    "pipeline_embedded": lambda size: run_pipeline("embedded", size),
-    "submit_kafka": lambda size: run_submit("kafka", size),
-    "pipeline_kafka": lambda size: run_pipeline("kafka", size),
+    **{f"submit_{log}": partial(run_submit, log) for log in KINDS},
+    **{f"pipeline_{log}_{case}": partial(run_pipeline, log, case) for log in KINDS for case in CASES},
     "restart": run_restart,
     "estimator": run_estimator,
     "steps": run_steps,

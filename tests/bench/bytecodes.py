@@ -1,10 +1,11 @@
-"""`python -m tests.bench.bytecodes [PROFILE...]`: Python instructions that the simulator executes per event.
+"""`python -m tests.bench.bytecodes [PROFILE|CASE…]`: Python instructions per event, of the simulator and the core.
 
-Times of one tree differ by a third from run to run on a machine that others use; this count does not differ at all. It does not
-see what C code costs: beside it stand the times of `tests.bench.simulator`.
+Times of one tree differ by a third from run to run on a machine that others use; this count does not differ at all.
+It does not see what C code costs: beside it stand the times of `tests.bench.simulator` and `tests.bench.core`.
 """
 
 import sys
+from collections.abc import Callable
 from types import FrameType
 from typing import Any
 
@@ -13,14 +14,18 @@ from penstock.simulator.engine import Simulation
 from penstock.simulator.job_models.model import Constant
 from penstock.simulator.job_models.steady import SteadyWork
 from penstock.simulator.traces.cluster import nodes_of
+from tests.bench.cases import BY_NAME, DEFAULT, Case
+from tests.bench.core import WAITING, prepared
 from tests.bench.simulator import CLUSTER, PROFILES, jobs
 
 JOBS = 400
+NODES = 1_000
+EVENTS = 200
+"""Of the core, after its cell is prepared."""
 
 
-def bytecodes_per_event(profile: str) -> float:
-    """Traced, which takes about a hundred times as long."""
-    run = Simulation(nodes_of(CLUSTER), PlacerSettings(profile=profile), SteadyWork(Constant()), jobs(JOBS))
+def bytecodes(call: Callable[[], object]) -> int:
+    """Instructions that the call executes. Traced, which takes about a hundred times as long."""
     count = 0
 
     def count_one(_frame: FrameType, event: str, _argument: Any) -> Any:
@@ -34,13 +39,36 @@ def bytecodes_per_event(profile: str) -> float:
 
     sys.settrace(enter)
     try:
-        while run.step():
-            pass
+        call()
     finally:
         sys.settrace(None)
-    return count / run.figures(0, 1).events
+    return count
+
+
+def of_simulator(profile: str, count: int = JOBS) -> float:
+    """Per event of a whole run, where nearly all jobs wait."""
+    run = Simulation(nodes_of(CLUSTER), PlacerSettings(profile=profile), SteadyWork(Constant()), jobs(count))
+
+    def to_the_end() -> None:
+        while run.step():
+            pass
+
+    return bytecodes(to_the_end) / run.figures(0, 1).events
+
+
+def of_core(case: Case, nodes: int = NODES, events: int = EVENTS, waiting: int = WAITING) -> float:
+    """Per event of the placer's core in the cell of `tests.bench.core`."""
+    bench = prepared(case, nodes, waiting)
+    return bytecodes(lambda: bench.churn(events)) / len(bench.times_s)
+
+
+def main(names: list[str]) -> None:
+    for name in names:
+        if name in BY_NAME:
+            print(f"core {name}: {of_core(BY_NAME[name]):,.0f} bytecodes per event", flush=True)
+        else:
+            print(f"simulator {name}: {of_simulator(name):,.0f} bytecodes per event", flush=True)
 
 
 if __name__ == "__main__":
-    for wanted in sys.argv[1:] or PROFILES:
-        print(f"{wanted}: {bytecodes_per_event(wanted):,.0f} bytecodes per event")
+    main(sys.argv[1:] or [*PROFILES, DEFAULT, *BY_NAME])

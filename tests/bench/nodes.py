@@ -1,10 +1,11 @@
 """A process of fake nodes: `python -m tests.bench.nodes COUNT GPUS PATH`; until SIGTERM, then it writes to
-PATH when each task started, as JSON."""
+PATH what it has seen (`tests.support.fake_nodes.Seen`), as JSON."""
 
 import asyncio
-import json
 import sys
 from pathlib import Path
+
+import msgspec
 
 from penstock.log.open import open_log
 from penstock.log.port import Log
@@ -46,8 +47,7 @@ class NodesProcess:
         await stop.wait()
         running.cancel()
         await asyncio.gather(running, return_exceptions=True)
-        seen = {"started": nodes.seen.started, "collisions": nodes.seen.collisions}
-        self._path.write_text(json.dumps(seen))
+        self._path.write_bytes(msgspec.json.encode(nodes.seen))
         await used.close()
 
 

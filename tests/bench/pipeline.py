@@ -3,18 +3,23 @@
 On Kafka every service is a process of its own, as in production; on the embedded log all share one process.
 Jobs arrive at a fixed rate whatever the system does (an open loop), and a job's latency counts from the moment
 at which it was due, so that a stalled system cannot hide its own stall.
+
+Contended: the cell has 1,000 GPUs, 4,500 jobs are there at the start, and jobs arrive as fast as these GPUs end them:
+the queue stands. There counts how long a GPU is vacant between two tasks.
 """
 
+import argparse
 import asyncio
 import contextlib
-import json
 import os
-import sys
 import time
-from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import NamedTuple
+from unittest.mock import patch
 
 import asyncpg
+import msgspec
+import uvloop
 
 from penstock.clock import wall_ms
 from penstock.log.open import open_log
@@ -30,23 +35,41 @@ from penstock.runtime.settings import Settings
 from penstock_services.estimator.shell.service import run as run_estimator
 from penstock_services.placer.shell.service import run as run_placer
 from penstock_services.projector.shell.service import run as run_projector
+from tests.bench.cases import BY_NAME, DEFAULT, Case
 from tests.bench.machine import Cpu, keep_to_two_cores, quantile
 from tests.bench.nodes import RUN_MS, fake_nodes
 from tests.bench.servers import Servers, process, servers
+from tests.support.fake_nodes import Seen
 
 NODES, GPUS_PER_NODE = 1_000, 8
 RATE_PER_S = 1_050  # offered; above the 1,000 to be reached, so that reaching it is no accident of the pacing
 TICK_S = 0.005  # between two looks of the generator at what is due
 SAMPLE_S = 1.0  # between two looks at the backlog
 RECORDS_PER_JOB = 4  # submitted, estimated, started, exited: one ledger record per input (LAW 2)
-DRAIN_TIMEOUT_S = 120.0
+CONTENDED_NODES = 125
+WAITING = 4_500  # jobs there at the start of a contended run
+DRAIN_TIMEOUT_S = 300.0
 JOIN_TIMEOUT_S = 60.0
 SPEC = JobSpec(
     command=("true",),
     resources=ResourceRequest(gpus=1, cores=1, host_memory_mib=64, gpu_memory_mib=64, bandwidth_mbps=0),
 )
 
-Progress = Callable[[str], None]
+
+class Load(NamedTuple):
+    """What a run is given."""
+
+    nodes: int = NODES
+    rate_per_s: float = RATE_PER_S
+    seconds: float = 60.0
+    waiting: int = 0
+    """Jobs beyond the rate, at the start."""
+    run_ms: float = RUN_MS
+
+
+def contended(seconds: float, nodes: int = CONTENDED_NODES, waiting: int = WAITING) -> Load:
+    """With a queue that neither grows nor shrinks while jobs arrive, if no GPU were ever vacant."""
+    return Load(nodes, nodes * GPUS_PER_NODE / RUN_MS * 1_000, seconds, waiting)
 
 
 @dataclass(slots=True)
@@ -58,6 +81,8 @@ class Run:
     """From the first submission to the last projection, less the time that the last task ran."""
     latencies_ms: list[float] = field(default_factory=list)
     """Due → started, per job."""
+    vacant_ms: list[int] = field(default_factory=list)
+    """End of a task → start of the next on its GPU."""
     backlog: list[float] = field(default_factory=list)
     """Jobs' worth of ledger records not yet projected, every `SAMPLE_S` of the offering."""
     cpu_us_per_job: dict[str, float] = field(default_factory=dict)
@@ -83,30 +108,33 @@ class Run:
 class Generator:
     """Offers jobs and follows how far they were projected."""
 
-    def __init__(self, log: Log, settings: Settings, rate_per_s: float, run_ms: float) -> None:
+    def __init__(self, log: Log, settings: Settings, load: Load) -> None:
         self._log = log
+        self._load = load
         self._dsn, cell = settings.need_dsn("the bench"), settings.cell
         self._positions = f"SELECT seq FROM {schema_of(cell)}.positions WHERE cell = $1"
         self._ended = f"SELECT count(*) FROM {schema_of(cell)}.jobs WHERE outcome = 'succeeded'"
         self._cell = cell
-        self._rate_per_s = rate_per_s
-        self._run_s = run_ms / 1_000
+        self._run_s = load.run_ms / 1_000
         self.due_ms: dict[str, float] = {}
         self.run = Run()
 
-    async def offer(self, seconds: float) -> None:
-        """For so long at the rate, then until the last job is projected. Raises TimeoutError if it never is."""
+    async def offer(self) -> None:
+        """The load, then until the last job is projected. Raises TimeoutError if it never is."""
+        load = self._load
         connection = await asyncpg.connect(self._dsn)
         first_seq = await connection.fetchval(self._positions, self._cell)
         began_s, began_ms = time.perf_counter(), time.time() * 1_000
         sampling = asyncio.ensure_future(self._sample(connection, first_seq, began_s))
-        total = round(seconds * self._rate_per_s)
+        total = load.waiting + round(load.seconds * load.rate_per_s)
         try:
             while self.run.jobs < total:
-                due = min(total, int((time.perf_counter() - began_s) * self._rate_per_s) + 1)
+                passed = int((time.perf_counter() - began_s) * load.rate_per_s) + 1
+                due = min(total, load.waiting + passed)
                 messages = []
                 for number in range(self.run.jobs, due):
-                    self.due_ms[f"j{number}"] = began_ms + number / self._rate_per_s * 1_000
+                    after_s = max(0, number - load.waiting) / load.rate_per_s
+                    self.due_ms[f"j{number}"] = began_ms + after_s * 1_000
                     messages.append(_submission(f"j{number}"))
                 self.run.jobs = due
                 if messages:
@@ -130,7 +158,7 @@ class Generator:
             await asyncio.sleep(SAMPLE_S)
             projected = await connection.fetchval(self._positions, self._cell) - first_seq
             age_s = time.perf_counter() - began_s - self._run_s
-            exited = max(0, int(age_s * self._rate_per_s))
+            exited = max(0, int(age_s * self._load.rate_per_s))
             due = self.run.jobs * (RECORDS_PER_JOB - 1) + exited
             self.run.backlog.append((due - projected) / RECORDS_PER_JOB)
 
@@ -160,29 +188,27 @@ async def projected(dsn: str, cell: str, seq: int) -> None:
     await connection.close()
 
 
-async def on_embedded(
-    found: Servers, nodes: int, rate_per_s: float, seconds: float, run_ms: float = RUN_MS
-) -> Run:
+async def on_embedded(found: Servers, load: Load) -> Run:
     """One process, one log, as `penstock up` runs it."""
     settings, stop = found.settings, asyncio.Event()
     log = await open_log(settings.log_url, "bench").start()
     await log.create(topic_partitions())
-    cell = fake_nodes(log, nodes, GPUS_PER_NODE, run_ms)
+    cell = fake_nodes(log, load.nodes, GPUS_PER_NODE, load.run_ms)
     tasks = [asyncio.ensure_future(cell.run())]
     for service in (run_placer, run_estimator, run_projector):
         ready = asyncio.Event()
         tasks.append(asyncio.ensure_future(service(settings, stop, log=log, ready=ready)))
         await asyncio.wait_for(ready.wait(), JOIN_TIMEOUT_S)
-    await joined(log, nodes)
-    await projected(found.settings.need_dsn("the bench"), settings.cell, nodes + 1)
+    await joined(log, load.nodes)
+    await projected(found.settings.need_dsn("the bench"), settings.cell, load.nodes + 1)
     settle_gc()
-    generator = Generator(log, settings, rate_per_s, run_ms)
+    generator = Generator(log, settings, load)
     cpu = Cpu({**found.pids, "services": os.getpid()})
     try:
-        await generator.offer(seconds)
+        await generator.offer()
         run = generator.run
         run.take_cpu(cpu)
-        _judge(run, generator.due_ms, cell.seen.started, cell.seen.collisions)
+        _judge(run, generator.due_ms, cell.seen)
     finally:
         stop.set()
         tasks[0].cancel()
@@ -191,7 +217,7 @@ async def on_embedded(
     return run
 
 
-async def on_kafka(found: Servers, nodes: int, rate_per_s: float, seconds: float) -> Run:
+async def on_kafka(found: Servers, load: Load) -> Run:
     """Every service a process; this one only offers jobs."""
     settings, seen_path = found.settings, found.folder / "seen.json"
     log = await open_log(settings.log_url, "bench").start()
@@ -201,57 +227,58 @@ async def on_kafka(found: Servers, nodes: int, rate_per_s: float, seconds: float
         for name in ("placer", "estimator", "projector"):
             child = await stack.enter_async_context(process(name, ["-m", f"penstock_services.{name}"], found))
             pids[name] = child.pid
-        argv = ["-m", "tests.bench.nodes", str(nodes), str(GPUS_PER_NODE), str(seen_path)]
+        argv = ["-m", "tests.bench.nodes", str(load.nodes), str(GPUS_PER_NODE), str(seen_path)]
         child = await stack.enter_async_context(process("nodes", argv, found))
         pids["nodes"] = child.pid
-        await joined(log, nodes)
-        await projected(found.settings.need_dsn("the bench"), settings.cell, nodes + 1)
+        await joined(log, load.nodes)
+        await projected(found.settings.need_dsn("the bench"), settings.cell, load.nodes + 1)
         settle_gc()
-        generator = Generator(log, settings, rate_per_s, RUN_MS)
+        generator = Generator(log, settings, load)
         cpu = Cpu(pids)
-        await generator.offer(seconds)
+        await generator.offer()
         run = generator.run
         run.take_cpu(cpu)
-    seen = json.loads(await asyncio.to_thread(seen_path.read_text))
-    _judge(run, generator.due_ms, seen["started"], seen["collisions"])
+    seen = msgspec.json.decode(await asyncio.to_thread(seen_path.read_bytes), type=Seen)
+    _judge(run, generator.due_ms, seen)
     return run
 
 
-def _judge(run: Run, due_ms: dict[str, float], started_ms: dict[str, int], collisions: list[str]) -> None:
-    """Fills in the latencies. Every job must have started once, and no GPU may have been shared."""
-    assert not collisions, collisions[:3]
-    assert len(started_ms) == len(due_ms), f"{len(started_ms)} of {len(due_ms)} jobs started"
-    by_job = {task_id.rsplit(".", 2)[0]: at_ms for task_id, at_ms in started_ms.items()}
+def _judge(run: Run, due_ms: dict[str, float], seen: Seen) -> None:
+    """Fills in what the nodes have seen. Every job must have started once, and no GPU may have been shared."""
+    assert not seen.collisions, seen.collisions[:3]
+    assert len(seen.started) == len(due_ms), f"{len(seen.started)} of {len(due_ms)} jobs started"
+    by_job = {task_id.rsplit(".", 2)[0]: at_ms for task_id, at_ms in seen.started.items()}
     run.latencies_ms = [by_job[job_id] - at_ms for job_id, at_ms in due_ms.items()]
+    run.vacant_ms = seen.vacant_ms
 
 
-async def measure(
-    kind: str, seconds: float, nodes: int = NODES, rate_per_s: float = RATE_PER_S, run_ms: float = RUN_MS
-) -> Run:
-    """One run on "embedded" or "kafka" (there tasks run for `RUN_MS`)."""
-    async with servers(kind) as found:
-        if kind == "kafka":
-            return await on_kafka(found, nodes, rate_per_s, seconds)
-        return await on_embedded(found, nodes, rate_per_s, seconds, run_ms)
+async def measure(kind: str, case: Case, load: Load) -> Run:
+    """One run on "embedded" or "kafka" (there tasks run for `RUN_MS`) under the case's profile."""
+    with patch.dict(os.environ, {"PENSTOCK_PROFILE": case.profile}):
+        async with servers(kind) as found:
+            return await (on_kafka if kind == "kafka" else on_embedded)(found, load)
 
 
-if (
-    __name__ == "__main__"
-):  # python -m tests.bench.pipeline embedded|kafka [SECONDS [RATE]]: for work on speed
-    import uvloop
-
+def main() -> None:
+    parser = argparse.ArgumentParser(description="One run of the pipeline: for work on speed.")
+    parser.add_argument("log", choices=("embedded", "kafka"))
+    parser.add_argument("seconds", nargs="?", type=float, default=10.0)
+    parser.add_argument("rate", nargs="?", type=float, default=RATE_PER_S, help="jobs/s, unless contended")
+    parser.add_argument("--case", choices=tuple(BY_NAME), default=str(Case(DEFAULT, contended=False)))
+    given = parser.parse_args()
+    case = BY_NAME[given.case]
+    load = contended(given.seconds) if case.contended else Load(rate_per_s=given.rate, seconds=given.seconds)
     keep_to_two_cores()
-    shown = uvloop.run(
-        measure(
-            sys.argv[1],
-            float((sys.argv[2:] or ["10"])[0]),
-            rate_per_s=float(sys.argv[3]) if sys.argv[3:] else RATE_PER_S,
-        )
-    )
+    shown = uvloop.run(measure(given.log, case, load))
+    vacant = f"vacant p50 {quantile(shown.vacant_ms, 0.5):.0f} ms; " if case.contended else ""
     print(
         f"{shown.jobs_per_s:.0f} jobs/s, p50 {quantile(shown.latencies_ms, 0.5):.1f}, "
-        f"p99 {quantile(shown.latencies_ms, 0.99):.1f}, max {max(shown.latencies_ms):.1f} ms; "
+        f"p99 {quantile(shown.latencies_ms, 0.99):.1f}, max {max(shown.latencies_ms):.1f} ms; {vacant}"
         f"backlog grew by {shown.growth:.0f} jobs, max {max(shown.backlog, default=0):.0f}; us/job:",
         {name: round(used) for name, used in shown.cpu_us_per_job.items()},
         f"sum {sum(shown.cpu_us_per_job.values()):.0f}; others used {shown.others_cores:.2f} cores",
     )
+
+
+if __name__ == "__main__":
+    main()

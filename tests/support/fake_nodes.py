@@ -51,6 +51,8 @@ class Seen:
     refused: list[str] = field(default_factory=list)
     collisions: list[str] = field(default_factory=list)
     """Two living tasks on one GPU: must stay empty."""
+    vacant_ms: list[int] = field(default_factory=list)
+    """Per start on a GPU that was used before: time from the end of the last task there."""
 
 
 class FakeNodes:
@@ -76,6 +78,7 @@ class FakeNodes:
         self._owner: dict[tuple[str, int], str] = {}
         self._gpus: dict[str, tuple[tuple[str, int], ...]] = {}
         self._highest: dict[tuple[str, int], int] = {}
+        self._freed_ms: dict[tuple[str, int], int] = {}
         self._out: list[Message] = []
         self._sending = asyncio.Event()
 
@@ -127,6 +130,7 @@ class FakeNodes:
             self._owner[gpu] = order.task_id
             self._highest[gpu] = order.token
         now_ms = wall_ms()
+        self.seen.vacant_ms += (now_ms - self._freed_ms.pop(gpu) for gpu in gpus if gpu in self._freed_ms)
         self._gpus[order.task_id] = gpus
         self._alive[order.task_id] = (order.token, order.node_id, now_ms)
         self.seen.started[order.task_id] = now_ms
@@ -150,8 +154,10 @@ class FakeNodes:
         found = self._alive.pop(task_id, None)
         if found is None:
             return
+        now_ms = wall_ms()
         for gpu in self._gpus.pop(task_id):
             self._owner.pop(gpu, None)
+            self._freed_ms[gpu] = now_ms
         token, node_id, started_ms = found
         self._exited(task_id, token, node_id, started_ms, cause)
 
