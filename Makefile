@@ -68,8 +68,8 @@ bench: venv ## Measure, write bench.json, print it as a table
 	$(BIN)/python -m tests.bench
 
 restore-drill: venv ## Lose the volumes of Kafka and Postgres and restore a copy; then measure backup and RTO with a million records (20 minutes)
-	$(BIN)/python -m pytest tests/integration/test_restore_drill.py -m "" -v
-	$(BIN)/python -m tests.bench.restore
+	$(BIN)/python -m pytest tests/integration/backup/test_restore_drill.py -m "" -v
+	$(BIN)/python -m tests.bench.services.restore
 
 papers: venv ## Every table and figure of the five papers beside what comes out here, as papers.html and papers.json (15 to 35 minutes on two cores; needs PENSTOCK_DATA)
 	$(BIN)/python -m tests.papers --json papers.json --page papers.html
@@ -85,10 +85,10 @@ wheels: venv ## Build the wheel and download what it needs into deploy/wheels (i
 	  "$$(echo deploy/wheels/penstock-*.whl)[placer,estimator,batcher,migrator,contention-guard,projector,gateway,node-reporter,cli,s3]"
 
 deploy-check: venv ## Follow infra/deploy/README.md, block by block, on six machines made of namespaces (root, systemd; some minutes)
-	$(BIN)/python -m pytest tests/e2e/test_deploy.py -m "" -v -s
+	$(BIN)/python -m pytest tests/e2e/operation/test_deploy.py -m "" -v -s
 
 upgrade-check: venv ## Replace each service and node by the next version under load, and back; FORMER=COMMIT: from that commit to this tree (4 minutes)
-	PENSTOCK_FORMER=$(FORMER) $(BIN)/python -m pytest tests/e2e/test_upgrade.py -m "" -v -s
+	PENSTOCK_FORMER=$(FORMER) $(BIN)/python -m pytest tests/e2e/operation/test_upgrade.py -m "" -v -s
 
 chaos: venv ## The fault laboratory: SEEDS runs of the real services (SEEDS=500), and as many whose services die for good; failures print their replay
 	$(BIN)/python -m tests.faults.laboratory --seeds $(SEEDS)
@@ -102,12 +102,12 @@ mutants: venv ## Break the product line by line against what it promises: who no
 
 long: venv ## The tests that the CI run leaves out, but for those of faults, deploy-check and live (half an hour, longer with PENSTOCK_DATA)
 	$(PYTEST) tests/papers tests/unit tests/simulation tests/integration tests/e2e -m slow --deadline 14400 \
-	  --deselect tests/e2e/test_deploy.py --deselect tests/e2e/test_cores.py --deselect tests/e2e/test_turns.py --deselect tests/e2e/test_contention.py \
-	  --deselect tests/e2e/test_prelaunch.py --deselect tests/e2e/test_ends_in_time.py --deselect tests/integration/test_node_contention.py --deselect tests/unit/test_sdk_chief.py
+	  --deselect tests/e2e/operation/test_deploy.py --deselect tests/e2e/scheduling/test_cores.py --deselect tests/e2e/scheduling/test_turns.py --deselect tests/e2e/scheduling/test_contention.py \
+	  --deselect tests/e2e/scheduling/test_prelaunch.py --deselect tests/e2e/local/test_ends_in_time.py --deselect tests/integration/node_reporter/measure/test_node_contention.py --deselect tests/unit/sdk/turns/test_sdk_chief.py
 
 live: venv ## Promised figures of real processes: step times follow cores, four jobs in turns on one GPU, cores and contention of trainings, idle GPUs between two jobs, ends within 5 s (9 minutes)
-	$(BIN)/python -m pytest tests/e2e/test_cores.py tests/e2e/test_turns.py tests/e2e/test_contention.py tests/e2e/test_prelaunch.py -m "" -v
-	$(BIN)/python -m pytest tests/e2e/test_ends_in_time.py tests/integration/test_node_contention.py tests/unit/test_sdk_chief.py -m slow -v
+	$(BIN)/python -m pytest tests/e2e/scheduling/test_cores.py tests/e2e/scheduling/test_turns.py tests/e2e/scheduling/test_contention.py tests/e2e/scheduling/test_prelaunch.py -m "" -v
+	$(BIN)/python -m pytest tests/e2e/local/test_ends_in_time.py tests/integration/node_reporter/measure/test_node_contention.py tests/unit/sdk/turns/test_sdk_chief.py -m slow -v
 
 pytorch: venv ## Install PyTorch (3.2 GB) into .venv-pytorch; run libs/penstock/sdk/PYTORCH.md line by line
 	$(PYTHON) -m venv $(PYTORCH)
@@ -115,7 +115,7 @@ pytorch: venv ## Install PyTorch (3.2 GB) into .venv-pytorch; run libs/penstock/
 	rm -rf $(PYTORCH)/wheels
 	$(BIN)/python -m hatchling build -t wheel -d $(PYTORCH)/wheels
 	$(BIN)/uv pip install --python $(PYTORCH)/bin/python --no-index --no-deps --reinstall $(PYTORCH)/wheels/*.whl
-	$(BIN)/python -m pytest tests/e2e/test_pytorch.py -v
+	$(BIN)/python -m pytest tests/e2e/trainings/test_pytorch.py -v
 
 up: venv ## Run everything on this machine until Ctrl-C
 	@$(BIN)/penstock up

@@ -25,7 +25,7 @@ from infra.devservers.parts import prepare_for
 from penstock.cli.submission.ci import CI_VARIABLES
 from penstock.runtime.keys.node_keys import OPERATOR_KEY
 from penstock.runtime.database.postgres import resolve_dsn
-from tests.support.forgeries import GATEWAYS
+from tests.support.node_reporter.forgeries import GATEWAYS
 from tests.support.processes import orphans_with
 
 os.environ.pop(
@@ -35,7 +35,7 @@ os.environ.pop(
 for name in ("CI", *(name for _, *groups in CI_VARIABLES for names in groups for name in names)):
     os.environ.pop(name, None)  # the CI that runs the tests is not the pipeline that they are about
 
-pytest.register_assert_rewrite("tests.support.log_conformance")
+pytest.register_assert_rewrite("tests.support.log.log_conformance")
 pytest_plugins = ["tests.support.story", "tests.support.whole_run"]
 
 # An example is never judged by its time: by default it fails beyond 200 ms, which the load of a machine decides.

@@ -1,6 +1,6 @@
 """`why` and `queue` of the gateway with 4,500 waiting jobs: `python -m tests.bench.answers [--profile FILE]`.
 
-The cell of `tests.bench.core`, contended, under the default profile, all running jobs started. A follower's replica
+The cell of `tests.bench.scheduling.core`, contended, under the default profile, all running jobs started. A follower's replica
 folds its ledger; the routes' own functions answer from the replica, to the encoded JSON. Between two answers the
 replica takes a record, as in a live cell: what a policy has cached of the former state does not count. Times are
 those of the processor. HTTP, roles and Postgres are not in them.
@@ -23,12 +23,12 @@ from fastapi.responses import Response
 from penstock.ledger.replica.replica import Replica
 from penstock.model.nouns.transitions import JobStatus
 from penstock_services.gateway.core.access import local_caller
-from penstock_services.gateway.shell import cluster, why
-from penstock_services.gateway.shell.follower import Follower
-from penstock_services.gateway.shell.roles import CALLER
+from penstock_services.gateway.shell.access.roles import CALLER
+from penstock_services.gateway.shell.replica.follower import Follower
+from penstock_services.gateway.shell.routes import cluster, why
 from tests.bench.cases import DEFAULT, Case
-from tests.bench.core import WAITING, CoreBench, prepared
 from tests.bench.machine import quantile
+from tests.bench.scheduling.core import WAITING, CoreBench, prepared
 
 NODES = 1_000
 ANSWERS = 50

@@ -9,25 +9,14 @@ from statistics import median
 import uvloop
 
 from penstock.scheduling.groups.interleave import Interleave
-from tests.bench import (
-    answers,
-    bursts,
-    commands,
-    core,
-    estimator,
-    idle,
-    large_cells,
-    pipeline,
-    planner,
-    restart,
-    simulator,
-    steps,
-    submit,
-    window,
-)
+from tests.bench import answers, commands
 from tests.bench.cases import CASES, DEFAULT, HISTORY, Case
+from tests.bench.live import pipeline, submit
 from tests.bench.machine import quantile
+from tests.bench.scheduling import bursts, core, planner, window
 from tests.bench.servers import KINDS
+from tests.bench.services import estimator, idle, restart, steps
+from tests.bench.simulation import large_cells, simulator
 
 Values = dict[str, float]
 

@@ -10,7 +10,7 @@ import subprocess
 import sys
 from statistics import median
 
-from tests.bench.submit import installation
+from tests.bench.live.submit import installation
 
 REPEATS = 15
 COMMANDS = {"help": ("--help",), "get_jobs": ("get", "jobs")}

@@ -14,10 +14,10 @@ from typing import Any
 
 import pytest
 
-from tests.support.command_process import PENSTOCK, ROOT, in_process
+from tests.support.cli.command_process import PENSTOCK, ROOT, in_process
+from tests.support.installation.system import Gateway, file_ends, url_in
 from tests.support.processes import processes_with
 from tests.support.story import told
-from tests.support.system import Gateway, file_ends, url_in
 from tests.support.waiting import wait_until
 
 SHADOWS = {f"{name}.py" for name in ("logging", "queue", "random", "select", "signal", "token", "types")}

@@ -12,8 +12,8 @@ from infra.devservers.kafka import KafkaBroker, kafka_broker
 from penstock.log.open import open_log
 from penstock.log.port import Log
 from penstock.runtime.keys.node_keys import OPERATOR_KEY
-from tests.faults.fault_cell import FaultCell
-from tests.faults.zygote import Zygote
+from tests.faults.processes.fault_cell import FaultCell
+from tests.faults.processes.zygote import Zygote
 
 SEED = 20260101
 TAKEOVER_MS = 400
@@ -43,7 +43,7 @@ def scale(pytestconfig: pytest.Config) -> int:
 @pytest.fixture(scope="session")
 def zygote() -> Iterator[Zygote]:
     modules = [
-        "penstock_services.placer", "penstock_services.estimator", "penstock_services.node_reporter", "tests.faults.judge_node", "penstock.log.kafka.kafka",
+        "penstock_services.placer", "penstock_services.estimator", "penstock_services.node_reporter", "tests.faults.processes.judge_node", "penstock.log.kafka.kafka",
         *(name for name in ("penstock_services.projector", "penstock_services.gateway") if find_spec(f"{name}.__main__")),
     ]  # fmt: skip
     found = Zygote(modules, {"PENSTOCK_TAKEOVER_MS": str(TAKEOVER_MS)})

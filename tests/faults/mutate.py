@@ -27,7 +27,13 @@ from penstock_services.node_reporter.shell.node import Node
 from penstock_services.placer.shell import service
 from penstock_services.placer.shell.dispatch import Dispatcher
 from penstock_services.projector.shell.store import Store
-from tests.faults.laboratory import lease_mutants, mutants, node_mutants, patching, shell_mutants  # noqa: F401 - they enter theirs
+from tests.faults.laboratory import patching
+from tests.faults.laboratory.bugs import (  # noqa: F401 - they enter theirs
+    lease_mutants,
+    mutants,
+    node_mutants,
+    shell_mutants,
+)
 from tests.faults.laboratory.patching import replace
 
 VARIABLE = "PENSTOCK_MUTANT"

@@ -27,7 +27,7 @@ from penstock.scheduling.liveness import stalled
 from penstock_services.placer.core.common import MAX_PLACEMENTS_PER_RECORD
 from tests.faults.laboratory.parallel import cores, spread
 from tests.faults.laboratory.patching import posing
-from tests.support.random_cell import RandomCell, settings_of
+from tests.support.cluster.random_cell import RandomCell, settings_of
 
 COMMAND = "python -m tests.faults.random_cells"
 SOUND, BROKEN, INTERRUPTED = 0, 1, 130

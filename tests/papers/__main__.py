@@ -5,16 +5,16 @@ import importlib
 from tests.papers.tables import main
 
 MODULES = (
-    "muri_tables",
-    "muri_interleave",
-    "coda_tables",
-    "composed_tables",
-    "genie_tables",
-    "prediction_tables",
-    "specon_tables",
-    "liquid_tables",
-    "sharing_tables",
-    "idle_tables",
+    "muri.muri_tables",
+    "muri.muri_interleave",
+    "coda.coda_tables",
+    "default.composed_tables",
+    "genie.genie_tables",
+    "prediction.prediction_tables",
+    "specon.specon_tables",
+    "liquid.liquid_tables",
+    "liquid.sharing_tables",
+    "liquid.idle_tables",
 )
 """Each has `tables()`. Those with the longest simulations come first, so that all cores are busy until the end."""
 

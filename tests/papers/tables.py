@@ -1,6 +1,6 @@
 """Tables of the papers beside what comes out here: printed, as one page, and as JSON.
 
-A module of tables has `tables()`, which computes them; `python -m tests.papers` runs all such modules, `python -m tests.papers.MODULE` one.
+A module of tables has `tables()`, which computes them; `python -m tests.papers` runs all such modules, `python -m tests.papers.PAPER.MODULE` one.
 
 Exit codes: 0: all rows that have to be reached are, but for those of `known_short`; 1: another one is short, or one of those is not; 2: the data sets are not there.
 """

@@ -1,6 +1,6 @@
 """Ledgers written by an earlier version, byte for byte: a change of the code must not change a decision.
 
-`golden/profiles.json` holds the head of each profile's ledger on the workload of tests/simulation/test_profiles.py, which compares.
+`golden/profiles.json` holds the head of each profile's ledger on the workload of tests/simulation/cell/test_profiles.py, which compares.
 `golden/ledger.json.gz` holds all topics of a cell on the embedded log: gangs, parameter servers, shares of GPUs,
 retries, preemption, a reboot, a fenced node, garbage, time-outs, cancellation and two terms. `golden/state.json.gz`
 is the state that the earlier version folded from it.
@@ -26,10 +26,10 @@ from penstock.model.inputs.external_events import NodeJoined, NodeLeft
 from penstock.model.schema.event import Event
 from penstock.model.schema.topics import INPUT_TOPICS, Topic
 from penstock_services.placer.shell.replay import Replayer, upcast
-from tests.simulation.test_profiles import run
+from tests.simulation.cell.test_profiles import run
+from tests.support.cluster.driver import node_spec
 from tests.support.data import DATA_ROOT
-from tests.support.driver import node_spec
-from tests.support.memory_log import MemoryBroker, MemoryLog
+from tests.support.log.memory_log import MemoryBroker, MemoryLog
 
 GOLDEN = Path(__file__).with_name("golden")
 DATA = DATA_ROOT / "muri"

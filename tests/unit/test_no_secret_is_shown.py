@@ -34,7 +34,7 @@ from penstock_services.gateway.core.requests.cloudevents import structured
 from penstock_services.gateway.core.requests.submission import spec_from_json, spec_from_yaml
 from penstock_services.node_reporter.shell.link import connection
 from penstock_services.node_reporter.shell.link.connection import Connection
-from tests.support.canaries import found_in, new_canary
+from tests.support.gateway.canaries import found_in, new_canary
 
 BAD_RECORDS: tuple[tuple[str, bytes | None], ...] = (
     ('{{"job_id": "j", "spec": {{"command": ["x"], "env": {{"PASSWORD": ["{}"]}}}}}}', None),

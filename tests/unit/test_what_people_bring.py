@@ -4,7 +4,7 @@ it."""
 import ast
 import re
 
-from tests.support.command_process import ROOT
+from tests.support.cli.command_process import ROOT
 
 ROW = re.compile(r"^\| ([a-z][^|]*) \| `([\w/.]+\.py)::(\w+)` \|$", re.MULTILINE)
 ROWS = ROW.findall((ROOT / "tests/README.md").read_text().partition("## What people bring")[2])

@@ -15,7 +15,7 @@ from penstock.ledger.state.state import CellState
 from penstock.scheduling.service import remaining_s, remaining_text
 from penstock.scheduling.stages.protocols import Turns
 
-CRITICAL = 0.76  # of the time that the remaining work takes; `python -m tests.papers.liquid_tables`
+CRITICAL = 0.76  # of the time that the remaining work takes; `python -m tests.papers.liquid.liquid_tables`
 
 
 class CriticalThenShortest:

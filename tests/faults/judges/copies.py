@@ -26,8 +26,8 @@ from penstock.model.schema.topics import INPUT_TOPICS, Topic
 from penstock.runtime.settings import Settings
 from tests.faults.judges.cell_rules import Broken
 from tests.faults.laboratory.patching import posing
-from tests.support.hand_placer import HandPlacer, node_spec
-from tests.support.memory_log import MemoryBroker, MemoryLog
+from tests.support.cluster.hand_placer import HandPlacer, node_spec
+from tests.support.log.memory_log import MemoryBroker, MemoryLog
 
 LEDGER, JOBS = Partition(Topic.LEDGER, 0), Partition(Topic.JOBS, 0)
 SETTINGS = Settings(log_url="memory", trace_ratio=0.0)

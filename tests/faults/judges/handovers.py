@@ -39,7 +39,7 @@ from penstock_services.node_reporter.shell.checkpoints.checkpoint_server import 
 )
 from penstock_services.node_reporter.shell.link.log_server import Refused
 from tests.faults.judges.cell_rules import Broken
-from tests.support.node_cell import node_options, start_order
+from tests.support.node_reporter.node_cell import node_options, start_order
 
 STEPS = 16
 JOB, TOKEN, ATTEMPT = "job-1", 7, 2

@@ -42,10 +42,10 @@ from penstock_services.placer.core.decide import Decider
 from penstock_services.placer.core.orders import notices_of, orders_of
 from penstock_services.placer.core.step import Step
 from tests.faults.judges.cell_rules import Broken, CellRules
+from tests.faults.laboratory.injection.policies import raising_policies
 from tests.faults.laboratory.patching import posing
-from tests.faults.laboratory.policies import raising_policies
-from tests.support.driver import eta, node_spec
-from tests.support.random_cell import DISTURBED, QUIET, RandomCell
+from tests.support.cluster.driver import eta, node_spec
+from tests.support.cluster.random_cell import DISTURBED, QUIET, RandomCell
 
 MOST_STEPS = 20_000
 HOSTILE_STEPS = 120

@@ -18,7 +18,7 @@ from penstock.model.schema.topics import Topic
 from penstock_services.node_reporter.core.state import NodeState, Status, Task
 from penstock_services.node_reporter.shell.watchdogs.lease import Lease, LeaseLapsed
 from tests.faults.judges.cell_rules import Broken
-from tests.support.node_cell import start_order
+from tests.support.node_reporter.node_cell import start_order
 from tests.support.virtual_time import run_virtually
 
 ORDERS = Partition(Topic.ORDERS, 0)

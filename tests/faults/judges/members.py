@@ -14,7 +14,7 @@ import numpy as np
 from penstock.sdk.sharing import turns
 from penstock.sdk.sharing.turns import MAX_HOLDERS, MAX_WAIT_S, PATIENCE_S, Turn
 from tests.faults.judges.cell_rules import Broken
-from tests.unit.played_changes import Played, numbered
+from tests.unit.sdk.turns.played_changes import Played, numbered
 
 STEPS = 25
 LONGEST = 0.45

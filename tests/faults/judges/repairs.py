@@ -27,8 +27,8 @@ from penstock.model.wire.envelope import Envelope, signed_bytes, to_wire
 from penstock.runtime.following.amended_log import AmendedLog, Repairs, Signer
 from penstock.runtime.keys.node_keys import operators_code
 from tests.faults.judges.cell_rules import Broken
-from tests.support.driver import job_spec, node_spec
-from tests.support.memory_log import MemoryBroker, MemoryLog
+from tests.support.cluster.driver import job_spec, node_spec
+from tests.support.log.memory_log import MemoryBroker, MemoryLog
 from tests.support.virtual_time import run_virtually
 
 LEDGER, AMENDMENTS = Partition(Topic.LEDGER, 0), Partition(Topic.AMENDMENTS, 0)

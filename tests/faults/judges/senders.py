@@ -29,7 +29,7 @@ from penstock_services.placer.core.answer import Input, Moment, answer_input
 from penstock_services.placer.core.step import PlacerCore
 from penstock_services.placer.shell.identity import Identity
 from tests.faults.judges.cell_rules import Broken
-from tests.support.driver import CellDriver, node_spec
+from tests.support.cluster.driver import CellDriver, node_spec
 
 CELL = "default"
 GATEWAYS = b"g" * 32

@@ -34,28 +34,28 @@ from penstock_services.node_reporter.options import Options as NodeOptions
 from penstock_services.node_reporter.shell.run import runner
 from penstock_services.placer.shell import service as placer
 from penstock_services.placer.shell.replay import Replayer
-from tests.faults.laboratory import profiles
-from tests.faults.laboratory.adjuster import Adjuster
-from tests.faults.laboratory.administrator import Administrator
-from tests.faults.laboratory.ending import ENDS_WITHIN_S, PROFILES, RANDOM, Ending, lasting
-from tests.faults.laboratory.fresh import Snapshot, decide_afresh
-from tests.faults.laboratory.grouper import Grouper
-from tests.faults.laboratory.host import SimulatedHost
-from tests.faults.laboratory.jobs import EXTREMES_EVERY, SimulatedJob, at_extremes, jobs_of, nodes_of
-from tests.faults.laboratory.judge import Judge
-from tests.faults.laboratory.log import Broker, Connection
-from tests.faults.laboratory.machine import Machine, Node, Program
-from tests.faults.laboratory.mover import Mover
-from tests.faults.laboratory.nemesis import FAULTS, Nemesis
-from tests.faults.laboratory.planning import PlanningWorker
-from tests.faults.laboratory.process import Clock, Process, Service
-from tests.faults.laboratory.proposer import Proposer
-from tests.faults.laboratory.service_faults import HOUR_MS
-from tests.faults.laboratory.wire import message
+from tests.faults.laboratory.injection.nemesis import FAULTS, Nemesis
+from tests.faults.laboratory.injection.service_faults import HOUR_MS
+from tests.faults.laboratory.inputs import profiles
+from tests.faults.laboratory.inputs.jobs import EXTREMES_EVERY, SimulatedJob, at_extremes, jobs_of, nodes_of
+from tests.faults.laboratory.inputs.wire import message
+from tests.faults.laboratory.judging.ending import ENDS_WITHIN_S, PROFILES, RANDOM, Ending, lasting
+from tests.faults.laboratory.judging.fresh import Snapshot, decide_afresh
+from tests.faults.laboratory.judging.judge import Judge
+from tests.faults.laboratory.machines.host import SimulatedHost
+from tests.faults.laboratory.machines.log import Broker, Connection
+from tests.faults.laboratory.machines.machine import Machine, Node, Program
+from tests.faults.laboratory.machines.process import Clock, Process, Service
+from tests.faults.laboratory.proposers.adjuster import Adjuster
+from tests.faults.laboratory.proposers.administrator import Administrator
+from tests.faults.laboratory.proposers.grouper import Grouper
+from tests.faults.laboratory.proposers.mover import Mover
+from tests.faults.laboratory.proposers.planning import PlanningWorker
+from tests.faults.laboratory.proposers.proposer import Proposer
 from tests.faults.laboratory.world import World, rates_of
-from tests.faults.ledger_rules import Violation
-from tests.support.forgeries import GATEWAYS
-from tests.support.readers import Readers
+from tests.faults.rules.ledger_rules import Violation
+from tests.support.cluster.readers import Readers
+from tests.support.node_reporter.forgeries import GATEWAYS
 
 PLACERS = 3
 SETTINGS = Settings(log_url="memory", trace_ratio=0.0)

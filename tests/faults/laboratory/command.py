@@ -16,8 +16,8 @@ from rich.table import Table
 
 from penstock.scheduling.profiles import PROFILES
 from tests.faults.laboratory.cell import LOGS, Options
-from tests.faults.laboratory.ending import NAMES, RANDOM
-from tests.faults.laboratory.nemesis import FAULTS
+from tests.faults.laboratory.injection.nemesis import FAULTS
+from tests.faults.laboratory.judging.ending import NAMES, RANDOM
 from tests.faults.laboratory.parallel import (
     COMMAND,
     MUTANT_SEEDS,

@@ -14,20 +14,12 @@ from multiprocessing.pool import Pool
 from types import FrameType
 from typing import Any, NamedTuple, NoReturn, TypeVar
 
-import tests.faults.laboratory.adjustment_mutants
-import tests.faults.laboratory.checkpoint_mutants
-import tests.faults.laboratory.group_mutants
-import tests.faults.laboratory.move_mutants
-import tests.faults.laboratory.next_mutants
-import tests.faults.laboratory.plan_mutants  # noqa: F401 - it enters its own
-from tests.faults.laboratory import (  # noqa: F401 - they enter theirs
-    ending_mutants,
-    hold_mutants,
-    lease_mutants,
-    mutants,
-    node_mutants,
-    shell_mutants,
-)
+import tests.faults.laboratory.bugs.adjustment_mutants
+import tests.faults.laboratory.bugs.checkpoint_mutants
+import tests.faults.laboratory.bugs.group_mutants
+import tests.faults.laboratory.bugs.move_mutants
+import tests.faults.laboratory.bugs.next_mutants
+import tests.faults.laboratory.bugs.plan_mutants  # noqa: F401 - it enters its own
 from tests.faults.laboratory.cell import Options
 from tests.faults.laboratory.patching import FIRST_SEEDS, MUTANTS, SCENARIOS
 from tests.faults.laboratory.run import Outcome, live

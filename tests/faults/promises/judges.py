@@ -15,7 +15,7 @@ from tests.faults.judges.hostile_cell import HostileCell, settings_of
 from tests.faults.laboratory.cell import Options
 from tests.faults.laboratory.parallel import MAX_RUN_CPU_S, bounded
 from tests.faults.laboratory.run import live
-from tests.support.random_cell import RandomCell
+from tests.support.cluster.random_cell import RandomCell
 from tests.support.virtual_time import Endless
 
 NAMES = sorted(PROFILES)

@@ -7,9 +7,9 @@ from penstock_services.placer.core import guard
 from penstock_services.placer.shell.identity import Identity
 from tests.faults.promises.mutant import breaks
 
-SPEAKERS = ("tests/unit/test_speakers.py",)
-IDENTITY = ("tests/unit/test_node_identity.py",)
-CORE = ("tests/unit/test_placer_core.py", "tests/unit/test_placer_hostile.py")
+SPEAKERS = ("tests/unit/model/test_speakers.py",)
+IDENTITY = ("tests/unit/placer/test_node_identity.py",)
+CORE = ("tests/unit/placer/test_placer_core.py", "tests/unit/placer/test_placer_hostile.py")
 
 breaks(
     "what no service sends is accepted",
@@ -120,7 +120,7 @@ breaks(
     (guard._cancel, "if event.tenant not in (None, job.spec.owner):", "if False:"),
     judge="hostile",
     seed=1,
-    tests=("tests/unit/test_holds.py", *CORE),
+    tests=("tests/unit/ledger/fold/test_holds.py", *CORE),
 )
 breaks(
     "a GPU may be in two nodes",

@@ -13,9 +13,9 @@ from penstock_services.placer.core.members.membership import Membership
 from penstock_services.placer.core.still_waiting import StillWaiting
 from tests.faults.promises.mutant import breaks
 
-FRESH = ("tests/unit/test_fresh_decider.py",)
-SLOTS = ("tests/unit/test_slots.py",)
-TURNS = ("tests/unit/test_sdk_turns.py", "tests/unit/test_sdk_stuck_turns.py")
+FRESH = ("tests/unit/placer/test_fresh_decider.py",)
+SLOTS = ("tests/unit/ledger/state/test_slots.py",)
+TURNS = ("tests/unit/sdk/turns/test_sdk_turns.py", "tests/unit/sdk/turns/test_sdk_stuck_turns.py")
 
 breaks(
     "shapes are offered as they first were",
@@ -57,7 +57,7 @@ breaks(
         "return {node_id for node_id, version in self._node_versions.items() if before.get(node_id) != version}",
         "return set()",
     ),
-    tests=("tests/unit/test_waits_end.py",),
+    tests=("tests/unit/ledger/fold/test_waits_end.py",),
 )
 breaks(
     "the queue is swept once",
@@ -78,7 +78,7 @@ breaks(
         "made_for = 0, 0, unit",
     ),
     tests=(
-        "tests/unit/policies/test_penstock.py",
+        "tests/unit/scheduling/test_penstock.py",
         f"{FRESH[0]}::test_a_fresh_decider_decides_the_same[penstock]",
     ),
 )
@@ -231,5 +231,5 @@ breaks(
     7,
     "Two gangs each hold one node's turn, and wait for the other's.",
     (gang_turns.why_no_turns, "if len(set(chiefs)) > 1:", "if False:"),
-    tests=("tests/unit/policies/test_gang_turns.py",),
+    tests=("tests/unit/scheduling/groups/test_gang_turns.py",),
 )

@@ -8,10 +8,10 @@ from penstock_services.node_reporter.shell.watchdogs.lease import Lease
 from penstock_services.placer.core.waiting.attempts import Attempts
 from tests.faults.promises.mutant import breaks
 
-CORE = ("tests/unit/test_placer_core.py",)
-BETWEEN = ("tests/integration/test_checkpoints_between_nodes.py",)
-BUNDLE = ("tests/unit/test_checkpoint_bundle.py",)
-LEASES = ("tests/unit/test_leases.py",)
+CORE = ("tests/unit/placer/test_placer_core.py",)
+BETWEEN = ("tests/integration/node_reporter/checkpoints/test_checkpoints_between_nodes.py",)
+BUNDLE = ("tests/unit/node_reporter/checkpoints/test_checkpoint_bundle.py",)
+LEASES = ("tests/unit/ledger/fold/test_leases.py",)
 
 breaks(
     "losses never end a job",

@@ -9,10 +9,10 @@ from penstock_services.placer.core.members import lease
 from penstock_services.placer.core.plans import adjustments
 from tests.faults.promises.mutant import breaks
 
-TEMPORARY = ("tests/unit/test_temporary.py",)
-GUARD = ("tests/unit/test_contention.py",)
-LEASES = ("tests/unit/test_leases.py",)
-WAITS_END = ("tests/unit/test_waits_end.py",)
+TEMPORARY = ("tests/unit/ledger/fold/test_temporary.py",)
+GUARD = ("tests/unit/contention_guard/test_contention.py",)
+LEASES = ("tests/unit/ledger/fold/test_leases.py",)
+WAITS_END = ("tests/unit/ledger/fold/test_waits_end.py",)
 
 breaks(
     "a throttle has no end",

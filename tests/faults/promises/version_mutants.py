@@ -10,11 +10,11 @@ from penstock_services.placer.core.members import lease as placer_lease
 from penstock_services.placer.shell import history
 from tests.faults.promises.mutant import breaks
 
-LEASES = ("tests/unit/test_leases.py",)
+LEASES = ("tests/unit/ledger/fold/test_leases.py",)
 UPCASTERS = ("tests/replay/test_upcasters.py",)
-LOST = ("tests/unit/test_lost_ledger.py",)
-AMENDMENTS = ("tests/unit/test_amendments.py",)
-BACKUP = ("tests/integration/test_backup.py",)
+LOST = ("tests/unit/ledger/record/test_lost_ledger.py",)
+AMENDMENTS = ("tests/unit/ledger/record/test_amendments.py",)
+BACKUP = ("tests/integration/backup/test_backup.py",)
 
 breaks(
     "a record of a newer version is repaired away",
@@ -28,14 +28,14 @@ breaks(
     8,
     "A ledger of last year has findings with an empty reason, which revoked them.",
     (upcasters._found, "return event if event.reason else", "return event if True else"),
-    tests=("tests/unit/test_old_versions.py",),
+    tests=("tests/unit/model/test_old_versions.py",),
 )
 breaks(
     "a plan of the first version loses its kind",
     8,
     "A batch of an old ledger becomes one group.",
     (upcasters._plan_v1_to_v2, 'data.pop("kind") == "group"', 'data.pop("kind") != ""'),
-    tests=("tests/unit/test_old_versions.py",),
+    tests=("tests/unit/model/test_old_versions.py",),
 )
 breaks(
     "old versions are read in one step alone",
@@ -53,7 +53,7 @@ breaks(
     8,
     "After an upgrade a placer goes on from a state that the new fold does not reach.",
     (snapshot.format_id, "{FOLD_VERSION}-", ""),
-    tests=("tests/unit/test_snapshot.py",),
+    tests=("tests/unit/ledger/state/test_snapshot.py",),
 )
 breaks(
     "a node of an earlier version is probed",
@@ -128,7 +128,7 @@ breaks(
     9,
     "The ledger names inputs by offsets that they do not have any more.",
     (partitions._batches, 'messages += [Message(place, b"")] * (record.offset - at)', "messages += []"),
-    tests=("tests/unit/test_copies.py",),
+    tests=("tests/unit/backup/test_copies.py",),
 )
 breaks(
     "nodes of before a restoration are proven dead",

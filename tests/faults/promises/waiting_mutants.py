@@ -21,9 +21,9 @@ BY_HAND = (
     "a_stalled_cell_is_seen_and_its_cause_is_named",
     "a_gang_whose_servers_fit_beside_no_worker_is_told_at_once",
 )
-LIVENESS = tuple(f"tests/unit/test_liveness.py::test_{name}" for name in BY_HAND)
-CORE = ("tests/unit/test_placer_core.py",)
-WAITS_END = ("tests/unit/test_waits_end.py",)
+LIVENESS = tuple(f"tests/unit/scheduling/test_liveness.py::test_{name}" for name in BY_HAND)
+CORE = ("tests/unit/placer/test_placer_core.py",)
+WAITS_END = ("tests/unit/ledger/fold/test_waits_end.py",)
 
 breaks(
     "a reclaim reservation never ends",
@@ -41,14 +41,14 @@ breaks(
         "if self._stage is not None and self._unit is None and _reserved(state):",
         "if False:",
     ),
-    tests=("tests/unit/policies/test_reservations.py",),
+    tests=("tests/unit/scheduling/make_room/test_reservations.py",),
 )
 breaks(
     "a reservation outlives the time for which it was made",
     2,
     "The job that was to end has not; the nodes are kept as if it would end any moment.",
     (Reservation.unit, "if unit.expected_ms is not None and unit.expected_ms > state.now_ms:", "if True:"),
-    tests=("tests/unit/policies/test_reservations.py",),
+    tests=("tests/unit/scheduling/make_room/test_reservations.py",),
 )
 breaks(
     "nodes out of use stay reserved",
@@ -195,7 +195,7 @@ breaks(
     2,
     "A node of a waiting plan is cordoned; what was reserved beside it stays.",
     (Decider._target_lost, "        if given_up:\n", "        if False:\n"),
-    tests=("tests/unit/test_moves.py", "tests/unit/test_waiting_groups.py"),
+    tests=("tests/unit/scheduling/acting/test_moves.py", "tests/unit/ledger/groups/test_waiting_groups.py"),
 )
 breaks(
     "a window for plans never ends",
@@ -204,7 +204,7 @@ breaks(
     (window._opened, '    yield timer(state, "cell", "batch_window", settings.batch_window_ms)\n', ""),
     judge="hostile",
     seed=2,
-    tests=("tests/unit/test_batch_window.py",),
+    tests=("tests/unit/scheduling/test_batch_window.py",),
 )
 breaks(
     "after a plan was answered nobody is tried",
@@ -215,12 +215,12 @@ breaks(
         '        yield BatchWindowClosed(reason="answered")\n        yield continuation(state)\n',
         '        yield BatchWindowClosed(reason="answered")\n',
     ),
-    tests=("tests/unit/test_batch_window.py",),
+    tests=("tests/unit/scheduling/test_batch_window.py",),
 )
 breaks(
     "a choice that failed is not tried again",
     2,
     "A policy fails once, in a cell in which nothing else happens.",
     (step.PlacerCore._undecided, "if requested is None or requested.at_ms > again_ms:", "if False:"),
-    tests=("tests/faults/test_policy_failures.py",),
+    tests=("tests/faults/guards/test_policy_failures.py",),
 )

@@ -12,10 +12,10 @@ from penstock_services.placer.core.step import PlacerCore
 from penstock_services.projector.shell import store
 from tests.faults.promises.mutant import breaks
 
-EXTREMES = ("tests/unit/test_legal_extremes.py",)
-READERS = ("tests/unit/test_readers_at_extremes.py",)
-AMENDMENTS = ("tests/unit/test_amendments.py",)
-AMENDED = ("tests/unit/test_amended_log.py",)
+EXTREMES = ("tests/unit/model/test_legal_extremes.py",)
+READERS = ("tests/unit/ledger/record/test_readers_at_extremes.py",)
+AMENDMENTS = ("tests/unit/ledger/record/test_amendments.py",)
+AMENDED = ("tests/unit/log/test_amended_log.py",)
 
 breaks(
     "the writer proves no record readable",
@@ -60,7 +60,7 @@ breaks(
     1,
     "A node reports a process of 2^70 ms; the projector stops at its row.",
     (store._saturate, "if not -largest <= value <= largest:", "if value < -largest:"),
-    tests=("tests/unit/test_projector_hostile.py",),
+    tests=("tests/unit/projector/test_projector_hostile.py",),
 )
 breaks(
     "a record that cannot be decoded is folded in part",

@@ -17,7 +17,7 @@ from penstock_services.estimator.core.resource_model.measurements import (
     cell_of,
 )
 from penstock_services.estimator.core.resource_model.model import blocks, train, within
-from tests.papers.estimator.liquid import REGRESSORS, LiquidModel
+from tests.papers.estimator.models.liquid import REGRESSORS, LiquidModel
 
 FOLDS = 5
 

@@ -24,10 +24,10 @@ from tests.papers.estimator.cross_validation import (
     floor,
     judge_on,
 )
-from tests.papers.estimator.curve_files import holds_curves, read_curves, read_totals
-from tests.papers.estimator.phases import Phased, judge_phases
-from tests.papers.estimator.run_files import BadData, Read, read_runs
-from tests.papers.estimator.step_files import holds_steps
+from tests.papers.estimator.files.curve_files import holds_curves, read_curves, read_totals
+from tests.papers.estimator.files.run_files import BadData, Read, read_runs
+from tests.papers.estimator.files.step_files import holds_steps
+from tests.papers.estimator.models.phases import Phased, judge_phases
 from tests.papers.estimator.step_validation import MODELS as STEP_MODELS
 from tests.papers.estimator.step_validation import SPLITS as STEP_SPLITS
 

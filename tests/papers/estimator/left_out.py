@@ -27,7 +27,7 @@ from penstock_services.estimator.core.eta.remaining import (
 from penstock_services.estimator.core.resource_model.measurements import Runs
 from penstock_services.estimator.core.resource_model.model import train
 from tests.papers.estimator.cross_validation import SPLITS, TooFew
-from tests.papers.estimator.curve_files import kind_of
+from tests.papers.estimator.files.curve_files import kind_of
 
 GROUPS = ("families", "generations", "networks")
 """Of `SPLITS`, those with few enough groups to train once for each."""

@@ -13,8 +13,8 @@ from penstock.runtime.files.csv_import import shown
 from penstock_services.estimator.core.records.placements import Table
 from penstock_services.estimator.core.step_time.fit import learn_prior, reference_batch
 from penstock_services.estimator.core.step_time.prior import Prior
-from tests.papers.estimator.run_files import BadData
-from tests.papers.estimator.step_files import Steps, read_steps
+from tests.papers.estimator.files.run_files import BadData
+from tests.papers.estimator.files.step_files import Steps, read_steps
 from tests.papers.estimator.step_validation import (
     MODELS,
     SPLITS,

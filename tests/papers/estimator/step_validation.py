@@ -13,7 +13,7 @@ from penstock_services.estimator.core.records.placements import MAX_LOCAL_BATCH,
 from penstock_services.estimator.core.step_time.fit import MAX_CELLS, fit, reference_batch
 from penstock_services.estimator.core.step_time.prior import Prior
 from penstock_services.estimator.core.step_time.profile_plan import MAX_CANDIDATES, profile_plan
-from tests.papers.estimator.genie import MAX_RUNS, Run, Task, fit_genie, predict_genie
+from tests.papers.estimator.models.genie import MAX_RUNS, Run, Task, fit_genie, predict_genie
 
 LEVEL = 0.9  # of the intervals
 PROBES = 3  # cells that a cluster measures at once: the plan is asked again after so many

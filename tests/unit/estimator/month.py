@@ -25,7 +25,7 @@ from penstock_services.estimator.core.resources.estimate import HistoryTier, est
 from penstock_services.estimator.core.resources.nearest import NearestTier
 from penstock_services.estimator.core.step_time.tier import StepTier
 from penstock_services.estimator.core.step_time.training import STEPS
-from tests.support.driver import CellDriver, node_spec
+from tests.support.cluster.driver import CellDriver, node_spec
 
 DAY_MS, LAUNCH_MS = 86_400_000, 20_000
 START_MS = 1_780_000_000_000

@@ -16,8 +16,8 @@ from penstock_services.estimator.core.records.history import Run
 from penstock_services.estimator.core.records.runs import Allocation, Card, FinishedRun, Steps, job_info
 from penstock_services.estimator.core.resources.estimate import estimate
 from penstock_services.estimator.core.step_time.tier import StepTier
-from tests.support.driver import node_spec
-from tests.unit.test_estimator import Cell, usage
+from tests.support.cluster.driver import node_spec
+from tests.unit.estimator.service.test_estimator import Cell, usage
 
 JOB = JobSpec(owner="ada", command=("python", "train.py"), model="resnet50", batch_size=64, iterations=1_000)
 

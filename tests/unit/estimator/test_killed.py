@@ -24,8 +24,8 @@ from penstock_services.estimator.core.resources.cores import CoresTier
 from penstock_services.estimator.core.resources.estimate import Guess, HistoryTier, estimate
 from penstock_services.estimator.core.resources.memory_kills import FIRST_WORKER_MIB, MemoryKills
 from penstock_services.estimator.core.resources.nearest import NearestTier
-from tests.support.driver import node_spec
-from tests.unit.test_estimator import SPEC, Cell, usage
+from tests.support.cluster.driver import node_spec
+from tests.unit.estimator.service.test_estimator import SPEC, Cell, usage
 
 NODE_MIB = 131_072
 

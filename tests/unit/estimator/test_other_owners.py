@@ -40,8 +40,8 @@ from penstock_services.estimator.core.resources.nearest import NearestTier
 from penstock_services.estimator.core.stages.profile import StageKey
 from penstock_services.estimator.core.stages.registry import StageRegistry
 from penstock_services.estimator.shell.service import Estimator
-from tests.support.driver import node_spec
-from tests.support.memory_log import MemoryBroker, MemoryLog
+from tests.support.cluster.driver import node_spec
+from tests.support.log.memory_log import MemoryBroker, MemoryLog
 
 MODELS = ("resnet50", "bert")
 NODE_MIB, NODE_CORES, CARD_MIB = 131_072, 32, 16_384

@@ -9,7 +9,7 @@ from penstock_services.estimator.core.records.history import Run, Runs
 from penstock_services.estimator.core.records.runs import job_info
 from penstock_services.estimator.core.resources.nearest import Nearest, phase_ms
 from tests.unit.estimator.reports import Reports
-from tests.unit.test_estimator import usage
+from tests.unit.estimator.service.test_estimator import usage
 
 STEPS_MS = 5_000  # each record comes a second after the one before
 

@@ -16,7 +16,7 @@ from penstock_services.estimator.core.step_time.prior import WIDE
 from penstock_services.estimator.core.step_time.profile_plan import profile_plan
 from penstock_services.estimator.core.step_time.profiling import Asked, NothingFits, profile
 from tests.support.chance import rate, sure_hits
-from tests.support.driver import node_spec
+from tests.support.cluster.driver import node_spec
 from tests.unit.estimator.reports import JOB, Reports, ran, true_ms
 
 WORKERS, BATCHES = (1, 2, 3, 4, 8, 16), (32, 64, 128, 256)

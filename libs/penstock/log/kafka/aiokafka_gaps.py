@@ -1,7 +1,7 @@
 """Workarounds for aiokafka 0.14: the only file that touches its private names.
 
-Each function fills one gap in aiokafka's public interface and names it. `tests/unit/test_aiokafka_gaps.py` and
-`tests/integration/test_log_faults.py` fail when aiokafka has closed the gap; then the function goes.
+Each function fills one gap in aiokafka's public interface and names it. `tests/unit/log/test_aiokafka_gaps.py` and
+`tests/integration/log/test_log_faults.py` fail when aiokafka has closed the gap; then the function goes.
 """
 
 import asyncio

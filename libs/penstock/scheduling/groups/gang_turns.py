@@ -6,7 +6,7 @@ locks over nodes is needed. A gang holds at most one turn, none while it waits, 
 it through the stages, those elsewhere run ahead up to their next collective. So no rank for which others wait is waiting for a turn itself: there is no cycle.
 
 Ideal: each rank takes turns on its own node. Departure, since this can deadlock: two gangs over two nodes could hold one node each and wait for the other,
-while their workers wait for each other in collectives (`tests/unit/policies/test_gang_turns.py` shows it).
+while their workers wait for each other in collectives (`tests/unit/scheduling/groups/test_gang_turns.py` shows it).
 """
 
 from collections.abc import Sequence

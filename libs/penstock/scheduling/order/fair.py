@@ -6,7 +6,7 @@
   that no tenant gets more than others by claiming a higher priority.
 - Among tenants below their share, and among the others, jobs go by response ratio, the largest first: (waited + r) / r (highest response ratio next,
   Brinch Hansen), so that small jobs overtake large ones and no job waits for ever. Departure: r is not the run time but √(hour × run time × GPUs): with the service itself large gangs wait longer than in strict order of
-  arrival, with the run time alone a wide job counts as a small one (`python -m tests.papers.profile_penstock`). The run time is the estimator's; run time × GPUs is rounded up to a power
+  arrival, with the run time alone a wide job counts as a small one (`python -m tests.papers.default.profile_penstock`). The run time is the estimator's; run time × GPUs is rounded up to a power
   of two, so that jobs are compared by rows and not one by one.
 - A large gang, of eight GPUs or more, has to wait for many at once: r = (6 min)^0.6 × (run time × GPUs)^0.4, a third to a seventh of the r of others. Once it has waited five
   times that, its tenant's share no longer delays it. Strict order of arrival favours such gangs, and response ratios alone would disadvantage them (decision 59).

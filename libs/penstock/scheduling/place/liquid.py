@@ -2,7 +2,7 @@
 
 Source: Liquid §5.2, eq. 2 – 6, Alg. 1. The ideal tries every node for every task; this implementation tries
 one class of nodes at a time, which gives exactly the same answer (tests compare it with the plain loop in
-`tests.papers.liquid_reference`), so that its cost does not grow with the number of nodes.
+`tests.papers.liquid.liquid_reference`), so that its cost does not grow with the number of nodes.
 
     Score(plan)  = λ · Cost(plan) + (1 − λ) · Σ over nodes j of the plan: Fitness(j)          (eq. 4)
     Cost(plan)   = Σ over pairs (parameter server, worker): PairCost(their nodes)            (eq. 5)

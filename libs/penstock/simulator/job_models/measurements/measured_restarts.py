@@ -1,6 +1,6 @@
 """Measured restart costs: times of saves by the size of the state, and of launches by Muri's start-up times.
 
-**Save**: measured in a live cell by `python -m tests.bench.restart_cost`, from the decision to stop a job to the end of its last process, by the
+**Save**: measured in a live cell by `python -m tests.bench.live.restart_cost`, from the decision to stop a job to the end of its last process, by the
 size of the state that it writes and flushes to a disk. The size follows from the model's published number of parameters: weights and two moments of
 Adam in single precision. **Launch**: for jobs with GPUs the start-up times that Muri measured per model and number of GPUs (V100,
 `stage_profiles.csv`), for other jobs the start that the same command measured. Penstock's decisions use none of these figures.

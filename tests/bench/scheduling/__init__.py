@@ -1,0 +1,1 @@
+"""What deciding costs: the placer's core, plans of groups, bursts and batch windows."""

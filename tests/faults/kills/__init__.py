@@ -1,0 +1,1 @@
+"""Processes, servers and disks that die under load."""

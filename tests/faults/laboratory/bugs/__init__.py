@@ -1,0 +1,1 @@
+"""Mutants: plausible bugs that the laboratory must notice."""

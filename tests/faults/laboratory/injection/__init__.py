@@ -1,0 +1,1 @@
+"""Faults that are injected into a run, and the nemesis that chooses them."""

@@ -1,0 +1,1 @@
+"""Cells of real processes under faults: what runs, what attacks them, and their judge."""

@@ -1,0 +1,1 @@
+"""Published schedulers on the traces of their sources."""

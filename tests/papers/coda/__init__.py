@@ -1,0 +1,1 @@
+"""CODA's cluster: resource arrays, cores, contention."""

@@ -1,0 +1,1 @@
+"""Profile `penstock` beside every paper's own policy."""

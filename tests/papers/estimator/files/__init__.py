@@ -1,0 +1,1 @@
+"""Measurements from the files of the data sets."""

@@ -1,0 +1,1 @@
+"""The papers' estimator models, exactly."""

@@ -1,0 +1,1 @@
+"""GENIE's tasks, its prediction model, and odds of deadlines."""

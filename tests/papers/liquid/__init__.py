@@ -1,0 +1,1 @@
+"""Liquid's batches, sharing, idle times and estimator."""

@@ -1,0 +1,1 @@
+"""Muri's traces, groups and stage profiles."""

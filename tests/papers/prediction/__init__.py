@@ -1,0 +1,1 @@
+"""What is predicted of measured runs, and how often intervals hold."""

@@ -1,0 +1,1 @@
+"""SpeCon's schedules on measured loss curves."""

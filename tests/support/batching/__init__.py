@@ -1,0 +1,1 @@
+"""Batchers of tests, and stages whose plans a test can foretell."""

@@ -1,0 +1,1 @@
+"""The command line in tests: its process, its terminal, and files that people bring."""

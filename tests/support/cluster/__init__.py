@@ -1,0 +1,1 @@
+"""Cells without processes: states to begin with, and the real cores that act on them."""

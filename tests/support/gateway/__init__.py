@@ -1,0 +1,1 @@
+"""A gateway and a projector on real servers, and what must never be shown by them."""

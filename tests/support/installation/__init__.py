@@ -1,0 +1,1 @@
+"""Whole installations: services, machines with addresses of their own, releases."""

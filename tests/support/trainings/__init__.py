@@ -1,0 +1,1 @@
+"""Trainings that tests run: scripts, wrappers around them, and what they write."""
