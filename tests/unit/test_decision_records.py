@@ -1,0 +1,53 @@
+"""References to decision records: a record that was merged into another one is named nowhere any more."""
+
+from pathlib import Path
+
+import pytest
+
+from infra.lints import decisions
+from infra.lints.decisions import references, violations
+
+RECORD = "# A title\n\n## Context\n.\n\n## Decision\n.\n\n## Status\nAccepted.\n\n## Consequences\n.\n"
+
+
+@pytest.fixture
+def tree(tmp_path: Path) -> Path:
+    """A repository with the decisions 39 and 40."""
+    folder = tmp_path / decisions.DECISIONS
+    folder.mkdir(parents=True)
+    (folder / "0039-heartbeats.md").write_text(RECORD)
+    (folder / "0040-leases.md").write_text(RECORD)
+    (tmp_path / "libs/code.py").write_text('"""Leases (decisions 39 and 40)."""\n')
+    return tmp_path
+
+
+def test_a_reference_to_a_record_that_has_left_is_found(tree: Path) -> None:
+    """The record about probes became part of the one about leases, and one docstring and one link were forgotten."""
+    assert list(violations(tree)) == []
+    (tree / "libs/code.py").write_text('"""Leases.\n\nWhy: decisions 39, 40\nand 41.\n"""\n')
+    (tree / "README.md").write_text(
+        "[why](libs/penstock/decisions/0041-probes.md), [40](decisions/0040-leases.md)\n"
+    )
+    assert list(violations(tree)) == [
+        "libs/code.py:3: there is no decision 41",
+        "README.md:1: there is no decision 0041-probes.md",
+    ]
+
+
+def test_counts_of_decisions_are_no_references() -> None:
+    """A page about speed: how long a decision takes is no record's number."""
+    assert list(references("a decision takes 40 µs; decision 0.5 ms; 100 decisions per second")) == []
+    assert list(references("decision 0040, decisions 8 and 12")) == [(1, "40"), (1, "8"), (1, "12")]
+
+
+def test_a_record_without_its_parts_and_a_number_given_twice_are_found(tree: Path) -> None:
+    """Two branches took the next number, and one of them forgot what becomes worse."""
+    folder = tree / decisions.DECISIONS
+    (folder / "0041-probes.md").write_text(RECORD.partition("## Consequences")[0])
+    [found] = violations(tree)
+    assert found.endswith(
+        "0041-probes.md: its parts are Context, Decision, Status, not Context, Decision, Status, Consequences"
+    )
+    (folder / "0041-tls.md").write_text(RECORD)
+    with pytest.raises(ValueError, match=r"0041-tls\.md and 0041-probes\.md have the same number"):
+        list(violations(tree))
