@@ -1,72 +1,15 @@
-"""The root README's commands, run as they stand there; and a newcomer's first job that needs more memory than was guessed."""
+"""First days of a newcomer: a job that needs more memory than was guessed, the Python client's page, folders and code."""
 
 import json
 import re
-import shlex
 import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
-from tests.e2e.conftest import Installation, listed
-from tests.support.command_process import PENSTOCK, ROOT
+from tests.e2e.conftest import Installation
+from tests.support.command_process import ROOT
 from tests.support.waiting import wait_until
-
-STARTS_SOMETHING_ELSE = ("make ", "export ")  # `make demo` and `make up` have tests of their own
-
-
-def commands() -> list[str]:
-    """Every line that a reader types, continuation lines joined, comments cut off."""
-    text = (ROOT / "README.md").read_text()
-    blocks = "\n".join(re.findall(r"```console\n(.*?)```", text, re.DOTALL)).replace("\\\n", " ")
-    typed = [line[2:] for line in blocks.splitlines() if line.startswith("$ ")]
-    return [line for line in typed if not line.startswith(STARTS_SOMETHING_ELSE)]
-
-
-def test_every_command_of_the_readme_does_what_it_says(up: Installation, place: Path) -> None:
-    """A newcomer types the first page line by line; each works, in that order. The number of a record is one of this cell; a wait may take longer."""
-    outputs: list[str] = []
-    typed, past, job_id = commands(), "", ""
-    for command in typed:
-        asked = re.match(r"JOB=\$\((curl .*) \| python3 ", command)
-        words = shlex.split(command if asked is None else asked[1], comments=True)
-        words = [job_id if word == "$JOB" else word for word in words]
-        if words[0] == "curl":
-            words[1:1] = ["-H", f"Authorization: Bearer {up.token_file.read_text().strip()}"]
-            words = [word.replace("http://127.0.0.1:8742", up.url) for word in words]
-        else:
-            assert words[0] == "penstock", command
-            words[0:1] = PENSTOCK
-            if "--at" in words:
-                job = ("describe", "job", words[words.index("--at") - 1])
-                wait_until(lambda job=job: listed(up, *job)["placed_ms"], "its placement")  # type: ignore[misc]
-                past = str(listed(up, *job)["submitted_seq"] + 1)
-            words = [{".venv": sys.prefix, "12": past, "1m": "1h"}.get(word, word) for word in words]
-        done = subprocess.run(
-            words,
-            capture_output=True,
-            text=True,
-            check=False,
-            cwd=place if "--report" in words else ROOT,
-            env={**up.env, "PENSTOCK_SERVER": up.url},
-        )
-        assert done.returncode == 0, f"{command}\n{done.stdout}\n{done.stderr}"
-        outputs.append(done.stdout)
-        job_id = job_id if asked is None else json.loads(done.stdout)["job_id"]
-    output = "\n".join(outputs)
-    assert "succeeded" in outputs[0], "the first job is followed to its end"
-    assert "\nhello\n" in outputs[0]
-    assert "\nworker-1 | " in output, "both members of the gang"
-    assert "digits-gang" in output
-    assert up.run("wait", "digits-gang").returncode == 0, "it found NumPy in the environment that it named"
-    assert f"as of record {past}" in output, "the question about the past"
-    assert "ok: true" in output, "replay found no difference"
-    [posted] = [number for number, line in enumerate(typed) if line.startswith("JOB=")]
-    assert "nightly" in outputs[posted + 1], "its job succeeded: `wait` ends with its fate"
-    assert outputs[posted + 2] == "42\n"
-    assert "srtf" in outputs[-1], "two policies compared"
-    assert (place / "policies.html").stat().st_size > 1_000_000, "the page is whole"
-
 
 GROWING = """
 import sys
