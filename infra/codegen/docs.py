@@ -11,8 +11,6 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-import msgspec
-
 from infra.codegen.asyncapi import ABOUT_TOPIC, rights, topic_key
 from infra.codegen.examples import EXAMPLES
 from infra.codegen.schemas import ROOT
@@ -124,19 +122,17 @@ def _events() -> str:
     def rows() -> Iterator[tuple[str, ...]]:
         for topic in (*Topic, None):
             for model in _carried(topic):
-                fields = ", ".join(
-                    f"`{field.name}`" if field.required else f"`{field.name}`?"
-                    for field in msgspec.structs.fields(model)
-                )
-                where = f"`{topic}`" if topic else "inside ledger records"
-                yield f"`{wire_type(model)}`", where, fields, _first_sentence(model)
+                where = f"`{topic}`" if topic else "record"
+                yield f"`{wire_type(model)}`", where, _first_sentence(model)
 
-    return _table(("event", "where", "fields (`?`: optional)", "meaning"), rows())
+    return _table(("event", "topic", "meaning"), rows())
 
 
 def _first_sentence(model: type[Event]) -> str:
-    """The first paragraph of the model's docstring on one line; empty for a model without."""
-    return " ".join((model.__doc__ or "").strip().partition("\n\n")[0].split())
+    """Of the model's docstring, on one line and without its condition; empty for a model without."""
+    paragraph = " ".join((model.__doc__ or "").strip().partition("\n\n")[0].split())
+    sentence = re.split(r"(?<=[.!?]) |; ", paragraph, maxsplit=1)[0]
+    return f"{sentence.rstrip('.')}." if sentence else ""
 
 
 def _settings() -> str:
