@@ -58,12 +58,11 @@ def _topics() -> str:
 
     def rows() -> Iterator[tuple[str, ...]]:
         for topic in Topic:
-            events = ", ".join(model.__name__ for model in _carried(topic))
             every = writers[topic] == sorted({who for found in writers.values() for who in found})
             who = "every service" if every else ", ".join(writers[topic])
-            yield f"`{topic}`", topic_key(topic), who, events, ABOUT_TOPIC[topic]
+            yield f"`{topic}`", topic_key(topic), who, ABOUT_TOPIC[topic]
 
-    return _table(("topic", "key", "may write (ACL)", "events", "what for"), rows())
+    return _table(("topic", "key", "may write (ACL)", "what for"), rows())
 
 
 def _rights() -> str:
@@ -117,15 +116,16 @@ def _topic_settings() -> str:
 
 
 def _events() -> str:
-    """Every event in the order of the source."""
-
-    def rows() -> Iterator[tuple[str, ...]]:
-        for topic in (*Topic, None):
-            for model in _carried(topic):
-                where = f"`{topic}`" if topic else "record"
-                yield f"`{wire_type(model)}`", where, _first_sentence(model)
-
-    return _table(("event", "topic", "meaning"), rows())
+    """A list per topic of its events, in the order of the source; then those inside of ledger records."""
+    parts = []
+    for topic in (*Topic, None):
+        if models := _carried(topic):
+            lines = [
+                f"- `{wire_type(model).removeprefix('penstock.')}`: {_first_sentence(model)}"
+                for model in models
+            ]
+            parts.append("\n".join([f"### {topic or 'Inside ledger records'}", *lines]))
+    return "\n\n".join(parts)
 
 
 def _first_sentence(model: type[Event]) -> str:
