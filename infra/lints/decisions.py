@@ -18,7 +18,7 @@ SUFFIXES = frozenset({".json", ".md", ".properties", ".py", ".sql", ".toml", ".y
 FOREIGN = frozenset({"__pycache__", "build", "dist", "node_modules"})
 RECORD = re.compile(r"(\d{4})-[a-z0-9-]+\.md")
 NAMED = re.compile(
-    r"\b[Dd]ecisions?(?: records?)?\s+(\d{1,4}(?:(?:,\s+and|,|\s+and)\s+\d{1,4})*)\b(?![.,:]\d)"
+    r"\b[Dd]ecisions?(?: records?)?\s+(\d{1,4}(?:(?:,\s+and|,|\s+and)\s+\d{1,4})*)\b(?![.,:]\d| %)"
 )
 PATH = re.compile(r"\bdecisions/(\d{4}-[a-z0-9-]+\.md)")
 PARTS = ("Context", "Decision", "Status", "Consequences")
