@@ -40,6 +40,12 @@ def until_it_runs(up: Installation, job: str) -> None:
     wait_until(lambda: up.run("logs", job).stdout, lambda: f"the first line of {job}")
 
 
+def until_judged(up: Installation, job_id: str) -> None:
+    """A reader looks at a job that was left alone when it has been estimated: then it has a place, or waits."""
+    path = f"/v1/jobs/{job_id}"
+    wait_until(lambda: up.gateway.get(path)["status"] != "submitted", lambda: f"the estimate of {job_id}")
+
+
 def done(up: Installation, folder: Path, command: Command) -> "subprocess.CompletedProcess[str]":
     """`penstock …` in this process, everything else in a shell."""
     env = {**up.env, "PENSTOCK_SERVER": up.url}
@@ -69,6 +75,8 @@ def test_every_line_of_a_page_does_what_it_says(up: Installation, folder: Path, 
             told = f"{step.line}\n{answer.stdout}\n{answer.stderr}"
             assert answer.returncode == step.code, told
             assert lacking(step.shows, answer.stdout, answer.stderr) == "", told
+            if "--detach" in step.line:
+                until_judged(up, answer.stdout.split()[0])
 
 
 def test_the_list_of_guides_is_whole() -> None:
