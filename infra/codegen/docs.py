@@ -11,8 +11,6 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-import msgspec
-
 from infra.codegen.asyncapi import ABOUT_TOPIC, rights, topic_key
 from infra.codegen.examples import EXAMPLES
 from infra.codegen.schemas import ROOT
@@ -60,12 +58,11 @@ def _topics() -> str:
 
     def rows() -> Iterator[tuple[str, ...]]:
         for topic in Topic:
-            events = ", ".join(model.__name__ for model in _carried(topic))
             every = writers[topic] == sorted({who for found in writers.values() for who in found})
             who = "every service" if every else ", ".join(writers[topic])
-            yield f"`{topic}`", topic_key(topic), who, events, ABOUT_TOPIC[topic]
+            yield f"`{topic}`", topic_key(topic), who, ABOUT_TOPIC[topic]
 
-    return _table(("topic", "key", "may write (ACL)", "events", "what for"), rows())
+    return _table(("topic", "key", "may write (ACL)", "what for"), rows())
 
 
 def _rights() -> str:
@@ -119,24 +116,23 @@ def _topic_settings() -> str:
 
 
 def _events() -> str:
-    """Every event in the order of the source."""
-
-    def rows() -> Iterator[tuple[str, ...]]:
-        for topic in (*Topic, None):
-            for model in _carried(topic):
-                fields = ", ".join(
-                    f"`{field.name}`" if field.required else f"`{field.name}`?"
-                    for field in msgspec.structs.fields(model)
-                )
-                where = f"`{topic}`" if topic else "inside ledger records"
-                yield f"`{wire_type(model)}`", where, fields, _first_sentence(model)
-
-    return _table(("event", "where", "fields (`?`: optional)", "meaning"), rows())
+    """A list per topic of its events, in the order of the source; then those inside of ledger records."""
+    parts = []
+    for topic in (*Topic, None):
+        if models := _carried(topic):
+            lines = [
+                f"- `{wire_type(model).removeprefix('penstock.')}`: {_first_sentence(model)}"
+                for model in models
+            ]
+            parts.append("\n".join([f"### {topic or 'Inside ledger records'}", *lines]))
+    return "\n\n".join(parts)
 
 
 def _first_sentence(model: type[Event]) -> str:
-    """The first paragraph of the model's docstring on one line; empty for a model without."""
-    return " ".join((model.__doc__ or "").strip().partition("\n\n")[0].split())
+    """Of the model's docstring, on one line and without its condition; empty for a model without."""
+    paragraph = " ".join((model.__doc__ or "").strip().partition("\n\n")[0].split())
+    sentence = re.split(r"(?<=[.!?]) |; ", paragraph, maxsplit=1)[0]
+    return f"{sentence.rstrip('.')}." if sentence else ""
 
 
 def _settings() -> str:

@@ -229,10 +229,10 @@ def changed(golden: Any) -> tuple[list[tuple[str, Any]], list[tuple[str, Any]]]:
 
 
 async def test_an_old_ledger_is_decided_again() -> None:
-    """`penstock replay` on an old cell's topics. One event had two meanings: decision 0017.
+    """`penstock replay` on an old cell's topics. One event had two meanings: decision 0127.
 
     Record 14 is the first plan of `srtf`. Today it names for whom a job stops (decision 0058), and orders that one at once (decision
-    0072); what comes later is about other starts than the recorded ones.
+    0088); what comes later is about other starts than the recorded ones.
     """
     golden, broker = read("ledger.json.gz"), MemoryBroker()
     broker.create({str(topic): 1 for topic in (Topic.LEDGER, *INPUT_TOPICS)})

@@ -320,6 +320,12 @@ app = commandline.new_app(
 )
 
 
+def _print_version(asked: bool) -> None:
+    if asked:
+        version()
+        raise typer.Exit
+
+
 @app.callback()
 def _globals(
     ctx: typer.Context,
@@ -340,6 +346,10 @@ def _globals(
             help="PEM file of the certificate authority of an https gateway; by default those of this machine.",
         ),
     ] = None,
+    _version: Annotated[
+        bool,
+        typer.Option("--version", is_eager=True, callback=_print_version, help="Print the version and exit."),
+    ] = False,
 ) -> None:
     session = cast(Session, ctx.obj)
     session.server, session.token_file, session.ca = server, token_file, ca

@@ -20,16 +20,16 @@ PENSTOCK = (sys.executable, "-c", "from penstock.cli.main import main; main()")
 
 
 def in_process(
-    arguments: Sequence[str], env: Mapping[str, str], stdin: str = ""
+    arguments: Sequence[str], env: Mapping[str, str], stdin: str = "", folder: Path = ROOT
 ) -> "subprocess.CompletedProcess[str]":
-    """`penstock …` with this environment and nothing else in it."""
+    """`penstock …` in this folder, with this environment and nothing else in it."""
     printed, complained = BytesIO(), BytesIO()
     out, err = (
         TextIOWrapper(bytes_, encoding="utf-8", write_through=True) for bytes_ in (printed, complained)
     )
     with ExitStack() as stack:
         stack.enter_context(patch.dict(os.environ, env, clear=True))
-        stack.enter_context(chdir(ROOT))
+        stack.enter_context(chdir(folder))
         stack.enter_context(patch.object(sys, "stdin", TextIOWrapper(BytesIO(stdin.encode()), "utf-8")))
         stack.enter_context(redirect_stdout(out))
         stack.enter_context(redirect_stderr(err))

@@ -13,6 +13,7 @@ import pytest
 import typer
 from typer.core import TyperCommand
 
+from penstock import __version__
 from penstock.cli import app
 from penstock.cli.app import hoist, tree
 from penstock.cli.common import gateway
@@ -163,6 +164,15 @@ def test_a_token_file_of_another_kind_is_refused_without_its_text(tmp_path: Path
         assert "--token-file" in answer.stderr
         assert "penstock token" in answer.stderr
         assert "secret" not in answer.stderr
+
+
+@pytest.mark.parametrize("arguments", [("version",), ("--version",), ("--version", "get", "jobs")])
+def test_the_version_is_printed_as_other_programs_print_it(
+    arguments: tuple[str, ...], capsys: pytest.CaptureFixture[str]
+) -> None:
+    """`--version` is what people type first, also in front of a command."""
+    assert penstock(*arguments) == 0
+    assert capsys.readouterr().out == f"penstock {__version__}\n"
 
 
 @pytest.mark.parametrize(

@@ -50,7 +50,11 @@ def test_the_whole_product_is_in_the_wheel(files: set[str]) -> None:
 def test_only_the_product_is_in_the_wheel(files: set[str]) -> None:
     """Test apparatus, generators and papers on a production node are an attack surface and a puzzle."""
     packages = {name.partition("/")[0] for name in files}
-    assert {name for name in packages if not name.endswith(".dist-info")} == {"penstock", "penstock_services"}
+    assert {name for name in packages if not name.endswith(".dist-info")} == {
+        "penstock",
+        "penstock_papers",
+        "penstock_services",
+    }
     assert not [
         name for name in files if name.endswith((".md", ".png")) or "/decisions/" in name or "test" in name
     ]

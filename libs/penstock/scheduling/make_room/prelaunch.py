@@ -5,7 +5,7 @@ dead (LAW 4). So what can be won is the launch, not the save: it begins as long 
 script reports that it saves, whichever comes first.
 
 Which job: the one that would start there if the jobs that are about to end did so as expected, task after task, and nothing else happened. Launching early does not reorder jobs: only the
-job that would start on the freed resources without it launches early on them (decision 108). A job whose script does not wait for its GPUs (`JobSpec.prelaunch`) gets them when they
+job that would start on the freed resources without it launches early on them (decision 88). A job whose script does not wait for its GPUs (`JobSpec.prelaunch`) gets them when they
 are free, and no job launches there.
 
 Departures: nodes are found by first fit; tenants' shares are those of now, so a job that ends counts for its owner; of jobs that are alike the first one is looked at until it has

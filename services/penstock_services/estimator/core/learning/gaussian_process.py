@@ -1,7 +1,7 @@
 """Gaussian process regression: exact, with noise per cell and leave-group-out cross-validation in closed form.
 
 Source: Rasmussen & Williams, Gaussian Processes for Machine Learning, algorithm 2.1 and §5.4.2. Shared by the models of
-resources and of step times, which supply their covariances. Why it is not scikit-learn's: decision 20.
+resources and of step times, which supply their covariances. Why it is not scikit-learn's: decision 15.
 """
 
 from collections.abc import Iterable

@@ -1,6 +1,6 @@
 """Address of the node for other nodes' tasks: `--address`, else the one by which the kernel routes to the log.
 
-A node never announces loopback where the log is on another machine. Decision 48.
+A node never announces loopback where the log is on another machine. Decision 132.
 """
 
 import asyncio

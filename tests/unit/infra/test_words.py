@@ -1,0 +1,77 @@
+"""Pages stay readable: a page with an endless sentence, an overfull cell or a README of two screens fails the lint."""
+
+from pathlib import Path
+
+import pytest
+
+from infra.lints import words
+from infra.lints.words import found, sentences
+
+LONG = " ".join(f"word{number}" for number in range(41))
+
+
+def texts(page: str, *, is_readme: bool = False) -> list[str]:
+    return [f"{line}: {text.partition(':')[0]}" for line, text in found(page, is_readme=is_readme)]
+
+
+def test_a_sentence_that_nobody_finishes_is_found_with_its_line() -> None:
+    """An author adds one more clause, and one more, behind the same comma."""
+    page = f"# Title\n\nA short one.\n\n{LONG}.\n"
+    assert texts(page) == [
+        "5: a sentence of 41 words, 40 at most",
+        "0: sentences of 22.0 words in the mean, 20 at most",
+    ]
+
+
+def test_a_page_of_long_sentences_is_found_though_none_is_too_long() -> None:
+    """Thirty words each: every sentence is allowed, the page is not."""
+    thirty = " ".join(["word"] * 30)
+    assert texts(f"{thirty}.\n\n- {thirty}.\n") == ["0: sentences of 30.0 words in the mean, 20 at most"]
+    assert texts(f"{thirty}.\n\n- Short.\n") == []
+
+
+def test_an_overfull_cell_of_a_table_is_found() -> None:
+    """Everything that works today, in one cell."""
+    assert texts(f"| a | b |\n|---|---|\n| short | {LONG} |\n") == ["3: a table cell of 41 words, 40 at most"]
+
+
+def test_only_the_readme_has_to_fit_on_a_screen() -> None:
+    """Six hundred words and one, in short sentences."""
+    page = "Go on. " * 300 + "End."
+    assert texts(page) == []
+    assert texts(page, is_readme=True) == ["0: 601 words, 600 at most"]
+
+
+def test_what_is_not_prose_is_left_out() -> None:
+    """Commands, generated marks, headings and targets of links do not make a sentence long."""
+    page = f"## {LONG}\n```console\n{LONG}\n```\n<!-- {LONG} -->\nRun `{LONG}`, see [here]({LONG.replace(' ', '/')}).\n"
+    assert texts(page) == []
+    assert list(
+        sentences("1. One e.g. here. Two, as in Alg. 1 and\n   eq. 4? `Three`.\n2. Four\n\nFive.")
+    ) == [
+        (1, "One e.g here."),
+        (1, "Two, as in Alg 1 and eq 4?"),
+        (1, "`code`."),
+        (3, "Four"),
+        (5, "Five."),
+    ]
+
+
+def test_the_command_fails_on_a_bad_page_and_above_the_budget(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A decision record may have a long sentence, but its words count."""
+    monkeypatch.setattr(words, "ROOT", tmp_path)
+    records = tmp_path / words.DECISIONS
+    records.mkdir(parents=True)
+    (records / "0001-long.md").write_text(f"{LONG}.\n")
+    guide = tmp_path / "guide.md"
+    guide.write_text("Run it.\n")
+    assert words.main([]) == 0
+    guide.write_text(f"{LONG}.\n")
+    assert words.main([]) == 1
+    assert "guide.md:1: a sentence of 41 words" in capsys.readouterr().out
+    assert words.main([str(records / "0001-long.md")]) == 0
+    guide.write_text("Run it.\n" * words.MAX_WORDS)
+    assert words.main([]) == 1
+    assert "all Markdown: 140,041 words, 70,000 at most" in capsys.readouterr().out
