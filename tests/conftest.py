@@ -38,16 +38,19 @@ for name in ("CI", *(name for _, *groups in CI_VARIABLES for names in groups for
 pytest.register_assert_rewrite("tests.support.log.log_conformance")
 pytest_plugins = ["tests.support.story", "tests.support.whole_run"]
 
-# An example is never judged by its time: by default it fails beyond 200 ms, which the load of a machine decides.
+# An example is never judged by its time: by default it fails beyond 200 ms, which the load of a machine
+# decides.
 settings.register_profile("untimed", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("untimed")
 
 pytest_collection_finish = prepare_for  # minutes of building belong to no test
 
 WORKER = "TEST_WORKER"
-"""Environment variable: the test process from which another one stems. Not one of Penstock's, which tests take away."""
+"""Environment variable: the test process from which another one stems. Not one of Penstock's, which tests
+take away."""
 ORPHANS_END_S = 10.0
-"""So long a process may be idle after its parent's end, which it has to read; who waits for a processor or a disk is not idle."""
+"""So long a process may be idle after its parent's end, which it has to read; who waits for a processor or a
+disk is not idle."""
 
 Result = TypeVar("Result")
 _names = itertools.count()
@@ -115,7 +118,8 @@ class BackgroundLoop:
 
 @contextlib.contextmanager
 def reachable_folder() -> Iterator[Path]:
-    """A short path that the server's own user can reach, also when we are root (pytest closes its folders)."""
+    """A short path that the server's own user can reach, also when we are root (pytest closes its
+    folders)."""
     with tempfile.TemporaryDirectory(prefix="pstest-", dir="/tmp") as name:
         Path(name).chmod(0o755)
         yield Path(name)

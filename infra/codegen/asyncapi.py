@@ -1,4 +1,5 @@
-"""`schemas/asyncapi.yaml`: topics, keys, rights and messages as an AsyncAPI 3 document, and its structural check.
+"""`schemas/asyncapi.yaml`: topics, keys, rights and messages as an AsyncAPI 3 document, and its structural
+check.
 
 Rights come from `infra/kafka/acls.yaml`, which the broker enforces; channels from `Topic`; messages from the
 registry of events.
@@ -23,14 +24,19 @@ JSON_SCHEMA_FORMAT = "application/schema+json;version=draft-2020-12"
 
 ABOUT_TOPIC: Mapping[Topic, str] = {
     Topic.JOBS: "Requests of users about jobs.",
-    Topic.ESTIMATES: "Estimates of each job's resources and times, and new versions of the models that make them.",
-    Topic.NODES: "Reports of nodes about their inventory, departure and tasks, and operators' commands on nodes.",
+    Topic.ESTIMATES: "Estimates of each job's resources and times, and new versions of the models that make "
+    "them.",
+    Topic.NODES: "Reports of nodes about their inventory, departure and tasks, and operators' commands on "
+    "nodes.",
     Topic.PROPOSALS: "Proposals of other services; the placer answers each one.",
-    Topic.LEDGER: "One record per input: the only source of the cell's state. Written by one placer at a time.",
-    Topic.AMENDMENTS: "What readers take in place of ledger records that they cannot decode; written for an operator, kept with the ledger.",
+    Topic.LEDGER: "One record per input: the only source of the cell's state. Written by one placer at a "
+    "time.",
+    Topic.AMENDMENTS: "What readers take in place of ledger records that they cannot decode; written for an "
+    "operator, kept with the ledger.",
     Topic.ORDERS: "Orders to nodes, derived from valid ledger records; each node reads its partition.",
     Topic.TELEMETRY: "Samples that crossed a threshold on their node.",
-    Topic.GUARD_WINDOWS: "Changelog of the contention-guard's windows of telemetry, in a format of its own, on Kafka only.",
+    Topic.GUARD_WINDOWS: "Changelog of the contention-guard's windows of telemetry, in a format of its own, "
+    "on Kafka only.",
     Topic.DEAD_LETTERS: "Records that could not be read or applied: their place, the reason and an outline.",
 }
 
@@ -67,8 +73,10 @@ def asyncapi(
         "info": {
             "title": "Penstock",
             "version": version,
-            "description": "Every event of Penstock, as CloudEvents 1.0 in Kafka's binary mode: attributes in "
-            f"headers, the event as JSON value of at most {MAX_EVENT_BYTES} bytes ({MAX_PLAN_BYTES} for a proposed plan). Readers ignore unknown fields.",
+            "description": "Every event of Penstock, as CloudEvents 1.0 in Kafka's binary mode: attributes "
+            "in "
+            f"headers, the event as JSON value of at most {MAX_EVENT_BYTES} bytes ({MAX_PLAN_BYTES} for a "
+            "proposed plan). Readers ignore unknown fields.",
             "license": {"name": "Apache-2.0"},
         },
         "defaultContentType": "application/json",
@@ -86,7 +94,8 @@ def asyncapi(
             "messageTraits": {"cloudEvent": _cloud_event()},
         },
         "x-ledger-facts": {
-            "description": "Events without a topic of their own; they exist only inside ledger records, whose "
+            "description": "Events without a topic of their own; they exist only inside ledger records, "
+            "whose "
             "`facts` may carry events from the topics as well.",
             "facts": {wire_type(model): _payload(model)["schema"] for model in facts},
         },
@@ -151,7 +160,7 @@ def _message(model: type[Event], example: Event) -> Document:
         data=example,
         correlation_id=JOB,
     )
-    about = model.__doc__.strip().splitlines()[0] if model.__doc__ else ""
+    about = " ".join((model.__doc__ or "").strip().partition("\n\n")[0].split())
     return {
         "name": wire_type(model),
         "title": model.__name__,

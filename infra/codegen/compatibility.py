@@ -1,4 +1,5 @@
-"""Compatibility check of JSON Schemas: whether a changed schema still accepts everything that the published one accepted.
+"""Compatibility check of JSON Schemas: whether a changed schema still accepts everything that the published
+one accepted.
 
 The rule first: every record written under the published schema must be readable, with the same meaning,
 under the new one, and no field may vanish, since an older reader may need it. Then each departure:
@@ -158,7 +159,8 @@ def _object(pair: _Pair) -> Iterator[Break]:
 
 
 def _inner(pair: _Pair) -> Iterator[Break]:
-    """Schemas of the items of lists and the values of maps; `False` and `True` count as nothing and anything."""
+    """Schemas of the items of lists and the values of maps; `False` and `True` count as nothing and
+    anything."""
     for key, mark in (("items", "[]"), ("additionalProperties", "*")):
         old, new = pair.old.get(key, True), pair.new.get(key, True)
         if new is True or old is False:

@@ -1,4 +1,5 @@
-"""Examples of the ledger events that record the placer's decisions, part of the scenario of `infra.codegen.examples`."""
+"""Examples of the ledger events that record the placer's decisions, part of the scenario of
+`infra.codegen.examples`."""
 
 import msgspec
 
@@ -144,7 +145,8 @@ DECISIONS: tuple[Event, ...] = (
     ledger_events.NodeRestored(node_id=NEXT_NODE),
     NodeDistrusted(
         node_id=NEXT_NODE,
-        reason="3 jobs of 3 owners failed there within 12 s, each soon after its start, and none succeeded in between",
+        reason="3 jobs of 3 owners failed there within 12 s, each soon after its start, and none succeeded "
+        "in between",
         pause_ms=MINUTE_MS,
         gpus=(0,),
     ),

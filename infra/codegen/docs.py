@@ -136,7 +136,8 @@ def _first_sentence(model: type[Event]) -> str:
 
 
 def _settings() -> str:
-    """The table in the docstring of penstock.runtime.settings, maintained beside the code that reads the settings."""
+    """The table in the docstring of penstock.runtime.settings, maintained beside the code that reads the
+    settings."""
     lines = (settings.__doc__ or "").splitlines()
     return "\n".join(line for line in lines if line.startswith("|"))
 

@@ -8,7 +8,8 @@ reader does (decision 127):
 | where | what is needed |
 |---|---|
 | facts of ledger records | a row in `penstock.model.wire.additions` |
-| reports of nodes and estimator | that row; and the release takes another value instead (`penstock.model.wire.nearest`) |
+| reports of nodes and estimator | that row; and the release takes another value instead
+(`penstock.model.wire.nearest`) |
 | orders, amendments, the ledger record itself | nothing helps: raise VERSION, or add a field |
 """
 
@@ -105,7 +106,10 @@ def _bad_rows(model: type[Event], rows: Iterable[Addition], version: str) -> Ite
     for row in rows:
         where = f"penstock.model.wire.additions: {wire_type(model)} {row.field}".rstrip()
         if row.needs != ANY and not is_earlier(version, row.needs):
-            yield f"{where}: needs {row.needs}, which was released without it; raise penstock.__version__ and name that"
+            yield (
+                f"{where}: needs {row.needs}, which was released without it; raise penstock.__version__ "
+                "and name that"
+            )
         if is_earlier(__version__, row.needs):
             yield f"{where}: needs {row.needs}, and this is {__version__}: raise penstock.__version__"
 

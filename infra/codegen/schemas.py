@@ -86,6 +86,9 @@ class _Generator(Generator):
     def model_schema(self, schema: core_schema.ModelSchema) -> JsonSchemaValue:
         found = super().model_schema(schema)
         found.pop("additionalProperties", None)
+        if "description" in found:  # how wide the code's lines are is no reader's concern
+            paragraphs = found["description"].split("\n\n")
+            found["description"] = "\n\n".join(" ".join(text.split()) for text in paragraphs)
         for name, text in field_docs(STRUCT_OF[schema["cls"]]).items():
             found["properties"][name]["description"] = text
         return found
@@ -234,7 +237,8 @@ _FAST_LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
 
 def generate(folder: Path, catalogue: Catalogue) -> tuple[list[str], list[str]]:
-    """Writes what is stale and adds lock lines: (paths written, refusals). With refusals nothing is written."""
+    """Writes what is stale and adds lock lines: (paths written, refusals). With refusals nothing is
+    written."""
     found = inspect(folder, catalogue)
     if found.refused:
         return [], found.refused

@@ -1,9 +1,9 @@
 """Build cache of real parts (Kafka, Jaeger): built once per machine from the files pinned in `infra/`.
 
-Search order: an override variable; the cache, `${PENSTOCK_CACHE:-~/.cache/penstock}/<part>/<version>`;
-a build into the cache. A build runs under a file lock in a folder of its own, which is renamed as a whole, so
-that no process ever sees half a part. The last piece of `<version>` is a digest of the pinned files: a changed
-pin is another version.
+Search order: an override variable; the cache, `${PENSTOCK_CACHE:-~/.cache/penstock}/<part>/<version>`; a
+build into the cache. A build runs under a file lock in a folder of its own, which is renamed as a whole, so
+that no process ever sees half a part. The last piece of `<version>` is a digest of the pinned files: a
+changed pin is another version.
 """
 
 import fcntl

@@ -20,7 +20,8 @@ def pinned(folder: str, module: str) -> str:
 
 
 def obtain_program(name: str, version: str, package: str, *, expected: str, override: str) -> Path:
-    """The program built from `package` with the files of `infra/<name>`. Raises `LaunchError` with the remedy."""
+    """The program built from `package` with the files of `infra/<name>`. Raises `LaunchError` with the
+    remedy."""
     pins = (INFRA / name / "go.mod", INFRA / name / "go.sum")
 
     def build(folder: Path) -> None:

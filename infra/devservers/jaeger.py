@@ -75,7 +75,8 @@ class JaegerServer:
         return self._child.pid
 
     def start(self) -> None:
-        """Starts it and waits until it accepts spans and answers. Raises `LaunchError` with the log's tail."""
+        """Starts it and waits until it accepts spans and answers. Raises `LaunchError` with the log's
+        tail."""
         for attempt in range(1, START_ATTEMPTS + 1):
             self._ports = {name: free_port() for name in PORTS}
             env = build_environment(
@@ -101,9 +102,9 @@ class JaegerServer:
     ) -> list[dict[str, Any]]:
         """The trace's spans in OTLP's JSON form, each with its resource's attributes under `"resource"`.
 
-        `trace_id`: 32 hex digits. Attributes become plain mappings. Polls, since a span is stored about
-        50 ms after it was sent; the order is Jaeger's. Raises `LaunchError` when Jaeger has ended, and `TimeoutError` when
-        `timeout_s` passes (None: never) with fewer than `spans_at_least` spans.
+        `trace_id`: 32 hex digits. Attributes become plain mappings. Polls, since a span is stored about 50 ms
+        after it was sent; the order is Jaeger's. Raises `LaunchError` when Jaeger has ended, and
+        `TimeoutError` when `timeout_s` passes (None: never) with fewer than `spans_at_least` spans.
         """
         deadline = None if timeout_s is None else time.monotonic() + timeout_s
         while True:
@@ -152,7 +153,8 @@ def _get_json(url: str, timeout_s: float | None = None) -> Any:
 
 
 def _plain(attributes: list[dict[str, Any]]) -> dict[str, Any]:
-    """Without Jaeger's own attributes: it adds them to a span that is read before its parent arrived, and they stay."""
+    """Without Jaeger's own attributes: it adds them to a span that is read before its parent arrived, and
+    they stay."""
     return {
         attribute["key"]: _plain_value(attribute["value"])
         for attribute in attributes
@@ -191,7 +193,8 @@ def main() -> int:
     try:
         with jaeger_server() as server:
             until_signalled(
-                f"Jaeger {pinned_version()} is ready (process {server.pid}); Ctrl-C ends it and forgets its traces.\n"
+                f"Jaeger {pinned_version()} is ready (process {server.pid}); Ctrl-C ends it and forgets its "
+                "traces.\n"
                 f"In another shell, before Penstock starts:\n\n"
                 f"  export PENSTOCK_OTLP={server.otlp_endpoint}\n\n"
                 f"This build has no web pages. Read a trace by its id (32 hex digits):\n\n"

@@ -137,7 +137,8 @@ def class_archive(java: str, jars: Path) -> Path:
 
 
 def obtain_parts() -> Path:
-    """All that a broker needs, fetched or made once. Returns the folder of its jars. Raises `LaunchError` with the remedy."""
+    """All that a broker needs, fetched or made once. Returns the folder of its jars. Raises `LaunchError`
+    with the remedy."""
     jars = obtain_jars()
     class_archive(require("java", JAVA_REMEDY), jars)
     return jars
@@ -252,11 +253,13 @@ class KafkaBroker:
         _in_own_loop(self._create_topics(topic_partitions() if topics is None else topics))
 
     def choose_ports(self) -> None:
-        """Before `prepare`: chooses ports that are free at this moment, for clients and for the other controllers."""
+        """Before `prepare`: chooses ports that are free at this moment, for clients and for the other
+        controllers."""
         self.port, self.controller_port = free_port(), free_port()
 
     def prepare(self, voters: "Sequence[KafkaBroker]", cluster_id: str) -> None:
-        """Writes the settings and an empty disk for one cluster of these brokers; their ports must be chosen."""
+        """Writes the settings and an empty disk for one cluster of these brokers; their ports must be
+        chosen."""
         shutil.rmtree(self.data, ignore_errors=True)
         self.folder.mkdir(parents=True, exist_ok=True)
         words = {
@@ -311,7 +314,8 @@ class KafkaBroker:
         self._child = Child(f"kafka {self.node_id}", argv, log_path=self.folder / "kafka.log")
 
     def wait_ready(self, others: "Sequence[KafkaBroker]" = ()) -> None:
-        """After `launch`. Raises `LaunchError`, and ends the process, when it or one of the others exits first."""
+        """After `launch`. Raises `LaunchError`, and ends the process, when it or one of the others exits
+        first."""
         assert self._child is not None
         needs = [broker._child for broker in others if broker._child is not None]
         try:
@@ -342,7 +346,8 @@ class KafkaBroker:
 
 
 class KafkaCluster:
-    """Brokers that hold copies of each other's records, each of them a controller as well; without identities."""
+    """Brokers that hold copies of each other's records, each of them a controller as well; without
+    identities."""
 
     def __init__(self, folder: Path, count: int = 3) -> None:
         self.brokers = [
@@ -432,7 +437,8 @@ def answers_api_versions(port: int, ca: str | None = None) -> bool:
 
 
 def make_certificates(folder: Path) -> None:
-    """A self-made authority (`ca.pem`), and key and certificate of a broker on 127.0.0.1 (`broker.pem`), for a day."""
+    """A self-made authority (`ca.pem`), and key and certificate of a broker on 127.0.0.1 (`broker.pem`), for
+    a day."""
     program = [
         require("openssl", OPENSSL_REMEDY),
         "req",
@@ -485,7 +491,8 @@ def main() -> int:
         with kafka_broker() as broker:
             broker.create_topics()
             until_signalled(
-                f"Kafka {pinned_version()} is ready on {broker.bootstrap} (process {broker.pid}); Ctrl-C ends it.\n"
+                f"Kafka {pinned_version()} is ready on {broker.bootstrap} (process {broker.pid}); Ctrl-C "
+                "ends it.\n"
                 f"Penstock's topics are there. In another shell:\n\n  export PENSTOCK_LOG={broker.url()}\n"
             )
     except LaunchError as error:

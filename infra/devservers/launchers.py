@@ -81,9 +81,13 @@ def _build(folder: Path) -> None:
     for place in (lists, archives):
         (place / "partial").mkdir(parents=True)
     settings = {
-        "Dir::State::lists": lists, "Dir::Cache": folder, "Dir::Cache::archives": archives,
-        "Debug::NoLocking": "1", "APT::Sandbox::User": "", "APT::Install-Recommends": "0",
-    }  # fmt: skip
+        "Dir::State::lists": lists,
+        "Dir::Cache": folder,
+        "Dir::Cache::archives": archives,
+        "Debug::NoLocking": "1",
+        "APT::Sandbox::User": "",
+        "APT::Install-Recommends": "0",
+    }
     apt = ["apt-get", "-qq", *(f"-o{name}={value}" for name, value in settings.items())]
     download = [*apt, "install", "--download-only", "--yes", PACKAGE]
     for name, argv in (("apt-get update", [*apt, "update"]), ("apt-get install", download)):

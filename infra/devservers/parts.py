@@ -27,8 +27,8 @@ SLOW_PARTS: dict[str, Callable[[], Path]] = {"compose": obtain_compose}
 
 
 def prepare_for(session: pytest.Session) -> None:
-    """For a conftest: `pytest_collection_finish = prepare_for`. A part that cannot be had is reported here once;
-    each test that needs it then fails with the same remedy."""
+    """For a conftest: `pytest_collection_finish = prepare_for`. A part that cannot be had is reported here
+    once; each test that needs it then fails with the same remedy."""
     if session.config.option.collectonly:
         return
     marks = {mark.name for item in session.items for mark in item.iter_markers()}

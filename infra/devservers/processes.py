@@ -75,7 +75,8 @@ class Child:
                     stdout=log,
                     stderr=subprocess.STDOUT,
                     env=None if env is None else dict(env),
-                    start_new_session=True,  # Ctrl-C reaches the launcher, which then stops the child in order
+                    # Ctrl-C reaches the launcher, which then stops the child in order
+                    start_new_session=True,
                     preexec_fn=die_with_parent,
                 )
 
@@ -122,16 +123,19 @@ class Child:
     def wait_ready(
         self, probe: Callable[[], bool], timeout_s: float | None = None, *, needs: "Sequence[Child]" = ()
     ) -> None:
-        """Calls `probe` until it returns True. Raises `LaunchError` when the child, or one that it needs, exits first.
+        """Calls `probe` until it returns True. Raises `LaunchError` when the child, or one that it needs,
+        exits first.
 
-        `timeout_s`: the same when so much time has passed; None: as long as the child lives, however busy the machine is.
+        `timeout_s`: the same when so much time has passed; None: as long as the child lives, however busy the
+        machine is.
         """
         deadline = None if timeout_s is None else time.monotonic() + timeout_s
         while not probe():
             for child in (self, *needs):
                 if not child.running:
                     raise LaunchError(
-                        f"{child.name} exited with {child.exit_code} before {self.name} was ready:\n{child.log_tail()}"
+                        f"{child.name} exited with {child.exit_code} before {self.name} was "
+                        f"ready:\n{child.log_tail()}"
                     )
             if deadline is not None and time.monotonic() > deadline:
                 raise LaunchError(f"{self.name} was not ready within {timeout_s:g} s:\n{self.log_tail()}")
@@ -146,7 +150,8 @@ def run_to_end(
     timeout_s: float | None = None,
     env: Mapping[str, str] | None = None,
 ) -> None:
-    """Runs a child to its end. Raises `LaunchError` with the log's tail when it fails, or takes longer than `timeout_s`."""
+    """Runs a child to its end. Raises `LaunchError` with the log's tail when it fails, or takes longer than
+    `timeout_s`."""
     child = Child(name, argv, log_path=log_path, env=env)
     deadline = None if timeout_s is None else time.monotonic() + timeout_s
     try:

@@ -1,7 +1,7 @@
 """Lint of references to decision records: each record that code, a test or a page names is there.
 
-Records that are merged into another one leave; a reference to one of them would lead nowhere. Two forms count:
-"decision 40" with its plural ("decisions 39, 40 and 42"), and a file's name below `decisions/`.
+Records that are merged into another one leave; a reference to one of them would lead nowhere. Two forms
+count: "decision 40" with its plural ("decisions 39, 40 and 42"), and a file's name below `decisions/`.
 
 The records themselves are checked, too: a number occurs once, and the parts of a record stand in their order.
 """

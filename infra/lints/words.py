@@ -7,8 +7,8 @@ A page that nobody finishes explains nothing. On every page but decision records
 
 The root's README has at most 600 words, and all Markdown, decision records too, at most `MAX_WORDS`.
 
-Sentences are those of paragraphs and list items. Blocks of code, headings and tables are left out of them. A span
-of code is one word, and a link is its text.
+Sentences are those of paragraphs and list items. Blocks of code, headings and tables are left out of them. A
+span of code is one word, and a link is its text.
 """
 
 import re

@@ -10,7 +10,8 @@ TOKEN = re.compile(r"[!-~]{1,4096}")
 
 
 def bearer_token(path: Path, setting: str) -> str:
-    """The only word in this file. Raises `ConfigurationError` that names the setting and never contains the file's text."""
+    """The only word in this file. Raises `ConfigurationError` that names the setting and never contains the
+    file's text."""
     try:
         text = path.read_text(encoding="ascii").strip()
     except UnicodeDecodeError:
@@ -19,6 +20,7 @@ def bearer_token(path: Path, setting: str) -> str:
         raise ConfigurationError(f"{setting}: {path} cannot be read: {error.strerror}") from error
     if TOKEN.fullmatch(text) is None:
         raise ConfigurationError(
-            f"{setting}: {path} does not hold one token and nothing else; write there what `penstock token` printed"
+            f"{setting}: {path} does not hold one token and nothing else; write there what `penstock token` "
+            "printed"
         )
     return text

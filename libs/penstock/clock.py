@@ -1,4 +1,5 @@
-"""Wall clock and boot-time clock: shells read them here, cores never do; and the ledger's time, for its writer and for readers."""
+"""Wall clock and boot-time clock: shells read them here, cores never do; and the ledger's time, for its
+writer and for readers."""
 
 import time
 from collections.abc import Callable
@@ -19,11 +20,12 @@ def boot_s() -> float:
 
 
 class LedgerClock:
-    """The ledger's time as its writer stamps it: it never goes backwards nor stands still, and follows the time since boot.
+    """The ledger's time as its writer stamps it: it never goes backwards nor stands still, and follows the
+    time since boot.
 
-    Ideal: the wall clock. Departure: a wall clock may be wrong by years (a bad battery, a wrong time server), and a step
-    forward would fire every deadline. So time goes on from `start_ms` by the boot-time clock, and follows a wall clock
-    that is a little ahead no faster than `SLEW`.
+    Ideal: the wall clock. Departure: a wall clock may be wrong by years (a bad battery, a wrong time server),
+    and a step forward would fire every deadline. So time goes on from `start_ms` by the boot-time clock, and
+    follows a wall clock that is a little ahead no faster than `SLEW`.
     """
 
     def __init__(
@@ -54,12 +56,13 @@ class LedgerClock:
 
 
 class ReadersClock:
-    """The ledger's time as a reader extrapolates it: the latest record's time plus the time since that record was read.
+    """The ledger's time as a reader extrapolates it: the latest record's time plus the time since that record
+    was read.
 
-    Ideal: the placer's own clock, which goes on while nothing is recorded. Departure: a reader has only the records, and
-    its own time since boot. A record that was in the log before the reader started has an unknown age when it is read;
-    until the first record that is read as it is written, the wall clock less the log's stamp is taken as that age, if it
-    is between 0 and `MAX_AGE_MS`.
+    Ideal: the placer's own clock, which goes on while nothing is recorded. Departure: a reader has only the
+    records, and its own time since boot. A record that was in the log before the reader started has an
+    unknown age when it is read; until the first record that is read as it is written, the wall clock less the
+    log's stamp is taken as that age, if it is between 0 and `MAX_AGE_MS`.
     """
 
     def __init__(
@@ -72,7 +75,8 @@ class ReadersClock:
         self._read_s = 0.0
 
     def read(self, record_ms: int, stamp_ms: int | None = None) -> None:
-        """The latest record's time. `stamp_ms`: the log's stamp of a record that was there before the reader started."""
+        """The latest record's time. `stamp_ms`: the log's stamp of a record that was there before the reader
+        started."""
         age_ms = 0 if stamp_ms is None else self._wall_ms() - stamp_ms
         self._read_ms = record_ms + (age_ms if 0 <= age_ms <= MAX_AGE_MS else 0)
         self._read_s = self._elapsed_s()

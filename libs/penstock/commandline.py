@@ -1,6 +1,8 @@
-"""Command line: a tree of typer commands whose modules are imported on demand, and errors as one line and an exit code.
+"""Command line: a tree of typer commands whose modules are imported on demand, and errors as one line and an
+exit code.
 
-Help is plain text: typer's rich help imports a Markdown and a syntax highlighter, which doubles the time of `--help`.
+Help is plain text: typer's rich help imports a Markdown and a syntax highlighter, which doubles the time of
+`--help`.
 """
 
 import errno
@@ -35,7 +37,8 @@ LONGEST_NAME = 24  # columns of the names in a list of commands
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """One command, or a group of commands. `help`: one line, the same as the first of the function's docstring."""
+    """One command, or a group of commands. `help`: one line, the same as the first of the function's
+    docstring."""
 
     help: str
     target: str = ""
@@ -66,7 +69,8 @@ class LazyGroup(TyperGroup):
     entries: Mapping[str, Entry] = MappingProxyType({})
 
     def fill(self, panels: Mapping[str, Mapping[str, Entry]]) -> Self:
-        """Gives the group its commands by heading; to list, complete and suggest them, names and help are enough."""
+        """Gives the group its commands by heading; to list, complete and suggest them, names and help are
+        enough."""
         self.panels = panels
         self.entries = {name: entry for entries in panels.values() for name, entry in entries.items()}
         self.commands = {name: TyperCommand(name, help=entry.help) for name, entry in self.entries.items()}
@@ -188,7 +192,10 @@ def run(
             raise
         _drop_output()
         where = f"{error.filename}: " if error.filename else ""
-        text = f"{where}what was to be written does not fit: {error.strerror}; free space there, or write elsewhere"
+        text = (
+            f"{where}what was to be written does not fit: {error.strerror}; free space there, or write "
+            "elsewhere"
+        )
         if lost:
             text = f"stdout cannot be written: {error.strerror}; redirect stdout elsewhere"
         return _report(prog, text, Exit.PROBLEM)

@@ -56,7 +56,8 @@ OF_JOB = MappingProxyType(
 
 
 def of_job(state: str, own_code: int | None, *, propagate: bool) -> int:
-    """The exit code of a job that ended; 1 for a final state that only a newer gateway knows. With `propagate` a failed job's own code, if above 0."""
+    """The exit code of a job that ended; 1 for a final state that only a newer gateway knows. With
+    `propagate` a failed job's own code, if above 0."""
     if propagate and state == "failed" and own_code:
         return own_code
     return OF_JOB.get(state, Exit.PROBLEM)

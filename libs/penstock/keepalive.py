@@ -1,4 +1,5 @@
-"""TCP keepalive: the kernel notices a peer that vanished without closing the connection. Both ends of a standing connection set it."""
+"""TCP keepalive: the kernel notices a peer that vanished without closing the connection. Both ends of a
+standing connection set it."""
 
 import socket
 

@@ -8,7 +8,8 @@ from penstock.errors import ConfigurationError
 
 
 def read_private(setting: str, path: Path) -> tuple[bytes, os.stat_result]:
-    """The file's content and status, of one and the same version. Raises `ConfigurationError` that names setting and remedy."""
+    """The file's content and status, of one and the same version. Raises `ConfigurationError` that names
+    setting and remedy."""
     try:
         with path.open("rb") as file:
             status = os.fstat(file.fileno())

@@ -1,4 +1,5 @@
-"""Retry with exponential back-off: how long to pause between attempts, and a loop that repeats one until it works."""
+"""Retry with exponential back-off: how long to pause between attempts, and a loop that repeats one until it
+works."""
 
 import asyncio
 from collections.abc import Awaitable, Callable

@@ -71,12 +71,18 @@ def bar(errors: Console, what: str) -> Iterator[Bar]:
         TextColumn,
         TimeElapsedColumn,
         TimeRemainingColumn,
-    )  # fmt: skip
+    )
 
     columns = (
-        TextColumn("{task.description}"), BarColumn(), TaskProgressColumn(), TextColumn("{task.fields[text]}"),
-        TimeElapsedColumn(), TextColumn("elapsed,"), TimeRemainingColumn(), TextColumn("to go"),
-    )  # fmt: skip
+        TextColumn("{task.description}"),
+        BarColumn(),
+        TaskProgressColumn(),
+        TextColumn("{task.fields[text]}"),
+        TimeElapsedColumn(),
+        TextColumn("elapsed,"),
+        TimeRemainingColumn(),
+        TextColumn("to go"),
+    )
     shown = Progress(
         *columns, console=errors, transient=True, disable=not errors.is_terminal, auto_refresh=False
     )

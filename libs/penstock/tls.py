@@ -1,4 +1,5 @@
-"""TLS of clients: the certificate authorities that they trust, and the remedy where client and server do not fit."""
+"""TLS of clients: the certificate authorities that they trust, and the remedy where client and server do not
+fit."""
 
 import socket
 import ssl
@@ -14,7 +15,8 @@ PROBE_TIMEOUT_S = 2.0
 
 
 def client_context(ca: str, setting: str) -> ssl.SSLContext:
-    """Checks certificates and names of servers. `ca`: PEM file, or `SYSTEM_CA`. Raises `ConfigurationError` that names `setting`."""
+    """Checks certificates and names of servers. `ca`: PEM file, or `SYSTEM_CA`. Raises `ConfigurationError`
+    that names `setting`."""
     try:
         return ssl.create_default_context(cafile=None if ca == SYSTEM_CA else ca)
     except (OSError, ssl.SSLError) as error:
@@ -24,8 +26,8 @@ def client_context(ca: str, setting: str) -> ssl.SSLContext:
 
 
 def speaks_tls(host: str, port: int) -> bool:
-    """Whether a server there takes part in a TLS handshake; no data follows, so its certificate does not matter. Blocks for
-    PROBE_TIMEOUT_S at most."""
+    """Whether a server there takes part in a TLS handshake; no data follows, so its certificate does not
+    matter. Blocks for PROBE_TIMEOUT_S at most."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.check_hostname = False
     context.verify_mode = ssl.CERT_NONE
@@ -45,7 +47,8 @@ def misfit(
     setting: str,
     asks: Callable[[str, int], bool] = speaks_tls,
 ) -> str | None:
-    """Why a request to `url` can never succeed with the settings of both ends, and the remedy; None: they are not the cause.
+    """Why a request to `url` can never succeed with the settings of both ends, and the remedy; None: they are
+    not the cause.
 
     `asks`: whether the server speaks TLS, where an unencrypted request got no answer.
     """
@@ -54,7 +57,8 @@ def misfit(
     for cause in causes:
         if isinstance(cause, ssl.SSLCertVerificationError):
             return (
-                f"its certificate is not accepted ({cause.verify_message}): {setting} must name the authority that signed "
+                f"its certificate is not accepted ({cause.verify_message}): {setting} must name the "
+                "authority that signed "
                 f"it, and the certificate must name {host}; it is {ca}"
             )
         if isinstance(cause, ssl.SSLEOFError | ssl.SSLZeroReturnError | ssl.SSLSyscallError):

@@ -1,6 +1,8 @@
-"""SpeCon: migration of converged training jobs. Source: SpeCon §V-B Alg. 2 (a host for a converged job), §V-C Alg. 3 (rebalancing).
+"""SpeCon: migration of converged training jobs. Source: SpeCon §V-B Alg. 2 (a host for a converged job), §V-C
+Alg. 3 (rebalancing).
 
-Both are pure functions of the number of jobs per category on each node; `SpeCon` reads them from a cell's state.
+Both are pure functions of the number of jobs per category on each node; `SpeCon` reads them from a cell's
+state.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -41,7 +43,8 @@ class Host(NamedTuple):
 def host_for(current: str, hosts: Sequence[Host]) -> str:
     """Target of a converged job of node `current`; `current`: it stays. Source: SpeCon Alg. 2.
 
-    `hosts`: all nodes that could take it, including `current`. Ties that the source does not resolve: the first host.
+    `hosts`: all nodes that could take it, including `current`. Ties that the source does not resolve: the
+    first host.
     """
     lowest = min(host.score for host in hosts)
     candidates = [host for host in hosts if host.score == lowest]
@@ -53,10 +56,12 @@ def host_for(current: str, hosts: Sequence[Host]) -> str:
 def rebalanced(hosts: Sequence[Host], converged_ms: Mapping[str, int]) -> list[tuple[str, str]]:
     """Moves (job id, node id) once every job has converged. Source: SpeCon Alg. 3.
 
-    `converged_ms`: when each of the jobs that may be moved was marked as migrated; the duration d is smallest for the latest. Equal
-    durations: the lower job id. Line 27 names the origin node, the paper's text the target: here the target's room counts.
+    `converged_ms`: when each of the jobs that may be moved was marked as migrated; the duration d is smallest
+    for the latest. Equal durations: the lower job id. Line 27 names the origin node, the paper's text the
+    target: here the target's room counts.
 
-    Departure: the caller leaves out a job that was rebalanced before, so that a job cannot move back and forth between two nodes.
+    Departure: the caller leaves out a job that was rebalanced before, so that a job cannot move back and
+    forth between two nodes.
     """
     if not hosts:
         return []
@@ -76,8 +81,9 @@ def rebalanced(hosts: Sequence[Host], converged_ms: Mapping[str, int]) -> list[t
 class SpeCon:
     """A migrate stage, exactly as in its source.
 
-    Departures: only nodes with room for the job are candidates, and only jobs of one task on one node move, where containers of the source
-    have no limits; a job that may not be stopped, is in a group or has successors is not moved.
+    Departures: only nodes with room for the job are candidates, and only jobs of one task on one node move,
+    where containers of the source have no limits; a job that may not be stopped, is in a group or has
+    successors is not moved.
     """
 
     def __init__(self, settings: Convergence) -> None:

@@ -110,7 +110,8 @@ def _elsewhere(bench: str, arguments: argparse.Namespace) -> dict[str, float] | 
 
 
 def into_readme(text: str, rows: list[dict[str, Any]]) -> str:
-    """The page with the rows of these benches put in place of their old ones; all others stay as they were measured.
+    """The page with the rows of these benches put in place of their old ones; all others stay as they were
+    measured.
 
     In the order in which benches run. Figures that a bench no longer reports go with its old rows.
     """

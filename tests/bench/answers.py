@@ -1,9 +1,9 @@
 """`why` and `queue` of the gateway with 4,500 waiting jobs: `python -m tests.bench.answers [--profile FILE]`.
 
-The cell of `tests.bench.scheduling.core`, contended, under the default profile, all running jobs started. A follower's replica
-folds its ledger; the routes' own functions answer from the replica, to the encoded JSON. Between two answers the
-replica takes a record, as in a live cell: what a policy has cached of the former state does not count. Times are
-those of the processor. HTTP, roles and Postgres are not in them.
+The cell of `tests.bench.scheduling.core`, contended, under the default profile, all running jobs started. A
+follower's replica folds its ledger; the routes' own functions answer from the replica, to the encoded JSON.
+Between two answers the replica takes a record, as in a live cell: what a policy has cached of the former
+state does not count. Times are those of the processor. HTTP, roles and Postgres are not in them.
 """
 
 import argparse

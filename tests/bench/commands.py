@@ -1,7 +1,7 @@
 """Processor time of one CLI command, user and system: `python -m tests.bench.commands`.
 
-Each command is a process of its own, as a user starts it. A first run of each, which may compile modules, does not
-count. The gateway is that of `penstock up`; what the gateway uses is not in the time.
+Each command is a process of its own, as a user starts it. A first run of each, which may compile modules,
+does not count. The gateway is that of `penstock up`; what the gateway uses is not in the time.
 """
 
 import asyncio

@@ -70,7 +70,8 @@ def left_in(home: Path) -> list[str]:
 
 
 class Installation:
-    """A `penstock up` that was started; `run` is the user beside it. Tests have it from `start`, `installed` or `up`."""
+    """A `penstock up` that was started; `run` is the user beside it. Tests have it from `start`, `installed`
+    or `up`."""
 
     url: str
     gateway: Gateway
@@ -115,7 +116,8 @@ class Installation:
         return self.output.read_text()
 
     def run(self, *arguments: str, **env: str) -> "subprocess.CompletedProcess[str]":
-        """A command as a script runs it, without the start of a process, which takes most of its processor time.
+        """A command as a script runs it, without the start of a process, which takes most of its processor
+        time.
 
         Where the process is the point (its signals, its pipe, its end), tests start `PENSTOCK` themselves.
         """
@@ -124,9 +126,13 @@ class Installation:
     def started(self, *arguments: str) -> "subprocess.Popen[str]":
         """A command as a process of its own."""
         return subprocess.Popen(
-            [*PENSTOCK, *arguments], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-            env={**self.env, "PENSTOCK_SERVER": self.url}, cwd=ROOT,
-        )  # fmt: skip
+            [*PENSTOCK, *arguments],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            env={**self.env, "PENSTOCK_SERVER": self.url},
+            cwd=ROOT,
+        )
 
     def until(self, job: str, status: str) -> dict[str, Any]:
         """The job, by id or name, once it has this status. Fails where it ends with another one."""

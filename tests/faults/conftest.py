@@ -43,9 +43,17 @@ def scale(pytestconfig: pytest.Config) -> int:
 @pytest.fixture(scope="session")
 def zygote() -> Iterator[Zygote]:
     modules = [
-        "penstock_services.placer", "penstock_services.estimator", "penstock_services.node_reporter", "tests.faults.processes.judge_node", "penstock.log.kafka.kafka",
-        *(name for name in ("penstock_services.projector", "penstock_services.gateway") if find_spec(f"{name}.__main__")),
-    ]  # fmt: skip
+        "penstock_services.placer",
+        "penstock_services.estimator",
+        "penstock_services.node_reporter",
+        "tests.faults.processes.judge_node",
+        "penstock.log.kafka.kafka",
+        *(
+            name
+            for name in ("penstock_services.projector", "penstock_services.gateway")
+            if find_spec(f"{name}.__main__")
+        ),
+    ]
     found = Zygote(modules, {"PENSTOCK_TAKEOVER_MS": str(TAKEOVER_MS)})
     yield found
     found.close()

@@ -1,8 +1,10 @@
-"""Runs tests with one bug put in: `python -m tests.faults.mutate` reads `[[mutant, [test, …]], …]` from its input.
+"""Runs tests with one bug put in: `python -m tests.faults.mutate` reads `[[mutant, [test, …]], …]` from its
+input.
 
-Everything is imported once; each mutant is then put into a process of its own, forked from this one, two at a time.
-Prints `{mutant: pytest's exit status}`; "" is no mutant. What a mutant breaks is in its name: most are the fault
-laboratory's. Those below are the others: a cell recovers from them, or they are outside of the laboratory.
+Everything is imported once; each mutant is then put into a process of its own, forked from this one, two at a
+time. Prints `{mutant: pytest's exit status}`; "" is no mutant. What a mutant breaks is in its name: most are
+the fault laboratory's. Those below are the others: a cell recovers from them, or they are outside of the
+laboratory.
 """
 
 import contextlib

@@ -168,9 +168,11 @@ def _report(found: Sequence[Found], seconds: float) -> str:
     beyond = sum(run.longest_queue > run.window for run in live)
     lines = [
         f"{len(found)} runs, {sum(run.records for run in found):,} records in {seconds:.0f} s",
-        f"queues: {len(live)} runs, {sum(bool(run.what) for run in live)} stalled; in {beyond} of them the queue was "
+        f"queues: {len(live)} runs, {sum(bool(run.what) for run in live)} stalled; in {beyond} of them the "
+        "queue was "
         f"longer than the window, at most {max((run.longest_queue for run in live), default=0)} jobs",
-        f"ends of ranges, read by every reader: {len(ends)} runs, {sum(bool(run.what) for run in ends)} poisoned",
+        f"ends of ranges, read by every reader: {len(ends)} runs, {sum(bool(run.what) for run in ends)} "
+        "poisoned",
     ]
     return "\n".join(lines)
 

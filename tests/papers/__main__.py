@@ -1,4 +1,5 @@
-"""`python -m tests.papers [--json FILE] [--page FILE]`: every table of the papers beside what comes out here."""
+"""`python -m tests.papers [--json FILE] [--page FILE]`: every table of the papers beside what comes out
+here."""
 
 import importlib
 
@@ -16,7 +17,8 @@ MODULES = (
     "liquid.sharing_tables",
     "liquid.idle_tables",
 )
-"""Each has `tables()`. Those with the longest simulations come first, so that all cores are busy until the end."""
+"""Each has `tables()`. Those with the longest simulations come first, so that all cores are busy until the
+end."""
 
 if __name__ == "__main__":
     main("tests.papers", *(importlib.import_module(f"tests.papers.{name}").tables for name in MODULES))

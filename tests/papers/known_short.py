@@ -1,4 +1,5 @@
-"""Rows that are short of what they have to reach, and why: expected failures of `python -m tests.papers`, which ends with 1 where another row is short, or one of these is not.
+"""Rows that are short of what they have to reach, and why: expected failures of `python -m tests.papers`,
+which ends with 1 where another row is short, or one of these is not.
 
 The discussion, with figures, is in the README beside.
 """
@@ -23,7 +24,11 @@ KNOWN: Mapping[str, Sequence[str]] = {
         "genie-scale-makespan: 128 GPUs: GENIE",
         "genie-scale-makespan: 128 GPUs: ours",
     ),
-    "where GPUs are left over, a choice that is predicted to be just in time has poorer odds than all GPUs that help": (
+    (
+        "where GPUs are left over, a choice that is predicted to be just in time has poorer odds than all "
+        "GPUs "
+        "that help"
+    ): (
         "genie-scale-qos: 64 GPUs: GENIE",
         "genie-scale-qos: 128 GPUs: GENIE",
     ),
@@ -58,12 +63,20 @@ KNOWN: Mapping[str, Sequence[str]] = {
     "where no job ever waited it would be 1.27: at a load of 50 % hardly any does (remarks of the same rows)": (
         "interleave-mixes: geometric mean",
     ),
-    "a quarter of the cluster, of which a job of four GPUs takes more; the whole has them (table coda-days-coda)": (
+    (
+        "a quarter of the cluster, of which a job of four GPUs takes more; the whole has them (table "
+        "coda-days-coda)"
+    ): (
         "coda-coda-best: GPUs free that waiting trainings could use",
         "coda-coda-best: trainings that start at once",
     ),
-    "the published loss takes ten times the contention that its text describes: the same table has it with that much": (
-        "coda-eliminator: 0.5 % of the CPU jobs with high demand, all models; cores are halved: the same while jobs wait",
+    (
+        "the published loss takes ten times the contention that its text describes: the same table has it "
+        "with "
+        "that much"
+    ): (
+        "coda-eliminator: 0.5 % of the CPU jobs with high demand, all models; cores are halved: the same "
+        "while jobs wait",
     ),
     "rows `bound` of the same table: no placement is faster": (
         "liquid-immediate: liquid vs even",
@@ -72,7 +85,11 @@ KNOWN: Mapping[str, Sequence[str]] = {
     "both put a server without a GPU beside its two workers on one node: no placement is faster": (
         "liquid-immediate-servers: liquid vs hived",
     ),
-    "table sharing-ablation: on Gavel's pairs two of a kind leave each other little more than half of their speed": (
+    (
+        "table sharing-ablation: on Gavel's pairs two of a kind leave each other little more than half of "
+        "their "
+        "speed"
+    ): (
         "sharing-k80: CNN-MNIST*8, fits",
         "sharing-k80: NeuMF*4, fits",
         "sharing-k80: Mixed*4, fits",
@@ -82,10 +99,16 @@ KNOWN: Mapping[str, Sequence[str]] = {
         "sharing-v100: NeuMF*4, fits",
         "sharing-v100: Mixed*4, fits",
     ),
-    "with `--alone`, an ablation without groups: Tiresias itself is worse there with finer queues (decision 115)": (
-        "interleave-alone: trace4, first 400, run times unknown",
-    ),
-    "with `--long`: of equally heavy matchings another one is taken, which moves this percentile by up to a tenth": (
+    (
+        "with `--alone`, an ablation without groups: Tiresias itself is worse there with finer queues "
+        "(decision "
+        "115)"
+    ): ("interleave-alone: trace4, first 400, run times unknown",),
+    (
+        "with `--long`: of equally heavy matchings another one is taken, which moves this percentile by up "
+        "to a "
+        "tenth"
+    ): (
         "fig9-long: trace4, 99th percentile of JCTs, over srtf",
         "fig9-long: trace4, 99th percentile of JCTs, over srsf",
     ),

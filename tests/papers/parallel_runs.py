@@ -1,7 +1,9 @@
 """Simulations of the tables, on all cores.
 
-A table asks for its simulations one after the other. So all tables are made twice: first with placeholders for results, to learn which simulations they take; these are given to one pool of
-processes, in the order in which they are needed; then with their results. A simulation is its function and its arguments, defaults included, and runs once, however many tables take it.
+A table asks for its simulations one after the other. So all tables are made twice: first with placeholders
+for results, to learn which simulations they take; these are given to one pool of processes, in the order in
+which they are needed; then with their results. A simulation is its function and its arguments, defaults
+included, and runs once, however many tables take it.
 """
 
 import functools
@@ -30,7 +32,8 @@ _found: dict[Key, Future[tuple[Any, float]]] = {}
 
 
 def simulated(placeholder: Answer) -> Callable[[Callable[Asked, Answer]], Callable[Asked, Answer]]:
-    """Of a function of this module that simulates; its arguments are hashable. `placeholder`: a result that a table can be made of."""
+    """Of a function of this module that simulates; its arguments are hashable. `placeholder`: a result that a
+    table can be made of."""
 
     def around(function: Callable[Asked, Answer]) -> Callable[Asked, Answer]:
         signature = inspect.signature(function)

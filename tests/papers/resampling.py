@@ -1,4 +1,5 @@
-"""Means and ratios over seeds with their 95 % intervals, by the bootstrap: seeds are resampled, those of two policies in pairs."""
+"""Means and ratios over seeds with their 95 % intervals, by the bootstrap: seeds are resampled, those of two
+policies in pairs."""
 
 from collections.abc import Sequence
 

@@ -1,8 +1,10 @@
 """Tables of the papers beside what comes out here: printed, as one page, and as JSON.
 
-A module of tables has `tables()`, which computes them; `python -m tests.papers` runs all such modules, `python -m tests.papers.PAPER.MODULE` one.
+A module of tables has `tables()`, which computes them; `python -m tests.papers` runs all such modules,
+`python -m tests.papers.PAPER.MODULE` one.
 
-Exit codes: 0: all rows that have to be reached are, but for those of `known_short`; 1: another one is short, or one of those is not; 2: the data sets are not there.
+Exit codes: 0: all rows that have to be reached are, but for those of `known_short`; 1: another one is short,
+or one of those is not; 2: the data sets are not there.
 """
 
 import json
@@ -30,7 +32,8 @@ COLUMNS = ("", "published", "here", "95 % interval", "reach", "")
 
 
 class Row(NamedTuple):
-    """One figure. `reach`: what it has to be at least, in the direction of `better`; `within`: how far from the published one it may be, relative; both None: only shown."""
+    """One figure. `reach`: what it has to be at least, in the direction of `better`; `within`: how far from
+    the published one it may be, relative; both None: only shown."""
 
     label: str
     here: float
@@ -80,7 +83,8 @@ def main(name: str, *modules: Make, **others: Make) -> None:
     modules = tuple(make for option, make in others.items() if getattr(options, option)) or modules
     if data_root() is None:
         print(
-            f"the data sets are not here; set {DATA_VARIABLE} to the folder that holds muri/, pollux/, gavel/ and synergy/",
+            f"the data sets are not here; set {DATA_VARIABLE} to the folder that holds muri/, pollux/, "
+            "gavel/ and synergy/",
             file=sys.stderr,
         )
         sys.exit(2)

@@ -1,9 +1,10 @@
 """Ledgers written by an earlier version, byte for byte: a change of the code must not change a decision.
 
-`golden/profiles.json` holds the head of each profile's ledger on the workload of tests/simulation/cell/test_profiles.py, which compares.
-`golden/ledger.json.gz` holds all topics of a cell on the embedded log: gangs, parameter servers, shares of GPUs,
-retries, preemption, a reboot, a fenced node, garbage, time-outs, cancellation and two terms. `golden/state.json.gz`
-is the state that the earlier version folded from it.
+`golden/profiles.json` holds the head of each profile's ledger on the workload of
+tests/simulation/cell/test_profiles.py, which compares. `golden/ledger.json.gz` holds all topics of a cell on
+the embedded log: gangs, parameter servers, shares of GPUs, retries, preemption, a reboot, a fenced node,
+garbage, time-outs, cancellation and two terms. `golden/state.json.gz` is the state that the earlier version
+folded from it.
 """
 
 import gzip
@@ -50,7 +51,8 @@ ADDED_TO_NODES = {
     "said": 0,
     "distrust": None,
 }
-"""Fields of a node that the earlier version had not, as they are where slots are indexes and nothing has shrunk."""
+"""Fields of a node that the earlier version had not, as they are where slots are indexes and nothing has
+shrunk."""
 LAST_INPUTS = [
     [["penstock.estimates.v1", 0], "u35"],
     [["penstock.jobs.v1", 0], "u34"],
@@ -83,7 +85,8 @@ ADDED = {
         "before": {"gpu_ms": 0, "core_ms": 0, "large_peak": 0, "small_peak": 0},
     },
 }
-"""Fields of the state that the earlier version had not, as they are in a cell to which nothing else of them happened."""
+"""Fields of the state that the earlier version had not, as they are in a cell to which nothing else of them
+happened."""
 FIRST_JOINED = {"n0": 2, "n1": 3, "n2": 4}
 """Node → the record of its first joining."""
 BEGAN_MS = 1_795_324_729_758
@@ -97,7 +100,8 @@ def read(name: str) -> Any:
 
 @pytest.mark.skipif(not DATA.is_dir(), reason=f"Muri's traces are not in {DATA}; set PENSTOCK_DATA")
 def test_a_published_trace_gives_the_ledger_it_always_gave() -> None:
-    """Nearly ten thousand records with a thousand preemptions: `penstock simulate muri/trace3 --profile srtf`."""
+    """Nearly ten thousand records with a thousand preemptions: `penstock simulate muri/trace3 --profile
+    srtf`."""
     assert run(DATA / "trace-data/trace3.csv", "srtf", cluster="8x8").cell.head.id == TRACE3_SRTF
 
 
@@ -180,10 +184,12 @@ def expected_state() -> Any:
 
 
 def test_a_changed_fold_has_a_new_version() -> None:
-    """A developer changes what a fact means; without a new FOLD_VERSION services would go on from snapshots of the former meaning.
+    """A developer changes what a fact means; without a new FOLD_VERSION services would go on from snapshots
+    of the former meaning.
 
-    When this fails: raise `penstock.ledger.fold.evolve.FOLD_VERSION` and add its digest to `golden/folds.json`. From version 14 on
-    it is of the golden ledger's state after more nodes than stay known have come and gone.
+    When this fails: raise `penstock.ledger.fold.evolve.FOLD_VERSION` and add its digest to
+    `golden/folds.json`. From version 14 on it is of the golden ledger's state after more nodes than stay
+    known have come and gone.
     """
     golden, replica = read("ledger.json.gz"), Replica()
     for record in golden["topics"][Topic.LEDGER]:
@@ -231,8 +237,8 @@ def changed(golden: Any) -> tuple[list[tuple[str, Any]], list[tuple[str, Any]]]:
 async def test_an_old_ledger_is_decided_again() -> None:
     """`penstock replay` on an old cell's topics. One event had two meanings: decision 0127.
 
-    Record 14 is the first plan of `srtf`. Today it names for whom a job stops (decision 0058), and orders that one at once (decision
-    0088); what comes later is about other starts than the recorded ones.
+    Record 14 is the first plan of `srtf`. Today it names for whom a job stops (decision 0058), and orders
+    that one at once (decision 0088); what comes later is about other starts than the recorded ones.
     """
     golden, broker = read("ledger.json.gz"), MemoryBroker()
     broker.create({str(topic): 1 for topic in (Topic.LEDGER, *INPUT_TOPICS)})

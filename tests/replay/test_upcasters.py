@@ -1,4 +1,5 @@
-"""Old versions live for ever: each published one is replayed, and the chain itself is proven on a test event."""
+"""Old versions live for ever: each published one is replayed, and the chain itself is proven on a test
+event."""
 
 import json
 from collections.abc import Iterator
@@ -83,11 +84,13 @@ def test_the_upcasters_form_whole_chains() -> None:
             assert (type_name, step) in UPCASTERS
 
 
-# ------------------------------------------------------------------------------------ the chain, on a test event
+# ------------------------------------------------------------------------------------ the chain, on a test
+# event
 
 
 class Renamed(Event, frozen=True, kw_only=True):
-    """Version 1 had `seconds`; version 2 `duration_s`; version 3 counts milliseconds and has a mandatory unit."""
+    """Version 1 had `seconds`; version 2 `duration_s`; version 3 counts milliseconds and has a mandatory
+    unit."""
 
     TYPE = "test.run.measured"
     VERSION = 3

@@ -1,4 +1,5 @@
-"""Small tables of our own in the place of the measured ones, so that generators and job models run without any data."""
+"""Small tables of our own in the place of the measured ones, so that generators and job models run without
+any data."""
 
 from pathlib import Path
 

@@ -1,10 +1,12 @@
 """How often chance may fail a test: less than once in a million runs of a sound product (`tests/README.md`).
 
-    RATE = rate(hits=41, runs=333)                      # measured once: what a single run shows, with what probability
+    RATE = rate(hits=41, runs=333)                      # measured once: what a single run shows, with what
+    probability
     for seed in range(seeds_for(RATE)): ...             # as long as nothing was found: so many seeds at most
     assert hits >= sure_hits(RATE, runs)                # or: so many hits may be asked for
 
-Seeds are fixed, so a run repeats. What draws anew is the next change of the product, which makes other runs of the same seeds.
+Seeds are fixed, so a run repeats. What draws anew is the next change of the product, which makes other runs
+of the same seeds.
 """
 
 from math import ceil, log, log1p
@@ -14,7 +16,8 @@ from scipy.stats import beta, binom, norm, poisson
 ONCE_IN = 1e-6
 """Probability that a sound product fails one test."""
 SURE = float(norm.isf(ONCE_IN / 2))
-"""4.9 standard deviations: further off lies a normally distributed figure of a sound product once in a million runs."""
+"""4.9 standard deviations: further off lies a normally distributed figure of a sound product once in a
+million runs."""
 DOUBT = 1e-3
 """Probability that a measured rate is lower than `rate` says."""
 
@@ -25,12 +28,14 @@ def rate(hits: int, runs: int) -> float:
 
 
 def seeds_for(p_hit: float, events: int = 1) -> int:
-    """Runs after which at least one has hit. `p_hit`: of a run, in (0, 1]. `events`: of which the test asks for each."""
+    """Runs after which at least one has hit. `p_hit`: of a run, in (0, 1]. `events`: of which the test asks
+    for each."""
     return 1 if p_hit >= 1 else ceil(log(ONCE_IN / events) / log1p(-p_hit))
 
 
 def sure_hits(p_hit: float, seeds: int, events: int = 1) -> int:
-    """The largest number of hits that a sound product reaches in so many runs, each of which hits or does not."""
+    """The largest number of hits that a sound product reaches in so many runs, each of which hits or does
+    not."""
     found = int(binom.ppf(ONCE_IN / events, seeds, p_hit))
     return found if binom.cdf(found - 1, seeds, p_hit) < ONCE_IN / events else found - 1
 

@@ -1,8 +1,9 @@
-"""Pages that a reader follows line by line: the files that they show, the commands, and what the commands print.
+"""Pages that a reader follows line by line: the files that they show, the commands, and what the commands
+print.
 
-A block whose second word is a name (```` ```yaml job.yaml ````) is a file. In a `console` block a line that begins with
-`$ ` is a command; the lines below are its output, in which `…` stands for anything. `# exit code 11` behind a
-command says how the command ends, else with 0.
+A block whose second word is a name (```` ```yaml job.yaml ````) is a file. In a `console` block a line that
+begins with `$ ` is a command; the lines below are its output, in which `…` stands for anything. `# exit code
+11` behind a command says how the command ends, else with 0.
 """
 
 import re

@@ -22,7 +22,8 @@ Result = TypeVar("Result")
 
 
 class Endless(KeyboardInterrupt):
-    """Too many turns of the loop, or too much processor time. Of this kind, since an event loop lets nothing else through."""
+    """Too many turns of the loop, or too much processor time. Of this kind, since an event loop lets nothing
+    else through."""
 
 
 class _Jumping(selectors.DefaultSelector):
@@ -68,7 +69,8 @@ class VirtualLoop(asyncio.SelectorEventLoop):
 
 @contextmanager
 def _clocks(loop: VirtualLoop, error_ms: Callable[[], int], boot_rate: Callable[[], float]) -> Iterator[None]:
-    """`penstock.clock` shows the loop's time, the wall clock wrong by `error_ms()`, the boot-time clock running at `boot_rate()`."""
+    """`penstock.clock` shows the loop's time, the wall clock wrong by `error_ms()`, the boot-time clock
+    running at `boot_rate()`."""
     real = getattr(clock, "time")  # noqa: B009 - as below
     virtual = SimpleNamespace(
         time_ns=lambda: max(
@@ -90,7 +92,8 @@ def run_virtually(
     boot_rate: Callable[[], float] = lambda: 1.0,
     max_turns: int | None = None,
 ) -> Result:
-    """As `asyncio.run`, in virtual time. `error_ms`, `boot_rate`: of the clocks of the process that reads them.
+    """As `asyncio.run`, in virtual time. `error_ms`, `boot_rate`: of the clocks of the process that reads
+    them.
 
     Raises `Endless` after `max_turns` of the event loop.
     """

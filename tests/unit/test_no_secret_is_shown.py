@@ -1,4 +1,5 @@
-"""A password, token or key given wrongly: no message, log line, report or dump shows it. A canary of its own for each door."""
+"""A password, token or key given wrongly: no message, log line, report or dump shows it. A canary of its own
+for each door."""
 
 import asyncio
 import contextlib
@@ -289,7 +290,10 @@ DOORS: dict[str, Door] = {
     **{f"up {url}": with_file("", "up", "--folder", "FILE.up", PENSTOCK_DSN=url) for url in DATABASES[:6]},
     **{f"server {url}": of_command("get", "jobs", PENSTOCK_SERVER=url) for url in SERVERS},
     **{f"doctor {url}": of_command("doctor", PENSTOCK_SERVER=url) for url in SERVERS},
-    **{f"standing connection {url}": of_url(lambda found: asyncio.run(standing(found)))(url) for url in SERVERS[2:3]},
+    **{
+        f"standing connection {url}": of_url(lambda found: asyncio.run(standing(found)))(url)
+        for url in SERVERS[2:3]
+    },
     **{f"job file {text}": with_file(text, "submit", "--dry-run", "-f", "FILE") for text in JOBS},
     **{f"job in YAML {text}": of_url(lambda found: spec_from_yaml(found.encode()))(text) for text in JOBS},
     **{f"job in JSON {text}": of_url(lambda found: spec_from_json(found.encode()))(text) for text in BODIES},
@@ -298,23 +302,30 @@ DOORS: dict[str, Door] = {
     **{f"dead letter {value} {header!r}": of_letter(value, header) for value, header in BAD_RECORDS},
     **{f"tokens {text}": of_url(parse_tokens)(text) for text in TOKENS},
     **{f"command {' '.join(words)}": of_command(*words) for words in COMMANDS},
-    "record's time": lambda canary: refusal(lambda: from_wire((*HEADERS, ("ce_type", b"x.v1"), ("ce_time", canary.encode())), b"{}")),
+    "record's time": lambda canary: refusal(
+        lambda: from_wire((*HEADERS, ("ce_type", b"x.v1"), ("ce_time", canary.encode())), b"{}")
+    ),
     "token of two lines": with_file("{}\nsecond", "--token-file", "FILE", *AWAY),
     "token with an accent": with_file("{}\u00e9", "--token-file", "FILE", *AWAY),
-    "help": lambda canary: helped("up", "--help", PENSTOCK_LOG=f"kafka://u:{canary}@h:1", PENSTOCK_OTLP=f"http://u:{canary}@h"),
-    "help of all": lambda canary: helped("--help", PENSTOCK_SERVER=f"http://u:{canary}@h:1", PENSTOCK_DSN=f"postgresql://u:{canary}@h/d"),
+    "help": lambda canary: helped(
+        "up", "--help", PENSTOCK_LOG=f"kafka://u:{canary}@h:1", PENSTOCK_OTLP=f"http://u:{canary}@h"
+    ),
+    "help of all": lambda canary: helped(
+        "--help", PENSTOCK_SERVER=f"http://u:{canary}@h:1", PENSTOCK_DSN=f"postgresql://u:{canary}@h/d"
+    ),
     "settings": lambda canary: repr(settings(canary)),
     "settings refused": of_url(lambda found: Settings(log_url=[found], cell_index=found))("{}"),  # type: ignore[arg-type]
     "folder of another log": of_url(two_logs)("{}"),
     "report": lambda canary: reported("--server", f"https://u:{canary}@gateway", "version"),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("name", DOORS)
 def test_what_is_refused_does_not_show_the_secret_in_it(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """The first line of a log goes to a ticket, a CI's output to everybody: a typing error must not publish a password."""
+    """The first line of a log goes to a ticket, a CI's output to everybody: a typing error must not publish a
+    password."""
     monkeypatch.setenv("PYTEST_FOLDER", str(tmp_path))
     canary = new_canary()
     with caplog.at_level(logging.DEBUG):
@@ -329,8 +340,12 @@ def test_what_is_refused_does_not_show_the_secret_in_it(
 
 
 def test_a_dead_letter_shows_where_the_record_is_and_what_is_wrong_with_it() -> None:
-    """An operator looks for the record at its place, knows by its digest that it is the one, and sees which field to mend."""
-    value = b'{"job_id": "ci-7", "spec": {"command": ["python", "train.py"], "env": {"PASSWORD": ["x"]}, "gpus": 4}}'
+    """An operator looks for the record at its place, knows by its digest that it is the one, and sees which
+    field to mend."""
+    value = (
+        b'{"job_id": "ci-7", "spec": {"command": ["python", "train.py"], "env": {"PASSWORD": ["x"]}, '
+        b'"gpus": 4}}'
+    )
     letter = letter_about(value, (*HEADERS, ("ce_type", b"penstock.job.submitted.v1"), ("mac", b"1234")))
     assert letter.subject() == "penstock.jobs.v1/0/17"
     assert (letter.reason, letter.size_bytes) == ("invalid", len(value))
@@ -368,7 +383,8 @@ def test_a_url_is_shown_without_its_password(url: str) -> None:
 
 
 def misplaced(found: object, canary: str) -> Iterator[object]:
-    """The same JSON with the canary in the place of each part of it, in turn, as a text, a list and an object."""
+    """The same JSON with the canary in the place of each part of it, in turn, as a text, a list and an
+    object."""
     wrong = (canary, f"/{canary} x", f"{canary}\0", [canary], {"a": canary})
     if isinstance(found, dict):
         for name, inner in found.items():
@@ -379,7 +395,8 @@ def misplaced(found: object, canary: str) -> Iterator[object]:
 
 
 def test_no_field_of_any_event_is_shown_when_it_is_refused() -> None:
-    """A value slips by one field, in a client of another version or by hand: the ledger has the reason for ever."""
+    """A value slips by one field, in a client of another version or by hand: the ledger has the reason for
+    ever."""
     canary, shown = new_canary(), []
     for name, example in EXAMPLES.items():
         for found in misplaced(json.loads(example_bytes(example)), canary):

@@ -1,4 +1,5 @@
-"""An asynchronous test that runs in virtual time: the service under test reads no clock but the loop's and `penstock.clock`."""
+"""An asynchronous test that runs in virtual time: the service under test reads no clock but the loop's and
+`penstock.clock`."""
 
 from collections.abc import Callable, Coroutine
 from functools import wraps

@@ -1,8 +1,10 @@
-"""Prepares images on many cores: shifts, mirrors and blurs the handwritten digits again and again, a process per core, until it is stopped.
+"""Prepares images on many cores: shifts, mirrors and blurs the handwritten digits again and again, a process
+per core, until it is stopped.
 
     python tilt/jobs/augment.py --processes 4
 
-A job without GPUs, typical of those that run beside trainings on most clusters: it takes all the processor time that it can have.
+A job without GPUs, typical of those that run beside trainings on most clusters: it takes all the processor
+time that it can have.
 """
 
 import argparse
@@ -19,7 +21,8 @@ BATCH = 256  # images, 8 × 8 pixels
 
 
 def augmented(images: np.ndarray, generator: np.random.Generator) -> np.ndarray:
-    """A batch of them, each moved by up to two pixels, half of them mirrored, all blurred; shape (BATCH, 8, 8)."""
+    """A batch of them, each moved by up to two pixels, half of them mirrored, all blurred; shape (BATCH, 8,
+    8)."""
     chosen = images[generator.integers(len(images), size=BATCH)]
     down, right = generator.integers(-2, 3, size=2)
     moved = np.roll(chosen, (down, right), axis=(1, 2))

@@ -1,14 +1,16 @@
-"""Training with four stages per iteration, one of which takes most of the time: reads a batch from disk, prepares it on one core, learns
-from it, averages the gradient with a peer over TCP.
+"""Training with four stages per iteration, one of which takes most of the time: reads a batch from disk,
+prepares it on one core, learns from it, averages the gradient with a peer over TCP.
 
     python tilt/jobs/four_stages.py --bound storage --folder /tmp/stages --iterations 200
 
-Four of them, each bound by another resource, retain most of their speed on one GPU if they take turns (Muri, SIGCOMM '22, Table 2).
+Four of them, each bound by another resource, retain most of their speed on one GPU if they take turns (Muri,
+SIGCOMM '22, Table 2).
 
-Storage is the disk itself (O_DIRECT where the file system has it), the CPU one core. The learning and the link are stand-ins, since no GPU and
-no network is needed here: the computing is real, and so are the bytes, but a piece of it takes a fixed time, in which one process alone has the
-device. So two processes that use it at once get half of it each, as of a GPU that runs the kernels of several processes one after the other.
-The work of a stage is measured once per folder and the same afterwards, however busy the machine is.
+Storage is the disk itself (O_DIRECT where the file system has it), the CPU one core. The learning and the
+link are stand-ins, since no GPU and no network is needed here: the computing is real, and so are the bytes,
+but a piece of it takes a fixed time, in which one process alone has the device. So two processes that use it
+at once get half of it each, as of a GPU that runs the kernels of several processes one after the other. The
+work of a stage is measured once per folder and the same afterwards, however busy the machine is.
 """
 
 import argparse
@@ -117,7 +119,8 @@ def _received(end: socket.socket, size: int) -> bytes:
 
 
 class Training:
-    """Linear regression by gradient descent. `folder`: of the stand-ins, which all jobs on the GPU share, and of the files."""
+    """Linear regression by gradient descent. `folder`: of the stand-ins, which all jobs on the GPU share, and
+    of the files."""
 
     def __init__(self, folder: Path, name: str) -> None:
         self.done = 0
@@ -164,7 +167,8 @@ class Training:
 
 
 def pieces_of(training: Training, name: str, seconds: float, known: Path) -> int:
-    """Number of pieces of this stage that take so long on this machine when it is idle: as in the file `known`, else measured."""
+    """Number of pieces of this stage that take so long on this machine when it is idle: as in the file
+    `known`, else measured."""
     if not known.exists():
         times = []
         for _ in range(MEASURED):

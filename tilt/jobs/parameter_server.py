@@ -2,7 +2,8 @@
 
 A worker computes the gradient on its own share of the digits, sends each server its slice of it and gets the
 current slice back; no worker waits for the others (asynchronous SGD). The roles come from Penstock:
-PENSTOCK_ROLE (worker or ps), RANK, WORLD_SIZE (workers) and PENSTOCK_PEERS (every member with rank and address).
+PENSTOCK_ROLE (worker or ps), RANK, WORLD_SIZE (workers) and PENSTOCK_PEERS (every member with rank and
+address).
 
     job file: workers: 2, parameter_servers: 1, command: [python, tilt/jobs/parameter_server.py]
 """

@@ -1,11 +1,13 @@
 """Data-parallel training in PyTorch that resumes from its checkpoint after any number of stops, on any node.
 
-Penstock sets RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT for every worker, which is all that `init_process_group` needs: no torchrun.
-With GPUs it uses NCCL, without them Gloo on CPUs. Alone it runs as a gang of one:
+Penstock sets RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT for every worker, which is all that
+`init_process_group` needs: no torchrun. With GPUs it uses NCCL, without them Gloo on CPUs. Alone it runs as a
+gang of one:
 
     python tilt/jobs/pytorch_ddp.py --checkpoints /tmp/checkpoints
 
-Each job has a checkpoint of its own. Its folder must be one that all nodes share, since the next attempt may run elsewhere.
+Each job has a checkpoint of its own. Its folder must be one that all nodes share, since the next attempt may
+run elsewhere.
 """
 
 import argparse
@@ -68,7 +70,8 @@ def save(path: Path, state: dict[str, Any]) -> None:
 
 
 def batch(done: int, size: int, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
-    """Each iteration and rank has its own samples, the same ones in every attempt. Class: the largest of the first features."""
+    """Each iteration and rank has its own samples, the same ones in every attempt. Class: the largest of the
+    first features."""
     random = torch.Generator().manual_seed(done * dist.get_world_size() + dist.get_rank())
     inputs = torch.randn(size, FEATURES, generator=random)
     return inputs.to(device), inputs[:, :CLASSES].argmax(1).to(device)

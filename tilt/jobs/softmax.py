@@ -2,9 +2,9 @@
 
     python tilt/jobs/softmax.py --batch-size 32 --learning-rate 0.1 --epochs 2000
 
-Ends with exit code 3 when the loss explodes, as it does with a learning rate far too large. Each epoch is reported to Penstock, and with
-`--checkpoint` (in a job with `checkpoint: sdk`) it saves a checkpoint when Penstock requests one, and resumes from it
-(`libs/penstock/sdk/README.md`).
+Ends with exit code 3 when the loss explodes, as it does with a learning rate far too large. Each epoch is
+reported to Penstock, and with `--checkpoint` (in a job with `checkpoint: sdk`) it saves a checkpoint when
+Penstock requests one, and resumes from it (`libs/penstock/sdk/README.md`).
 """
 
 import argparse
@@ -45,7 +45,8 @@ class Diverged(Exception):
 
 
 class Training:
-    """What was learned in `done` epochs, and what the next one needs. `x`: shape (samples, features); `y`: their classes."""
+    """What was learned in `done` epochs, and what the next one needs. `x`: shape (samples, features); `y`:
+    their classes."""
 
     def __init__(self, x: np.ndarray, y: np.ndarray, generator: np.random.Generator) -> None:
         self._x, self._y = x, y

@@ -32,7 +32,8 @@ def enter(copies: Path, cell: str, epoch: int) -> None:
         write_durably(path, msgspec.json.format(msgspec.json.encode({**known, cell: epoch})))
     except OSError as error:
         raise ConfigurationError(
-            f"{path} cannot be written: {error.strerror}; make the folder of the copies writable: it registers used epochs"
+            f"{path} cannot be written: {error.strerror}; make the folder of the copies writable: it "
+            "registers used epochs"
         ) from error
 
 

@@ -43,7 +43,8 @@ def copy_out(copy: Path, env: Mapping[str, str]) -> list[CopiedFile]:
                 found.append(CopiedFile(variable, inside, mode, digest_of(target)))
         except OSError as error:
             raise ConfigurationError(
-                f"{variable}: {error.filename} cannot be copied: {error.strerror}; run the command as a user who may read it"
+                f"{variable}: {error.filename} cannot be copied: {error.strerror}; run the command as a user "
+                "who may read it"
             ) from error
     return found
 
@@ -63,7 +64,8 @@ def check_free(files: Sequence[CopiedFile], env: Mapping[str, str]) -> None:
         target = _target(file, env)
         if target is not None and target.exists() and digest_of(target) != file.sha256:
             raise ConfigurationError(
-                f"{file.variable}: {target} exists, and differs from the copy; move it away, or give another path. Nothing was changed"
+                f"{file.variable}: {target} exists, and differs from the copy; move it away, or give another "
+                "path. Nothing was changed"
             )
 
 

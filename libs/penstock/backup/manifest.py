@@ -121,7 +121,8 @@ def read_manifest(copy: Path) -> Manifest:
         return msgspec.json.decode(content, type=Manifest)
     except FileNotFoundError as error:
         raise ConfigurationError(
-            f"{copy} holds no finished copy ({MANIFEST} is missing): name the folder of a `penstock backup` that ended "
+            f"{copy} holds no finished copy ({MANIFEST} is missing): name the folder of a `penstock backup` "
+            "that ended "
             "with exit code 0"
         ) from error
     except (OSError, msgspec.MsgspecError, TypeError, KeyError) as error:
@@ -160,7 +161,8 @@ def check_digest(path: Path, digest: str) -> None:
         ) from error
     if found != digest:
         raise ConfigurationError(
-            f"{path} of the copy was altered: its sha256 is {found}, and {digest} in the manifest. Use another copy"
+            f"{path} of the copy was altered: its sha256 is {found}, and {digest} in the manifest. Use "
+            "another copy"
         )
 
 

@@ -53,8 +53,10 @@ class HeadFollower:
         """Raises `ConfigurationError` unless the read models' newest record was met at its offset."""
         if not self._proven:
             raise ConfigurationError(
-                f"PENSTOCK_DSN: its read models end with record {self.head.seq} ({self.head.id}) at offset {self.offset}, where "
-                "the ledger has no such record: log and database do not belong together; give both of one cell"
+                f"PENSTOCK_DSN: its read models end with record {self.head.seq} ({self.head.id}) at offset "
+                f"{self.offset}, where "
+                "the ledger has no such record: log and database do not belong together; give both of one "
+                "cell"
             )
 
     def found(self) -> CopiedHead:
@@ -119,8 +121,10 @@ async def copy_back(log: Log, archive: Archive, part: CopiedPartition, counted: 
         offsets = await log.append(messages)
         if offsets[0] != first or offsets[-1] != first + len(messages) - 1:
             raise LogError(
-                f"another program wrote to {place.topic} partition {place.index} while it was restored (offset {offsets[0]}, "
-                f"not {first}): stop all services and node-reporters, empty log and database, and restore again"
+                f"another program wrote to {place.topic} partition {place.index} while it was restored "
+                f"(offset {offsets[0]}, "
+                f"not {first}): stop all services and node-reporters, empty log and database, and restore "
+                "again"
             )
         counted(real)
 
@@ -190,6 +194,7 @@ async def check_chain(archive: Archive, part: CopiedPartition, head: CopiedHead,
         counted(len(records))
     if part.first == 0 and follower.head != Head(head.seq, head.id, head.term):
         raise ConfigurationError(
-            f"the chain of the copied ledger ends at record {follower.head.seq} ({follower.head.id}), not at {head.seq} "
+            f"the chain of the copied ledger ends at record {follower.head.seq} ({follower.head.id}), not at "
+            f"{head.seq} "
             f"({head.id}) as the manifest says: use another copy"
         )

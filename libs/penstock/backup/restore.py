@@ -1,6 +1,7 @@
 """Restoration of a copy into an empty log and an empty database.
 
-    digests ─▶ is the target empty? ─▶ records, rows and files ─▶ the ledger's last record is there ─▶ a new epoch
+    digests ─▶ is the target empty? ─▶ records, rows and files ─▶ the ledger's last record is there ─▶ a new
+    epoch
 
 The new epoch fences what happened after the copy: orders of the lost history have lower tokens than every
 order from now on, and nothing is placed until each node has joined anew and what it ran without the ledger's
@@ -89,7 +90,8 @@ def _check_cell(manifest: Manifest, settings: Settings) -> None:
     given = (settings.cell, settings.cell_index)
     if given != (manifest.cell, manifest.cell_index):
         raise ConfigurationError(
-            f"PENSTOCK_CELL, PENSTOCK_CELL_INDEX: the copy is of cell {manifest.cell} with index {manifest.cell_index}, "
+            f"PENSTOCK_CELL, PENSTOCK_CELL_INDEX: the copy is of cell {manifest.cell} with index "
+            f"{manifest.cell_index}, "
             f"not of {given[0]} with {given[1]}; set them as the copied cell had them"
         )
 
@@ -104,8 +106,10 @@ async def _empty_parts(log: Log, manifest: Manifest) -> list[CopiedPartition]:
             found.append(part)
         elif part.topic != Topic.DEAD_LETTERS:
             raise ConfigurationError(
-                f"PENSTOCK_LOG: {part.topic} partition {part.index} has {ends[part.place]} records, and nothing was changed; stop all "
-                "services and node-reporters, and give a log without records (a new database, or Kafka without this cell's topics)"
+                f"PENSTOCK_LOG: {part.topic} partition {part.index} has {ends[part.place]} records, and "
+                "nothing was changed; stop all "
+                "services and node-reporters, and give a log without records (a new database, or Kafka "
+                "without this cell's topics)"
             )
     return found
 
@@ -141,6 +145,7 @@ async def _check_head(log: Log, manifest: Manifest) -> None:
     found = await head_id_at(log, ledger.place, head.offset)
     if found != head.id:
         raise LogError(
-            f"the restored ledger has {found or 'no record'} at offset {head.offset}, and the copy {head.id}: empty log and database, "
+            f"the restored ledger has {found or 'no record'} at offset {head.offset}, and the copy "
+            f"{head.id}: empty log and database, "
             "and restore again"
         )

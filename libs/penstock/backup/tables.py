@@ -87,7 +87,8 @@ async def check_empty(connection: asyncpg.Connection, copied: CopiedSchema) -> N
             continue
         if await connection.fetchval(f"SELECT EXISTS (SELECT FROM {name})"):
             raise ConfigurationError(
-                f"PENSTOCK_DSN: {name} has rows, and nothing was changed; give a new database, or drop the schema {copied.name}"
+                f"PENSTOCK_DSN: {name} has rows, and nothing was changed; give a new database, or drop the "
+                f"schema {copied.name}"
             )
 
 
@@ -96,7 +97,8 @@ def migrations_of(copied: CopiedSchema) -> list[Migration]:
     known = load_migrations(f"penstock_services.{copied.service}.migrations")
     if tuple(migration.name for migration in known[: len(copied.migrations)]) != copied.migrations:
         raise ConfigurationError(
-            f"the copy of {copied.name} has migration {copied.migrations[-1]}, which this version does not know: restore it "
+            f"the copy of {copied.name} has migration {copied.migrations[-1]}, which this version does not "
+            "know: restore it "
             "with the version that made it, or a newer one"
         )
     return known[: len(copied.migrations)]

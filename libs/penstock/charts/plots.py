@@ -1,7 +1,7 @@
 """Altair charts that several reports use: line charts, logarithmic axes of time, light and dark theme.
 
-A definition holds data and encodings only. Its colours of text, grid and auxiliary lines come from the theme, which the
-renderer adds: the page follows the reader's colour scheme, a PNG file is always light.
+A definition holds data and encodings only. Its colours of text, grid and auxiliary lines come from the theme,
+which the renderer adds: the page follows the reader's colour scheme, a PNG file is always light.
 """
 
 from collections.abc import Sequence
@@ -14,7 +14,8 @@ from altair.utils.schemapi import debug_mode
 from penstock.charts.report import Chart
 
 CATEGORICAL = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#E69F00", "#8C8C8C")
-"""Distinguishable by colour-blind people, on white and on black. Source: Okabe and Ito, Color Universal Design, 2008."""
+"""Distinguishable by colour-blind people, on white and on black. Source: Okabe and Ito, Color Universal
+Design, 2008."""
 DASHES = ((1, 0), (7, 4), (2, 2), (8, 3, 2, 3))
 """Dash patterns once the colours are used up: solid, dashed, dotted, dash-dotted."""
 WIDTH = 800  # px; a page stretches single charts to its own width
@@ -39,8 +40,21 @@ COARSE_S = (
     1_000 * DAY_S,
 )
 FINE_S = sorted(
-    {*COARSE_S, 2, 5, 20, 30, 120, 300, 1_200, 1_800, 2 * HOUR_S, 12 * HOUR_S, *(n * DAY_S for n in (2, 5, 20, 50, 200))}
-)  # fmt: skip
+    {
+        *COARSE_S,
+        2,
+        5,
+        20,
+        30,
+        120,
+        300,
+        1_200,
+        1_800,
+        2 * HOUR_S,
+        12 * HOUR_S,
+        *(n * DAY_S for n in (2, 5, 20, 50, 200)),
+    }
+)
 
 
 def theme(*, dark: bool = False) -> dict[str, Any]:
@@ -60,14 +74,34 @@ def theme(*, dark: bool = False) -> dict[str, Any]:
         "background": "transparent" if dark else ground,
         "font": "DejaVu Sans, Verdana, system-ui, sans-serif",
         "view": {"stroke": None},
-        "axis": {**axis, "labelFontSize": 11, "titleFontSize": 12, "titleFontWeight": "normal", "titlePadding": 8},
+        "axis": {
+            **axis,
+            "labelFontSize": 11,
+            "titleFontSize": 12,
+            "titleFontWeight": "normal",
+            "titlePadding": 8,
+        },
         "legend": {
-            "orient": "top", "title": None, "labelColor": ink, "labelFontSize": 12, "labelLimit": 260, "columns": MAX_LEGEND_COLUMNS,
-            "titleColor": faint, "titleFontSize": 12, "titleFontWeight": "normal",
+            "orient": "top",
+            "title": None,
+            "labelColor": ink,
+            "labelFontSize": 12,
+            "labelLimit": 260,
+            "columns": MAX_LEGEND_COLUMNS,
+            "titleColor": faint,
+            "titleFontSize": 12,
+            "titleFontWeight": "normal",
         },
         "title": {
-            "color": ink, "subtitleColor": faint, "fontSize": 15, "subtitleFontSize": 11, "subtitlePadding": 6,
-            "anchor": "start", "frame": "bounds", "offset": 12, "subtitleLineHeight": 15,
+            "color": ink,
+            "subtitleColor": faint,
+            "fontSize": 15,
+            "subtitleFontSize": 11,
+            "subtitlePadding": 6,
+            "anchor": "start",
+            "frame": "bounds",
+            "offset": 12,
+            "subtitleLineHeight": 15,
         },
         "rule": {"color": faint},
         "text": {"color": faint, "fontSize": 11},
@@ -75,12 +109,12 @@ def theme(*, dark: bool = False) -> dict[str, Any]:
         "style": {
             "bars": {"stroke": ground},
         },
-    }  # fmt: skip
+    }
 
 
 class Rows(alt.InlineData):
-    """Immutable rows, which all copies of a chart share. Altair copies a chart at each method call, and every cell of its
-    data with it: that took most of the time of a large page.
+    """Immutable rows, which all copies of a chart share. Altair copies a chart at each method call, and every
+    cell of its data with it: that took most of the time of a large page.
     """
 
     def __deepcopy__(self, memo: object = None) -> "Rows":
@@ -117,7 +151,8 @@ def duration_text(seconds: str) -> str:
 
 
 def duration_domain(low_s: float, high_s: float) -> tuple[float, float]:
-    """Domain of a logarithmic scale in seconds: as given, or widened to the next ticks if fewer than `MIN_TICKS` lie in it."""
+    """Domain of a logarithmic scale in seconds: as given, or widened to the next ticks if fewer than
+    `MIN_TICKS` lie in it."""
     if sum(low_s <= tick <= high_s for tick in _ticks(low_s, high_s)) >= MIN_TICKS:
         return low_s, high_s
     below = [tick for tick in FINE_S if tick <= low_s]

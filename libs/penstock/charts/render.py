@@ -1,7 +1,7 @@
 """HTML page and PNG files of a report, from the same chart definitions: jinja2 template, vl-convert renderer.
 
-The page is one file that loads nothing: Vega's JavaScript is in it once, and a content security policy forbids the rest.
-Vega's expression interpreter makes `unsafe-eval` unnecessary.
+The page is one file that loads nothing: Vega's JavaScript is in it once, and a content security policy
+forbids the rest. Vega's expression interpreter makes `unsafe-eval` unnecessary.
 """
 
 import re
@@ -24,12 +24,16 @@ NO_FILE_NAME = re.compile(r"[^\w.-]+")
 
 
 def html(page: Page) -> str:
-    """HTML 5, UTF-8. Charts are in the JSON of `<script id="charts">`: `section-drawing-panel` → Vega-Lite, its tables
-    as columns.
+    """HTML 5, UTF-8. Charts are in the JSON of `<script id="charts">`: `section-drawing-panel` → Vega-Lite,
+    its tables as columns.
     """
     environment = Environment(
-        loader=PackageLoader("penstock.charts"), autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
-    )  # fmt: skip
+        loader=PackageLoader("penstock.charts"),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
     environment.policies["json.dumps_kwargs"] = {"separators": (",", ":")}
     charts = {
         f"{section.key}-{number}-{place}": _columnar(panel.chart.to_dict(validate=False))

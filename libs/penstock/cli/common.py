@@ -1,4 +1,5 @@
-"""Shared parts of the commands: the gateway of this call, `-o`, and the search for a job by id, prefix or name."""
+"""Shared parts of the commands: the gateway of this call, `-o`, and the search for a job by id, prefix or
+name."""
 
 import re
 import threading
@@ -59,8 +60,8 @@ def chosen(state: str | None, owner: str | None, name: str | None, label: list[s
 def gateway(ctx: typer.Context) -> Client:
     """The gateway that this command talks to; closed when the command ends.
 
-    A signal may interrupt the client while it holds a lock, which then stays locked: closing it would wait for ever, so the
-    command waits `CLOSE_S` at most. After a signal, use another client.
+    A signal may interrupt the client while it holds a lock, which then stays locked: closing it would wait
+    for ever, so the command waits `CLOSE_S` at most. After a signal, use another client.
     """
     found = cast(Session, ctx.find_root().obj).gateway()
     closing = threading.Thread(target=found.close, name="closing", daemon=True)
@@ -74,12 +75,14 @@ def gateway(ctx: typer.Context) -> Client:
 
 
 def find_job(client: Client, text: str) -> dict[str, Any]:
-    """The job with this id; else the latest of this name; else the only one with this prefix of its id. Raises `Stop`."""
+    """The job with this id; else the latest of this name; else the only one with this prefix of its id.
+    Raises `Stop`."""
     return client.find(text)
 
 
 def find_job_id(client: Client, text: str) -> str:
-    """The id of that job. If this token may not read, the text is taken as an id, which the gateway checks. Raises `Stop`."""
+    """The id of that job. If this token may not read, the text is taken as an id, which the gateway checks.
+    Raises `Stop`."""
     try:
         return client.job(text).job_id
     except Stop as stop:

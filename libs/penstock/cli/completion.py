@@ -1,4 +1,5 @@
-"""Shell completion of jobs' names and ids, and of nodes: one short request to the gateway, and no output where it fails."""
+"""Shell completion of jobs' names and ids, and of nodes: one short request to the gateway, and no output
+where it fails."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager

@@ -9,7 +9,8 @@ from penstock.screen import bar, console
 
 
 def cell_events(client: Client, cell: str | None = None) -> Iterator[bytes]:
-    """All stored events up to the ledger's present end, as JSON. `cell`: refuse if the gateway serves another.
+    """All stored events up to the ledger's present end, as JSON. `cell`: refuse if the gateway serves
+    another.
 
     Raises `Stop`, also where the stream ends early: half of the events would give a trace that looks whole.
     """

@@ -1,4 +1,5 @@
-"""The `penstock` command's entry. Light on purpose: Ctrl-C while the rest is imported must leave no traceback."""
+"""The `penstock` command's entry. Light on purpose: Ctrl-C while the rest is imported must leave no
+traceback."""
 
 import io
 import os

@@ -47,7 +47,8 @@ def present(data: Any, form: Format, draw: Callable[[], RenderableType | None]) 
 
 
 def present_one(data: Any, form: Format, draw: Callable[[], None]) -> None:
-    """One of several answers that follow each other: a line of JSON, a YAML document, or what `draw` prints."""
+    """One of several answers that follow each other: a line of JSON, a YAML document, or what `draw`
+    prints."""
     if form is Format.JSON:
         write_data(json.dumps(data, ensure_ascii=False).encode() + b"\n")
     elif form is Format.YAML:

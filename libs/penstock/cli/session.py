@@ -1,4 +1,5 @@
-"""Session of one call of `penstock`, shared by its commands: the gateway's address, the command line, the cell's events."""
+"""Session of one call of `penstock`, shared by its commands: the gateway's address, the command line, the
+cell's events."""
 
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import AbstractAsyncContextManager, asynccontextmanager

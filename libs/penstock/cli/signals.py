@@ -1,4 +1,5 @@
-"""SIGTERM and SIGHUP as exceptions, signals held back for a moment, and a time limit: for commands that follow jobs."""
+"""SIGTERM and SIGHUP as exceptions, signals held back for a moment, and a time limit: for commands that
+follow jobs."""
 
 import signal
 from collections.abc import Iterator
@@ -30,7 +31,8 @@ def exit_code(stop: KeyboardInterrupt) -> Exit:
 
 @contextmanager
 def terminable() -> Iterator[None]:
-    """SIGTERM raises `Terminated`, SIGHUP `HungUp` within the block; a signal that is ignored (`nohup`) stays so."""
+    """SIGTERM raises `Terminated`, SIGHUP `HungUp` within the block; a signal that is ignored (`nohup`) stays
+    so."""
 
     def stopped(number: int, frame: object) -> None:
         raise Terminated if number == signal.SIGTERM else HungUp

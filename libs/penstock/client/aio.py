@@ -90,7 +90,8 @@ class AsyncClient:
         return AsyncJobHandle(self, await self.run(self._calls.retry(job, key)))
 
     async def send_code(self, packed: Packed) -> None:
-        """Sends a folder that `penstock.sdk.code_archive.pack` has packed, once; a job runs in it with `sync="sha256:…"`."""
+        """Sends a folder that `penstock.sdk.code_archive.pack` has packed, once; a job runs in it with
+        `sync="sha256:…"`."""
         await self.run(self._calls.send_code(packed))
 
     async def handle(self, job: str) -> "AsyncJobHandle":
@@ -281,8 +282,13 @@ class AsyncClient:
             cause: Exception | None = None
             try:
                 async with httpx_sse.aconnect_sse(
-                    self._http, "GET", path, params=given(params), headers=place.headers(), timeout=waiting.stream_timeout(),
-                ) as source:  # fmt: skip
+                    self._http,
+                    "GET",
+                    path,
+                    params=given(params),
+                    headers=place.headers(),
+                    timeout=waiting.stream_timeout(),
+                ) as source:
                     if source.response.is_error:
                         await source.response.aread()
                         raise place.refused(source.response)
@@ -298,7 +304,8 @@ class AsyncClient:
     async def _next(
         self, frames: AsyncIterator[httpx_sse.ServerSentEvent], waiting: Waiting
     ) -> httpx_sse.ServerSentEvent | None:
-        """The next frame within the time limit, which bounds the read alone: between two events the caller's own code runs."""
+        """The next frame within the time limit, which bounds the read alone: between two events the caller's
+        own code runs."""
         async with asyncio.timeout(waiting.left_s):
             return await anext(frames, None)
 

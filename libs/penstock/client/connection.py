@@ -1,4 +1,5 @@
-"""Connection settings of the client (gateway, token, certificate authority), and the gateway's failures as errors with a remedy."""
+"""Connection settings of the client (gateway, token, certificate authority), and the gateway's failures as
+errors with a remedy."""
 
 import os
 import re
@@ -38,9 +39,11 @@ _TOKEN = re.compile(r"[!-~]+\Z")
 
 
 class Connection:
-    """One gateway. Arguments that are None come from PENSTOCK_SERVER, PENSTOCK_TOKEN_FILE and PENSTOCK_CA, as for the command line.
+    """One gateway. Arguments that are None come from PENSTOCK_SERVER, PENSTOCK_TOKEN_FILE and PENSTOCK_CA, as
+    for the command line.
 
-    `server`: its URL; `token`: sent as a bearer token, else `token_file` holds it; `ca`: PEM file of the authority of its certificate.
+    `server`: its URL; `token`: sent as a bearer token, else `token_file` holds it; `ca`: PEM file of the
+    authority of its certificate.
     """
 
     def __init__(
@@ -65,7 +68,8 @@ class Connection:
             raise NotPermitted(text)
         if authority and not self._encrypted:
             raise BadRequest(
-                f"--server {self.server} is not encrypted, and --ca (PENSTOCK_CA) names an authority: write https://, or leave "
+                f"--server {self.server} is not encrypted, and --ca (PENSTOCK_CA) names an authority: write "
+                "https://, or leave "
                 "--ca out"
             )
 
@@ -80,15 +84,22 @@ class Connection:
             raise self._no_address() from error
         headers = {"Authorization": f"Bearer {self._token}"} if self._token else {}
         return {
-            "base_url": self._url, "headers": headers, "timeout": TIMEOUT_S, "trust_env": False, "verify": verify, "limits": LIMITS,
-        }  # fmt: skip
+            "base_url": self._url,
+            "headers": headers,
+            "timeout": TIMEOUT_S,
+            "trust_env": False,
+            "verify": verify,
+            "limits": LIMITS,
+        }
 
     def answered(self) -> None:
-        """To be called when a request was answered: a connection that breaks later has another cause than TLS."""
+        """To be called when a request was answered: a connection that breaks later has another cause than
+        TLS."""
         self._speaks_tls = False
 
     def _asks_for_tls(self, host: str, port: int) -> bool:
-        """Whether the server speaks TLS; probed once per connection, as a probe may block an event loop for seconds."""
+        """Whether the server speaks TLS; probed once per connection, as a probe may block an event loop for
+        seconds."""
         if self._speaks_tls is None:
             self._speaks_tls = speaks_tls(host, port)
         return self._speaks_tls
@@ -125,7 +136,10 @@ class Connection:
         if status == 409 and kind == "key_conflict":
             error = KeyConflict
         elif error is NotPermitted:
-            remedy = f"; name the file that holds your token with {TOKEN_SETTING.replace(' (', ' or ').rstrip(')')}"
+            remedy = (
+                "; name the file that holds your token with "
+                f"{TOKEN_SETTING.replace(' (', ' or ').rstrip(')')}"
+            )
             text = f"{self.server}: {text}{remedy if kind == 'no_token' else ''}"
         elif error is Unreachable:
             text = f"{self.server}: {text}; it stayed so, try again later"

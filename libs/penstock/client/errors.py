@@ -1,4 +1,5 @@
-"""The tree of the client's errors. Each has a message, the wrong fields with their remedies, and an exit code.
+"""The tree of the client's errors. Each has a message, the wrong fields with their remedies, and an exit
+code.
 
 ClientError
 ├── BadRequest        the job, the request or a setting is wrong; nothing was done
@@ -102,9 +103,17 @@ class JobNotSucceeded(ClientError):
 
 
 BY_STATUS: dict[int, type[ClientError]] = {
-    400: BadRequest, 401: NotPermitted, 403: NotPermitted, 404: NotFound, 409: Conflict, 413: BadRequest, 415: BadRequest,
-    422: BadRequest, 429: Unreachable, 503: Unreachable,
-}  # fmt: skip
+    400: BadRequest,
+    401: NotPermitted,
+    403: NotPermitted,
+    404: NotFound,
+    409: Conflict,
+    413: BadRequest,
+    415: BadRequest,
+    422: BadRequest,
+    429: Unreachable,
+    503: Unreachable,
+}
 
 
 def fields_of(problem: dict[str, Any]) -> list[BadField]:

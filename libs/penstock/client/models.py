@@ -1,7 +1,7 @@
 """The gateway's answers as frozen values. Unknown keys are ignored, so that a newer gateway can be asked.
 
-Units end names; times are milliseconds since 1970, None where not reached. Of another tenant's job `hidden` names the keys that
-are None because they are not shown.
+Units end names; times are milliseconds since 1970, None where not reached. Of another tenant's job `hidden`
+names the keys that are None because they are not shown.
 """
 
 from typing import Any, Literal, TypeVar
@@ -27,7 +27,8 @@ class Warned(Answer, frozen=True, kw_only=True):
 
 
 class Deadline(Answer, frozen=True, kw_only=True):
-    """Whether a job will be in time. `odds`: that it ends by `due_ms`, 0 to 1; None: not known, and `unknown` names the cause."""
+    """Whether a job will be in time. `odds`: that it ends by `due_ms`, 0 to 1; None: not known, and `unknown`
+    names the cause."""
 
     job_id: str
     qos: str
@@ -77,7 +78,8 @@ class Job(Answer, frozen=True, kw_only=True):
     status: str
     """submitted, queued, backoff, launching, running, stopping, or the outcome."""
     outcome: str | None = None
-    """succeeded, failed, cancelled, timed_out_queued, timed_out_running, unschedulable; None: it has not ended."""
+    """succeeded, failed, cancelled, timed_out_queued, timed_out_running, unschedulable; None: it has not
+    ended."""
     name: str | None = None
     workers: int
     parameter_servers: int

@@ -1,6 +1,8 @@
-"""Sans-IO core of both clients: each call is a generator that yields requests and pauses and is sent the answers.
+"""Sans-IO core of both clients: each call is a generator that yields requests and pauses and is sent the
+answers.
 
-`Client` and `AsyncClient` only carry them out, so that requests, retries and the parsing of answers are defined once.
+`Client` and `AsyncClient` only carry them out, so that requests, retries and the parsing of answers are
+defined once.
 """
 
 import getpass
@@ -89,7 +91,8 @@ Steps: TypeAlias = Generator[Request | Pause, Any, T]
 
 
 class Looked(NamedTuple):
-    """Jobs by the texts that name them. `after`: the stream from this record on has every end that the jobs do not show."""
+    """Jobs by the texts that name them. `after`: the stream from this record on has every end that the jobs
+    do not show."""
 
     jobs: dict[str, Job]
     after: int
@@ -137,9 +140,11 @@ def _shown(text: str) -> str:
 
 
 def send(connection: Connection, request: Request, tries: int) -> Steps[httpx.Response]:
-    """The answer. Waits out overload and outages (429, 503) within a bound; `tries`: attempts in all at a gateway that does not answer.
+    """The answer. Waits out overload and outages (429, 503) within a bound; `tries`: attempts in all at a
+    gateway that does not answer.
 
-    A request with an effect is sent again only if it carries a key, or no connection came about. Raises `ClientError`.
+    A request with an effect is sent again only if it carries a key, or no connection came about. Raises
+    `ClientError`.
     """
     backoff, overloads = Backoff(FIRST_PAUSE_S, LAST_PAUSE_S), 0
     while True:
@@ -179,7 +184,8 @@ def read(response: httpx.Response, kind: type[T]) -> T:
 
 
 def job_of(job: JobSpec | Mapping[str, Any] | None, fields: Mapping[str, Any]) -> JobSpec:
-    """The job of a spec, or of the fields of a job file; owner and workdir default to this user and folder. Raises `BadRequest`."""
+    """The job of a spec, or of the fields of a job file; owner and workdir default to this user and folder.
+    Raises `BadRequest`."""
     if isinstance(job, JobSpec):
         try:
             return msgspec.structs.replace(job, **fields)
@@ -263,7 +269,8 @@ class Calls:
         return (yield from self._of(job, ask))
 
     def _of(self, job: str, ask: Callable[[str], Steps[T]]) -> Steps[T]:
-        """The answer to `ask` for a job; the job is searched by name only if its text is not an id. Raises `NotFound`."""
+        """The answer to `ask` for a job; the job is searched by name only if its text is not an id. Raises
+        `NotFound`."""
         try:
             return (yield from ask(job))
         except NotFound as missing:
@@ -305,7 +312,8 @@ class Calls:
         return (yield from self.request(Request("GET", job_path(named[0].job_id))))
 
     def find_ended(self, job_id: str) -> Steps[httpx.Response]:
-        """A job whose end was in the stream, once the answering gateway has read that end, too. Raises `GatewayFault`."""
+        """A job whose end was in the stream, once the answering gateway has read that end, too. Raises
+        `GatewayFault`."""
         backoff = Backoff(FIRST_PAUSE_S / 4, LAST_PAUSE_S)
         for _ in range(LOOKS_AFTER_END):
             response = yield from self.find(job_id)
@@ -326,7 +334,8 @@ class Calls:
         return read((yield from self.find_ended(job_id)), Job)
 
     def look(self, jobs: Iterable[str]) -> Steps[Looked]:
-        """The jobs, with the stream's position from before they were read: several gateways may have read to different records."""
+        """The jobs, with the stream's position from before they were read: several gateways may have read to
+        different records."""
         status = yield from self.status()
         found, after = {}, min(status.seq, status.projected_seq)
         for text in jobs:

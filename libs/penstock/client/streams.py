@@ -1,4 +1,5 @@
-"""Server-sent events with reconnection: the position to resume from, the bound on attempts, and the time limit of a wait."""
+"""Server-sent events with reconnection: the position to resume from, the bound on attempts, and the time
+limit of a wait."""
 
 import socket
 import threading
@@ -56,7 +57,8 @@ class Place:
         return {"Last-Event-ID": self._last_id} if self._last_id else {}
 
     def took(self, sse: httpx_sse.ServerSentEvent) -> StreamEvent | None:
-        """The frame's event, whose id is now the position; None: a frame without data. Raises `GatewayFault`."""
+        """The frame's event, whose id is now the position; None: a frame without data. Raises
+        `GatewayFault`."""
         self._connection.answered()
         self._last_id = sse.id or self._last_id
         self._failures = 0
@@ -73,7 +75,8 @@ class Place:
         return Passing(error) if response.status_code in PASSING else error
 
     def pause_s(self, cause: Exception | None) -> float:
-        """Pause before the next attempt. `cause`: the connection's error, None: the gateway ended it. Raises `ClientError` to give up."""
+        """Pause before the next attempt. `cause`: the connection's error, None: the gateway ended it. Raises
+        `ClientError` to give up."""
         if cause is not None and (misfit := self._connection.misfit(cause)) is not None:
             raise misfit from cause
         self._failures += 1

@@ -54,7 +54,8 @@ T = TypeVar("T")
 
 
 class Client:
-    """One gateway. Arguments that are None come from PENSTOCK_SERVER, PENSTOCK_TOKEN_FILE and PENSTOCK_CA, as for the command line.
+    """One gateway. Arguments that are None come from PENSTOCK_SERVER, PENSTOCK_TOKEN_FILE and PENSTOCK_CA, as
+    for the command line.
 
     `tries`: attempts at a gateway that does not answer, over about 16 s. Every call raises `ClientError`.
     """
@@ -90,7 +91,8 @@ class Client:
     ) -> "JobHandle":
         """Submits a job: a spec, or the fields of a job file. The same key with the same job submits it once.
 
-        Returns once it is in the log. After a lost answer the request is sent again under the same key, random unless given.
+        Returns once it is in the log. After a lost answer the request is sent again under the same key,
+        random unless given.
         """
         return JobHandle(self, self.run(self._calls.submit(job_of(job, fields), key)))
 
@@ -103,7 +105,8 @@ class Client:
         return JobHandle(self, self.run(self._calls.retry(job, key)))
 
     def send_code(self, packed: Packed) -> None:
-        """Sends a folder that `penstock.sdk.code_archive.pack` has packed, once; a job runs in it with `sync="sha256:…"`."""
+        """Sends a folder that `penstock.sdk.code_archive.pack` has packed, once; a job runs in it with
+        `sync="sha256:…"`."""
         self.run(self._calls.send_code(packed))
 
     def handle(self, job: str) -> "JobHandle":
@@ -125,7 +128,8 @@ class Client:
         limit: int = 50,
         cursor: int | None = None,
     ) -> Page:
-        """One page of jobs, the latest first; `labels`: with all of them; `cursor`: `next_cursor` of the page before."""
+        """One page of jobs, the latest first; `labels`: with all of them; `cursor`: `next_cursor` of the page
+        before."""
         label = [f"{name}={value}" for name, value in (labels or {}).items()] or None
         return self.run(
             self._calls.jobs(status=status, owner=owner, name=name, label=label, limit=limit, cursor=cursor)
@@ -156,7 +160,8 @@ class Client:
         return self.run(self._calls.act(job, "cancel", reason))
 
     def hold(self, job: str, reason: str | None = None) -> Accepted:
-        """Holds the job: it does not start until it is released; its running tasks run on. Raises `Conflict`."""
+        """Holds the job: it does not start until it is released; its running tasks run on. Raises
+        `Conflict`."""
         return self.run(self._calls.act(job, "hold", reason))
 
     def release(self, job: str, reason: str | None = None) -> Accepted:
@@ -164,7 +169,8 @@ class Client:
         return self.run(self._calls.act(job, "release", reason))
 
     def checkpoint(self, job: str, reason: str | None = None) -> Checkpoint | None:
-        """Has the job save a checkpoint and train on; returns it, or None: the job was asked and reports it later.
+        """Has the job save a checkpoint and train on; returns it, or None: the job was asked and reports it
+        later.
 
         Raises `Conflict` for a job that does not run or does not save.
         """
@@ -173,14 +179,16 @@ class Client:
     def cores(
         self, job: str, cores: int, *, task: str | None = None, reason: str | None = None
     ) -> Sequence[TaskCores]:
-        """Gives each running worker, or one task such as "w0", this number of cores for this attempt; returns what each has now.
+        """Gives each running worker, or one task such as "w0", this number of cores for this attempt; returns
+        what each has now.
 
         For operators. Raises `Conflict` if its nodes have fewer cores free; then nothing was changed.
         """
         return self.run(self._calls.cores(job, cores, task, reason))
 
     def wait(self, *jobs: str, timeout_s: float | None = None) -> list[Job]:
-        """The jobs as they ended, in the order given. Raises `WaitTimeout`; with `timeout_s` 0 after one look."""
+        """The jobs as they ended, in the order given. Raises `WaitTimeout`; with `timeout_s` 0 after one
+        look."""
         waiting, looked = self._look(jobs, timeout_s)
         ended = {job.job_id: job for job in self._ends(looked, waiting)}
         return [ended[looked.jobs[text].job_id] for text in jobs]
@@ -207,16 +215,19 @@ class Client:
                     yield self.run(self._calls.ended(job_id), waiting)
 
     def logs(self, job: str, **part: Unpack[LogPart]) -> str:
-        """The output of its tasks; of several tasks, each line starts with its task. `part`: `task`, `attempt`, `tail`, `since`, `since_ms`."""
+        """The output of its tasks; of several tasks, each line starts with its task. `part`: `task`,
+        `attempt`, `tail`, `since`, `since_ms`."""
         return self.run(self._calls.logs(job, **part))
 
     def follow_logs(self, job: str, **part: Unpack[LogPart]) -> Generator[str, None, None]:
-        """As `logs`, in pieces as they come, over retries until the job ends; with `attempt` until that attempt ends."""
+        """As `logs`, in pieces as they come, over retries until the job ends; with `attempt` until that
+        attempt ends."""
         with self.lines(f"/v1/jobs/{self.job(job).job_id}/logs", **part, follow=1) as chunks:
             yield from chunks
 
     def why(self, job: str, at: int | None = None, *, at_ms: int | None = None) -> Why:
-        """Why the job waits or is placed where it is: now, as of ledger record `at`, or of the latest record at `at_ms` or before."""
+        """Why the job waits or is placed where it is: now, as of ledger record `at`, or of the latest record
+        at `at_ms` or before."""
         return self.run(self._calls.why(job, at, at_ms))
 
     def eta(self, job: str) -> Eta:
@@ -232,9 +243,11 @@ class Client:
         return self.run(self._calls.status())
 
     def events(self, *, job_id: str | None = None, after: str | None = None) -> Generator[Event, None, None]:
-        """Events as they happen, for ever: from now on, or those behind the event with id `after` (`"0"`: all that are stored).
+        """Events as they happen, for ever: from now on, or those behind the event with id `after` (`"0"`: all
+        that are stored).
 
-        After a broken connection it goes on behind the last event: none is left out and none comes twice. Raises `NotFound` for the job.
+        After a broken connection it goes on behind the last event: none is left out and none comes twice.
+        Raises `NotFound` for the job.
         """
         only = None if job_id is None else self.job(job_id).job_id
         with closing(self.stream("/v1/stream", after, job=only)) as happened:
@@ -244,11 +257,13 @@ class Client:
     # ------------------------------------------------------------------------------ the gateway's JSON
 
     def get(self, path: str, *, patience_s: float = TIMEOUT_S, **params: Any) -> Any:
-        """The JSON at this path, for requests without a method here; parameters that are None are left out."""
+        """The JSON at this path, for requests without a method here; parameters that are None are left
+        out."""
         return self.run(self._calls.request(Request("GET", path, params, timeout_s=patience_s))).json()
 
     def find(self, job: str, *, ended: bool = False) -> dict[str, Any]:
-        """As `job`, but the gateway's JSON. `ended`: its end was in the stream, so wait until it is shown as ended."""
+        """As `job`, but the gateway's JSON. `ended`: its end was in the stream, so wait until it is shown as
+        ended."""
         calls = self._calls.find_ended(job) if ended else self._calls.find(job)
         found: dict[str, Any] = self.run(calls).json()
         return found
@@ -270,7 +285,8 @@ class Client:
         patience_s: float = TIMEOUT_S,
         **params: Any,
     ) -> tuple[int, Any]:
-        """As `post`, with the status, which shows a repetition. `params` that are None are left out; a query in `path` would be lost."""
+        """As `post`, with the status, which shows a repetition. `params` that are None are left out; a query
+        in `path` would be lost."""
         request = Request("POST", path, params, body, headers or {}, patience_s)
         response = self.run(self._calls.request(request))
         return response.status_code, response.json()
@@ -303,10 +319,15 @@ class Client:
             try:
                 with (
                     httpx_sse.connect_sse(
-                        self._http, "GET", path, params=given(params), headers=place.headers(), timeout=waiting.stream_timeout(),
+                        self._http,
+                        "GET",
+                        path,
+                        params=given(params),
+                        headers=place.headers(),
+                        timeout=waiting.stream_timeout(),
                     ) as source,
                     waiting.cutting(source.response),
-                ):  # fmt: skip
+                ):
                     if source.response.is_error:
                         source.response.read()
                         raise place.refused(source.response)

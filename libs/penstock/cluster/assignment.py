@@ -62,11 +62,11 @@ def place_on(
     gpus: tuple[int, ...] | None = None,
     core_mask: int | None = None,
 ) -> TaskPlacement:
-    """The place of one task of the job's next attempt on a node that can take it. `gpus`: None where they are chosen here; `core_mask`: it
-    gets the lowest of these cores, None: of the node's free ones.
+    """The place of one task of the job's next attempt on a node that can take it. `gpus`: None where they are
+    chosen here; `core_mask`: it gets the lowest of these cores, None: of the node's free ones.
 
-    A share is placed on the partly allocated GPU with the least free that holds it (best fit; ties: the lowest index), else on the
-    lowest wholly free one.
+    A share is placed on the partly allocated GPU with the least free that holds it (best fit; ties: the
+    lowest index), else on the lowest wholly free one.
     """
     role: Role = "worker" if rank < demand.workers else "ps"
     need = demand.worker if role == "worker" else demand.parameter_server

@@ -1,7 +1,8 @@
 """Counts of free GPUs per kind of node, for plans that select the jobs that run before they assign nodes.
 
-GPUs of jobs that are being stopped count as free. Such a count ignores how free GPUs are spread over nodes, and cores and memory: a plan
-made with it is tried on the nodes before any job is stopped (`penstock.cluster.trial`).
+GPUs of jobs that are being stopped count as free. Such a count ignores how free GPUs are spread over nodes,
+and cores and memory: a plan made with it is tried on the nodes before any job is stopped
+(`penstock.cluster.trial`).
 """
 
 from typing import NamedTuple
@@ -21,7 +22,8 @@ QUEUES_AGAIN = frozenset({"preempted", "migrated", "drained"})
 
 
 def will_queue_again(job: JobState) -> bool:
-    """Whether a job that is being stopped will wait in the queue; a job with a reserved target starts there without queueing."""
+    """Whether a job that is being stopped will wait in the queue; a job with a reserved target starts there
+    without queueing."""
     return job.stop_reason in QUEUES_AGAIN and job.held is None and not job.target
 
 
@@ -101,7 +103,8 @@ class FreeGpus:
             self.give_back(job)
 
     def take(self, need: Need) -> bool:
-        """Takes GPUs for a job that holds none; False where too few are free. A job without GPUs takes none."""
+        """Takes GPUs for a job that holds none; False where too few are free. A job without GPUs takes
+        none."""
         wanted, suited, part, _ = need
         if not wanted:
             return True
@@ -148,7 +151,8 @@ class FreeGpus:
         return True
 
     def _held(self, holder: JobState) -> list[tuple[int, int]]:
-        """(kind, thousandths of GPUs) of each of its tasks on placeable nodes, without GPUs reserved for its move or for its successors."""
+        """(kind, thousandths of GPUs) of each of its tasks on placeable nodes, without GPUs reserved for its
+        move or for its successors."""
         held = self._holds.get(holder.order)
         if held is None and not frees_gpus(self._state, holder):
             held = self._holds[holder.order] = []

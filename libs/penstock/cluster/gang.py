@@ -1,4 +1,5 @@
-"""Greedy gang placement, task by task on an overlay: resources that the plan takes are counted, and the state is not changed.
+"""Greedy gang placement, task by task on an overlay: resources that the plan takes are counted, and the state
+is not changed.
 
 All policies here are greedy: they place one task after the other, never take one back, and place all tasks or
 none. They differ only in how they rank the nodes that are open to the next task (`Rank`).
@@ -94,7 +95,8 @@ class Gang:
             self._open_servers &= ~bit
 
     def may_hold_all_workers(self) -> bool:
-        """False if the number of free GPUs alone excludes the gang. Costs at most one count per GPU of a node."""
+        """False if the number of free GPUs alone excludes the gang. Costs at most one count per GPU of a
+        node."""
         need, wanted = self.demand.worker.gpus, self.demand.workers
         shares = self.demand.worker.gpu_share_milli < WHOLE_GPU
         if wanted == 1 or need == 0 or shares or self.distinct_nodes:
@@ -103,7 +105,8 @@ class Gang:
 
 
 def workers_by_gpus(state: CellState, each: int, wanted: int, nodes: int) -> int:
-    """For how many workers of `each` GPUs, at most `wanted`, the free GPUs of these nodes suffice. At most one count per GPU of a node."""
+    """For how many workers of `each` GPUs, at most `wanted`, the free GPUs of these nodes suffice. At most
+    one count per GPU of a node."""
     found, level = 0, each
     while found < wanted:
         more = (nodes & state.index.gpus.having(level)).bit_count()
@@ -115,7 +118,8 @@ def workers_by_gpus(state: CellState, each: int, wanted: int, nodes: int) -> int
 
 
 def tasks_that_fit(state: CellState, demand: Demand) -> int:
-    """How many tasks of the gang first fit places now, parameter servers first or last; for equal tasks no policy places more."""
+    """How many tasks of the gang first fit places now, parameter servers first or last; for equal tasks no
+    policy places more."""
     if not demand.parameter_servers and demand.worker.gpu_share_milli == WHOLE_GPU:
         return _equal_tasks_that_fit(state, demand)
     servers, workers = [False] * demand.parameter_servers, [True] * demand.workers
@@ -128,7 +132,8 @@ def tasks_that_fit(state: CellState, demand: Demand) -> int:
 
 
 def _equal_tasks_that_fit(state: CellState, demand: Demand) -> int:
-    """What `_first_fit` finds for workers with whole GPUs alone: the sum over the nodes, at most all. O(workers)."""
+    """What `_first_fit` finds for workers with whole GPUs alone: the sum over the nodes, at most all.
+    O(workers)."""
     left = demand.workers
     for ordinal in bits(state.index.candidates(demand.worker, demand.where)):
         left -= state.node(ordinal).entered.count(demand.worker, left)
@@ -148,7 +153,8 @@ def _first_fit(state: CellState, demand: Demand, tasks: Sequence[bool]) -> int:
 
 
 Rank = Callable[[Gang, bool, int], list[tuple[float, int]]]
-"""(gang, is_worker, limit) → at most `limit` open nodes, best first, as (score of the plan with it, ordinal)."""
+"""(gang, is_worker, limit) → at most `limit` open nodes, best first, as (score of the plan with it,
+ordinal)."""
 
 
 def best_of(classes: Iterable[tuple[float, int]], limit: int) -> list[tuple[float, int]]:
@@ -172,10 +178,12 @@ def place_greedily(
     within: int = EVERYWHERE,
     servers_within: int = EVERYWHERE,
 ) -> Plan | None:
-    """Places parameter servers first, then workers, each on the best-ranked open node; None if a task finds none.
+    """Places parameter servers first, then workers, each on the best-ranked open node; None if a task finds
+    none.
 
     The explanation's alternatives are complete plans that differ from the chosen one in the task placed last:
-    for a job of one task the five best nodes. They need no extra computation, and the margin is ≥ 0 by construction.
+    for a job of one task the five best nodes. They need no extra computation, and the margin is ≥ 0 by
+    construction.
 
     `within`: set of the nodes that may be used; `servers_within`: set of those for parameter servers.
     """

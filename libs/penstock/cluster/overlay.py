@@ -1,4 +1,5 @@
-"""What-if overlay of placements: gangs are tried one after the other on copies of the nodes, with GPUs and cores chosen as for any placement; the state is not changed."""
+"""What-if overlay of placements: gangs are tried one after the other on copies of the nodes, with GPUs and
+cores chosen as for any placement; the state is not changed."""
 
 from collections.abc import Container, Iterable, Sequence
 from typing import NamedTuple
@@ -26,12 +27,13 @@ class Placed(NamedTuple):
     tasks: tuple[TaskPlacement, ...]
     """Places in rank order."""
     after: tuple[str, ...] = ()
-    """Ids of the jobs that are being stopped and whose GPUs it gets, in the order of their submission; empty: it starts at once."""
+    """Ids of the jobs that are being stopped and whose GPUs it gets, in the order of their submission; empty:
+    it starts at once."""
 
 
 class Overlay:
-    """Nodes of a cell with trial placements. `ended`: the nodes as they are when all jobs that are being stopped have ended; `stops`: ids of further
-    jobs that count as being stopped."""
+    """Nodes of a cell with trial placements. `ended`: the nodes as they are when all jobs that are being
+    stopped have ended; `stops`: ids of further jobs that count as being stopped."""
 
     def __init__(self, state: CellState, *, ended: bool = False, stops: frozenset[str] = frozenset()) -> None:
         self._state, self.ended, self.stops = state, ended, stops
@@ -61,7 +63,8 @@ class Overlay:
         return tuple(placed)
 
     def take(self, places: Iterable[TaskPlacement]) -> None:
-        """Books places that were found on another overlay. Many nodes are never looked at afterwards, and not copied for it."""
+        """Books places that were found on another overlay. Many nodes are never looked at afterwards, and not
+        copied for it."""
         for place in places:
             node = self._nodes.get(place.node_id)
             if node is None:

@@ -1,4 +1,5 @@
-"""The closed list of reasons why a node refuses a task and why a job waits; each with a text and a next step."""
+"""The closed list of reasons why a node refuses a task and why a job waits; each with a text and a next
+step."""
 
 from collections.abc import Iterator, Mapping
 from enum import StrEnum
@@ -69,7 +70,8 @@ ADVICE: Mapping[Reason, Advice] = MappingProxyType(
         ),
         Reason.AWAITING_ESTIMATE: Advice(
             "Its resource needs are still being estimated.",
-            "Wait; if this lasts for more than a few seconds, check that the estimator is running (`penstock doctor`).",
+            "Wait; if this lasts for more than a few seconds, check that the estimator is running (`penstock "
+            "doctor`).",
         ),
         Reason.BACKOFF: Advice(
             "Its last attempt failed; it pauses before it queues again.",
@@ -91,7 +93,8 @@ ADVICE: Mapping[Reason, Advice] = MappingProxyType(
         ),
         Reason.OUTRANKED: Advice(
             "The profile prefers other jobs, and they need the GPUs.",
-            "Wait until one of them ends (`penstock top`), or ask for less: fewer GPUs or a shorter run rank earlier "
+            "Wait until one of them ends (`penstock top`), or ask for less: fewer GPUs or a shorter run rank "
+            "earlier "
             "in most profiles.",
         ),
         Reason.BATCH_WINDOW: Advice(
@@ -108,11 +111,14 @@ ADVICE: Mapping[Reason, Advice] = MappingProxyType(
         ),
         Reason.KEPT_FOR_OTHERS: Advice(
             "It would fit, but the nodes are reserved for a job that comes first.",
-            "Wait, or tell how long it runs (`iterations` and progress, see `penstock eta`): a job that ends in time may start there.",
+            "Wait, or tell how long it runs (`iterations` and progress, see `penstock eta`): a job that ends "
+            "in time may start there.",
         ),
         Reason.POLICY_FAILED: Advice(
-            "The profile's policy raised an exception when it was asked for a place; it is asked again with growing pauses.",
-            "This is a bug: report it with the line above; another profile (PENSTOCK_PROFILE of the placer) may place the job.",
+            "The profile's policy raised an exception when it was asked for a place; it is asked again with "
+            "growing pauses.",
+            "This is a bug: report it with the line above; another profile (PENSTOCK_PROFILE of the placer) "
+            "may place the job.",
         ),
         Reason.NODES_EXCLUDED: Advice(
             "Nodes are not among those that the job allows (`nodes`).",
@@ -120,11 +126,14 @@ ADVICE: Mapping[Reason, Advice] = MappingProxyType(
         ),
         Reason.NODES_CORDONED: Advice(
             "Nodes that could take it are cordoned; nothing new is placed there until an operator ends that.",
-            "Ask the operator who cordoned them (`penstock get nodes -o wide` names them), or end it with `penstock node uncordon`.",
+            "Ask the operator who cordoned them (`penstock get nodes -o wide` names them), or end it with "
+            "`penstock node uncordon`.",
         ),
         Reason.NODES_DISTRUSTED: Advice(
-            "Nodes that could take it are suspect: jobs failed there one after another, whoever they belonged to.",
-            "Wait for a probe, which starts there by itself; or look at the node (`penstock doctor` names it) and use it "
+            "Nodes that could take it are suspect: jobs failed there one after another, whoever they "
+            "belonged to.",
+            "Wait for a probe, which starts there by itself; or look at the node (`penstock doctor` names "
+            "it) and use it "
             "again with `penstock node uncordon`.",
         ),
         Reason.NODES_SUSPECT: Advice(
@@ -160,7 +169,8 @@ ADVICE: Mapping[Reason, Advice] = MappingProxyType(
         ),
         Reason.GPU_NEIGHBOURS: Advice(
             "Partly given GPUs have room for it, but it does not join the jobs there.",
-            "Wait until one of them ends, or ask for a share yourself (`gpu_share`), which is given wherever it fits.",
+            "Wait until one of them ends, or ask for a share yourself (`gpu_share`), which is given wherever "
+            "it fits.",
         ),
         Reason.GANG_INCOMPLETE: Advice(
             "Some of its tasks fit now, but not all; a gang starts whole or not at all.",
@@ -207,8 +217,8 @@ def refusals(
 ) -> dict[Reason, int]:
     """Nodes that refuse the task now, by the first reason that holds; a dozen set operations.
 
-    The sets are disjoint and their union is every node that is not gone, less those where the task fits (`fitting`,
-    for a caller that knows them: the search stops once only these are left).
+    The sets are disjoint and their union is every node that is not gone, less those where the task fits
+    (`fitting`, for a caller that knows them: the search stops once only these are left).
     """
     open_nodes = index.known & ~index.gone
     found: dict[Reason, int] = {}

@@ -1,4 +1,5 @@
-"""A what-if copy of the nodes: what would be free once some tasks have ended and others have started. The state is not changed.
+"""A what-if copy of the nodes: what would be free once some tasks have ended and others have started. The
+state is not changed.
 
 Only nodes that differ from the state are copied; for all others the state's own index answers.
 """
@@ -206,10 +207,11 @@ class Trial:
         return nodes
 
     def clear_for(self, demand: Demand) -> list[JobState]:
-        """Smaller jobs of one task that have to move so that the gang's workers fit; empty where that does not suffice.
+        """Smaller jobs of one task that have to move so that the gang's workers fit; empty where that does
+        not suffice.
 
-        Each worker is placed where the fewest GPUs have to move (ties: the lower ordinal); only jobs with fewer GPUs than a
-        worker move, so that chains of moves end. They are released.
+        Each worker is placed where the fewest GPUs have to move (ties: the lower ordinal); only jobs with
+        fewer GPUs than a worker move, so that chains of moves end. They are released.
         """
         need = demand.worker
         if demand.parameter_servers or not need.gpus or need.gpu_share_milli < WHOLE_GPU:
@@ -263,7 +265,8 @@ class Trial:
         return sorted(classes.items(), reverse=True)
 
     def _clear(self, ordinal: int, need: ResourceVector, free: int) -> tuple[int, list[JobState]] | None:
-        """(GPUs moved, jobs moved), largest jobs first, so that a worker then fits there; None if impossible."""
+        """(GPUs moved, jobs moved), largest jobs first, so that a worker then fits there; None if
+        impossible."""
         state, node = self.state, self.state.node(ordinal)
         small = []
         for job_id in node.tasks.values():

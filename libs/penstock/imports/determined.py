@@ -13,10 +13,24 @@ from penstock.model.nouns.types import MAX_GPUS_PER_NODE
 EXPERIMENT: Mapping[str, str] = MappingProxyType(
     {
         **dict.fromkeys(("workspace", "project", "description", "labels", "tags"), "write `labels`"),
-        **dict.fromkeys(("checkpoint_storage", "checkpoint_policy"), "`checkpoint: sdk` saves in a folder of the node (sdk/README.md)"),
-        **dict.fromkeys(("bind_mounts", "data_layer", "tensorboard_storage"), "nodes read folders that they share (`workdir`)"),
-        **dict.fromkeys(("min_validation_period", "min_checkpoint_period", "records_per_epoch", "scheduling_unit", "perform_initial_validation"),
-                        "the script decides; the harness of Determined is not there"),
+        **dict.fromkeys(
+            ("checkpoint_storage", "checkpoint_policy"),
+            "`checkpoint: sdk` saves in a folder of the node (sdk/README.md)",
+        ),
+        **dict.fromkeys(
+            ("bind_mounts", "data_layer", "tensorboard_storage"),
+            "nodes read folders that they share (`workdir`)",
+        ),
+        **dict.fromkeys(
+            (
+                "min_validation_period",
+                "min_checkpoint_period",
+                "records_per_epoch",
+                "scheduling_unit",
+                "perform_initial_validation",
+            ),
+            "the script decides; the harness of Determined is not there",
+        ),
         "hyperparameters": "give them as arguments of the command",
         "data": "give it as arguments of the command",
         "reproducibility": "give the seed as an argument of the command",
@@ -27,15 +41,17 @@ EXPERIMENT: Mapping[str, str] = MappingProxyType(
         "log_policies": "`penstock logs` has the output",
         "preemption_timeout": "`grace` is the time between SIGTERM and SIGKILL",
     }
-)  # fmt: skip
+)
 RESOURCES: Mapping[str, str] = MappingProxyType(
     {
-        **dict.fromkeys(("resource_pool", "agent_label", "weight", "max_slots", "native_parallel", "is_single_node"),
-                        "the queue and the tenants' shares decide"),
+        **dict.fromkeys(
+            ("resource_pool", "agent_label", "weight", "max_slots", "native_parallel", "is_single_node"),
+            "the queue and the tenants' shares decide",
+        ),
         "shm_size": "/dev/shm is the task's own, and may use all of its memory",
         "devices": "a job has its own GPUs alone",
     }
-)  # fmt: skip
+)
 LEGACY = re.compile(r"[\w.]+:\w+")
 """`model_def:Trial`, a class for Determined's own harness."""
 HARNESS = re.compile(r"\bdetermined\.launch\b|\bdeterminedexec\b")

@@ -15,8 +15,22 @@ FOLDERS = "nodes read folders that they share (`workdir`); `sync` sends one fold
 TASK: Mapping[str, str] = MappingProxyType(
     {
         **dict.fromkeys(
-            ("backends", "regions", "availability_zones", "instance_types", "max_price", "creation_policy", "idle_duration",
-             "fleets", "reservation", "spot_policy", "pool_name", "instance_name", "instances"), CLOUD,
+            (
+                "backends",
+                "regions",
+                "availability_zones",
+                "instance_types",
+                "max_price",
+                "creation_policy",
+                "idle_duration",
+                "fleets",
+                "reservation",
+                "spot_policy",
+                "pool_name",
+                "instance_name",
+                "instances",
+            ),
+            CLOUD,
         ),
         **dict.fromkeys(("volumes", "repos", "files"), FOLDERS),
         "ports": "workers reach each other by MASTER_ADDR and MASTER_PORT",
@@ -32,7 +46,7 @@ TASK: Mapping[str, str] = MappingProxyType(
         "stop_criteria": "a job ends when all of its workers have ended",
         "startup_order": "workers start together",
     }
-)  # fmt: skip
+)
 MEMORY_SIZE = re.compile(
     r"[0-9.]+\s*[GMT]i?B?(?:\.\.(?:[0-9.]+\s*[GMT]i?B?)?)?|\.\.[0-9.]+\s*[GMT]i?B?", re.IGNORECASE
 )

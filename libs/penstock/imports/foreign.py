@@ -6,7 +6,8 @@ package.
 | Slurm | lines `#SBATCH` |
 | SkyPilot | `run` or `setup`, beside `num_nodes`, `envs`, `accelerators` and the like |
 | dstack | `type: task`, or another of dstack's types |
-| Kubernetes | `apiVersion` and `kind`: Pod, Job (also of Volcano), CronJob, JobSet, Kubeflow's PyTorchJob, TFJob, XGBoostJob, PaddleJob, JAXJob, MPIJob, TrainJob |
+| Kubernetes | `apiVersion` and `kind`: Pod, Job (also of Volcano), CronJob, JobSet, Kubeflow's PyTorchJob,
+TFJob, XGBoostJob, PaddleJob, JAXJob, MPIJob, TrainJob |
 | Ray | `entrypoint` beside `runtime_env` and the like (API, Anyscale); the manifest RayJob |
 | Argo | the manifests Workflow, WorkflowTemplate, CronWorkflow |
 | Determined | `searcher` beside `entrypoint` or `hyperparameters` |

@@ -28,7 +28,17 @@ GANG = "a gang starts whole or not at all in any case"
 NODES = "Penstock chooses the nodes, among those that `nodes` allows"
 POD: Mapping[str, str] = MappingProxyType(
     {
-        **dict.fromkeys(("tolerations", "affinity", "nodeName", "topologySpreadConstraints", "schedulerName", "runtimeClassName"), NODES),
+        **dict.fromkeys(
+            (
+                "tolerations",
+                "affinity",
+                "nodeName",
+                "topologySpreadConstraints",
+                "schedulerName",
+                "runtimeClassName",
+            ),
+            NODES,
+        ),
         "volumes": "folders of the nodes are seen under their own paths (`workdir`)",
         "initContainers": "begin the script with their commands (`command: |`)",
         "serviceAccountName": "a job has no identity of the cluster; give `secrets`",
@@ -37,7 +47,7 @@ POD: Mapping[str, str] = MappingProxyType(
         "priorityClassName": "`priority` orders your own jobs",
         "hostNetwork": "workers reach each other by MASTER_ADDR",
     }
-)  # fmt: skip
+)
 CONTAINER: Mapping[str, str] = MappingProxyType(
     {
         "volumeMounts": "folders of the nodes are seen under their own paths (`workdir`)",
@@ -340,7 +350,8 @@ def kubeflow(kind: str, spec: Keys) -> dict[str, Any]:
     policy_part.rest(RUN_POLICY)
     spec.rest(
         {
-            "elasticPolicy": "`workers: {min: …, max: …}` with `global_batch_size` is the range of an elastic job",
+            "elasticPolicy": "`workers: {min: …, max: …}` with `global_batch_size` is the range of an "
+            "elastic job",
             "nprocPerNode": "a worker is one process; start more by torchrun in the command",
             "slotsPerWorker": "a worker is one process",
         }

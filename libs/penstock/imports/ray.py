@@ -12,7 +12,10 @@ from penstock.imports.keys import Imported, Keys, Notes
 from penstock.imports.kubernetes import KIND_ALONE, named
 from penstock.imports.shell import adapted
 
-OWN_RAY = "the job starts a Ray of its own on its resources; for several nodes run `ray start` in each worker, rank 0 with --head"
+OWN_RAY = (
+    "the job starts a Ray of its own on its resources; for several nodes run `ray start` in each "
+    "worker, rank 0 with --head"
+)
 JOB: Mapping[str, str] = MappingProxyType(
     {
         "entrypoint_resources": "jobs have GPUs, cores and memory alone",
@@ -144,7 +147,8 @@ def _runtime(runtime: Keys) -> tuple[dict[str, Any], list[str]]:
         if packages:
             runtime.note(
                 name,
-                "is installed at the start of each attempt, into the job's own environment (`--venv`, `--conda`)",
+                "is installed at the start of each attempt, into the job's own environment (`--venv`, "
+                "`--conda`)",
             )
     conda = runtime.take("conda")
     if isinstance(conda, str):

@@ -26,14 +26,26 @@ TASK: Mapping[str, str] = MappingProxyType(
 )
 RESOURCES: Mapping[str, str] = MappingProxyType(
     {
-        **dict.fromkeys(("cloud", "infra", "region", "zone", "instance_type", "autostop", "network_tier", "max_hourly_cost"), CLOUD),
+        **dict.fromkeys(
+            (
+                "cloud",
+                "infra",
+                "region",
+                "zone",
+                "instance_type",
+                "autostop",
+                "network_tier",
+                "max_hourly_cost",
+            ),
+            CLOUD,
+        ),
         **dict.fromkeys(("disk_size", "disk_tier", "local_disk"), "disks are those of the nodes"),
         "ports": "workers reach each other by MASTER_ADDR and MASTER_PORT",
         "accelerator_args": "install what the job needs in its environment",
         "any_of": "write all that would do in `gpu_models`",
         "ordered": "write all that would do in `gpu_models`",
     }
-)  # fmt: skip
+)
 STRONG = ("num_nodes", "envs", "setup", "file_mounts", "service")
 STRONG_RESOURCES = ("accelerators", "cloud", "use_spot", "instance_type", "infra", "any_of", "disk_size")
 

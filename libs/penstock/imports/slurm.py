@@ -20,26 +20,96 @@ MARK = re.compile(r"^#SBATCH\s", re.MULTILINE)
 OTHER_SYSTEMS = re.compile(r"^#(PBS|BSUB|\$|COBALT|OAR)\s+-", re.MULTILINE)
 SHORT: Mapping[str, str] = MappingProxyType(
     {
-        "A": "account", "B": "extra-node-info", "C": "constraint", "D": "chdir", "F": "nodefile", "G": "gpus", "H": "hold",
-        "J": "job-name", "L": "licenses", "M": "clusters", "N": "nodes", "O": "overcommit", "Q": "quiet", "S": "core-spec",
-        "W": "wait", "a": "array", "b": "begin", "c": "cpus-per-task", "d": "dependency", "e": "error", "i": "input",
-        "k": "no-kill", "m": "distribution", "n": "ntasks", "o": "output", "p": "partition", "q": "qos",
-        "s": "oversubscribe", "t": "time", "v": "verbose", "w": "nodelist", "x": "exclude",
+        "A": "account",
+        "B": "extra-node-info",
+        "C": "constraint",
+        "D": "chdir",
+        "F": "nodefile",
+        "G": "gpus",
+        "H": "hold",
+        "J": "job-name",
+        "L": "licenses",
+        "M": "clusters",
+        "N": "nodes",
+        "O": "overcommit",
+        "Q": "quiet",
+        "S": "core-spec",
+        "W": "wait",
+        "a": "array",
+        "b": "begin",
+        "c": "cpus-per-task",
+        "d": "dependency",
+        "e": "error",
+        "i": "input",
+        "k": "no-kill",
+        "m": "distribution",
+        "n": "ntasks",
+        "o": "output",
+        "p": "partition",
+        "q": "qos",
+        "s": "oversubscribe",
+        "t": "time",
+        "v": "verbose",
+        "w": "nodelist",
+        "x": "exclude",
     }
-)  # fmt: skip
+)
 WITHOUT_VALUE = frozenset(
-    ("requeue", "no-requeue", "hold", "overcommit", "parsable", "quiet", "verbose", "wait", "no-kill", "contiguous",
-     "spread-job", "use-min-nodes", "test-only", "reboot", "hetjob", "ignore-pbs", "wait-all-nodes")
-)  # fmt: skip
+    (
+        "requeue",
+        "no-requeue",
+        "hold",
+        "overcommit",
+        "parsable",
+        "quiet",
+        "verbose",
+        "wait",
+        "no-kill",
+        "contiguous",
+        "spread-job",
+        "use-min-nodes",
+        "test-only",
+        "reboot",
+        "hetjob",
+        "ignore-pbs",
+        "wait-all-nodes",
+    )
+)
 NODES = "Penstock chooses nodes and cores, among those that `nodes` allows"
 OUTPUT = "`penstock logs JOB` has the output"
 IGNORED: Mapping[str, str] = MappingProxyType(
     {
         **dict.fromkeys(("output", "error", "open-mode"), OUTPUT),
-        **dict.fromkeys(("partition", "clusters", "nodefile", "distribution", "hint", "contiguous", "switches",
-                         "cpu-bind", "mem-bind", "gpu-bind", "gres-flags", "extra-node-info", "core-spec", "threads-per-core",
-                         "sockets-per-node", "cores-per-socket", "mincpus", "spread-job", "use-min-nodes", "reservation",
-                         "ntasks-per-socket", "ntasks-per-core", "cpu-freq", "prefer", "topology"), NODES),
+        **dict.fromkeys(
+            (
+                "partition",
+                "clusters",
+                "nodefile",
+                "distribution",
+                "hint",
+                "contiguous",
+                "switches",
+                "cpu-bind",
+                "mem-bind",
+                "gpu-bind",
+                "gres-flags",
+                "extra-node-info",
+                "core-spec",
+                "threads-per-core",
+                "sockets-per-node",
+                "cores-per-socket",
+                "mincpus",
+                "spread-job",
+                "use-min-nodes",
+                "reservation",
+                "ntasks-per-socket",
+                "ntasks-per-core",
+                "cpu-freq",
+                "prefer",
+                "topology",
+            ),
+            NODES,
+        ),
         **dict.fromkeys(("mail-type", "mail-user"), "follow `penstock events --follow`"),
         **dict.fromkeys(("exclusive", "oversubscribe", "overcommit"), "whole GPUs are exclusive by default"),
         **dict.fromkeys(("account", "wckey"), "the tenant is that of the token; `owner` without tokens"),
@@ -53,14 +123,16 @@ IGNORED: Mapping[str, str] = MappingProxyType(
         "licenses": "licences are not counted",
         "tmp": "disks are those of the nodes",
         "input": "read the file in the script",
-        "no-requeue": "a job whose node is lost queues again; `retry.max_attempts` is 1 by default, for its own failures",
+        "no-requeue": "a job whose node is lost queues again; `retry.max_attempts` is 1 by default, for its "
+        "own failures",
         "time-min": "`run_timeout` is one time",
     }
-)  # fmt: skip
+)
 """Options without an equivalent, and without effect on what runs."""
 NEEDED: Mapping[str, str] = MappingProxyType(
     {
-        "array": "has no equivalent; submit each task: for i in 0 1 2; do penstock submit -e SLURM_ARRAY_TASK_ID=$i -- SCRIPT; done",
+        "array": "has no equivalent; submit each task: for i in 0 1 2; do penstock submit -e "
+        "SLURM_ARRAY_TASK_ID=$i -- SCRIPT; done",
         "dependency": "has no equivalent; wait before: penstock wait JOB && penstock submit …",
         "begin": "has no equivalent; submit then, or hold the job: penstock hold JOB",
         "hold": "has no equivalent; hold the job after its submission: penstock hold JOB",
@@ -70,9 +142,26 @@ NEEDED: Mapping[str, str] = MappingProxyType(
 )
 """Options without which the job would do something else."""
 SILENT = frozenset(
-    ("requeue", "parsable", "quiet", "verbose", "wait", "no-kill", "test-only", "ignore-pbs", "get-user-env", "propagate",
-     "kill-on-invalid-dep", "wait-all-nodes", "profile", "acctg-freq", "bell", "no-bell", "reboot")
-)  # fmt: skip
+    (
+        "requeue",
+        "parsable",
+        "quiet",
+        "verbose",
+        "wait",
+        "no-kill",
+        "test-only",
+        "ignore-pbs",
+        "get-user-env",
+        "propagate",
+        "kill-on-invalid-dep",
+        "wait-all-nodes",
+        "profile",
+        "acctg-freq",
+        "bell",
+        "no-bell",
+        "reboot",
+    )
+)
 """Options whose meaning holds here in any case, or which only concern sbatch's own command."""
 GRES = re.compile(r"(?:gres[/:])?gpu(?::([A-Za-z][\w.+-]*))?(?::([0-9]+))?(?:\(.*\))?")
 

@@ -41,7 +41,8 @@ class Ending(NamedTuple):
 
 
 def job_row(job: JobState, seq: int, ending: Ending | None = None) -> Row:
-    """Row of a job. `seq`: of the last record that changed it. Times in ms since the epoch, None where not (yet) reached."""
+    """Row of a job. `seq`: of the last record that changed it. Times in ms since the epoch, None where not
+    (yet) reached."""
     spec = job.spec
     placed = job.tasks if job.placed_ms is not None else {}
     return {
@@ -78,7 +79,8 @@ def job_row(job: JobState, seq: int, ending: Ending | None = None) -> Row:
 
 
 def adjustments(job: JobState) -> list[Row]:
-    """Changes of cores and memory bandwidth of its running tasks: the desired value, the service or user that asked for it, and what enforces it.
+    """Changes of cores and memory bandwidth of its running tasks: the desired value, the service or user that
+    asked for it, and what enforces it.
 
     `enforced` and `problem` are empty until the task's node has answered. Sorted by task.
     """
@@ -122,7 +124,8 @@ def move(job: JobState) -> Row | None:
 
 
 def unproven(nodes: Mapping[str, NodeState], job: JobState) -> list[dict[str, str]]:
-    """The job's tasks on silent nodes: whether they run, and whether a stop order has arrived, is not known."""
+    """The job's tasks on silent nodes: whether they run, and whether a stop order has arrived, is not
+    known."""
     return [
         {
             "task_id": task_id,
@@ -136,7 +139,8 @@ def unproven(nodes: Mapping[str, NodeState], job: JobState) -> list[dict[str, st
 
 
 def doubt(state: CellState, node: NodeState) -> Row | None:
-    """Why a node is suspect, since when, when its probe was in the log, and when its tasks will be proven dead unless it answers.
+    """Why a node is suspect, since when, when its probe was in the log, and when its tasks will be proven
+    dead unless it answers.
 
     Times in ms of the ledger; None where not (yet) known. None: it is not suspect.
     """

@@ -1,7 +1,8 @@
-"""Supervisor of child processes: a child never outlives this process, is restarted when it crashes, and is stopped within a bound.
+"""Supervisor of child processes: a child never outlives this process, is restarted when it crashes, and is
+stopped within a bound.
 
-Ideal: a child exists exactly as long as the block that started it. Departure: after a kill -9 of this process none
-is left to clean up, so the kernel signals the child (PDEATHSIG).
+Ideal: a child exists exactly as long as the block that started it. Departure: after a kill -9 of this process
+none is left to clean up, so the kernel signals the child (PDEATHSIG).
 """
 
 import asyncio

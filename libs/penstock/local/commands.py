@@ -34,8 +34,8 @@ def up(ctx: typer.Context, options: Options) -> int:
 def demo(ctx: typer.Context, options: DemoOptions) -> int:
     """Watch a dozen real training jobs being placed, run and explained (one to two minutes).
 
-    Exit codes: 0 every job ended as expected; 1 a part failed for good, or a job ended otherwise; 2 a setting is wrong;
-    130 interrupted.
+    Exit codes: 0 every job ended as expected; 1 a part failed for good, or a job ended otherwise; 2 a setting
+    is wrong; 130 interrupted.
     """
     _end_while_importing(Exit.INTERRUPTED)
     from penstock.local.demo.demo import demo as work
@@ -44,7 +44,8 @@ def demo(ctx: typer.Context, options: DemoOptions) -> int:
 
 
 def _end_while_importing(code: Exit) -> None:
-    """Makes a stop signal exit at once: nothing has been started, and the imports take long where nothing is compiled yet."""
+    """Makes a stop signal exit at once: nothing has been started, and the imports take long where nothing is
+    compiled yet."""
     for number in STOP_SIGNALS:
         signal.signal(number, lambda *_: os._exit(code))
     signal.signal(signal.SIGPIPE, signal.SIG_IGN)  # a client that goes away must not end a server
@@ -57,7 +58,8 @@ def _run(work: Callable[[], Coroutine[Any, Any, int]], *, interrupted: Exit) -> 
 
 
 async def _until_stopped(work: Callable[[], Coroutine[Any, Any, int]], *, interrupted: Exit) -> int:
-    """Runs `work`; the first stop signal cancels it, further ones change nothing: the end is bounded in time."""
+    """Runs `work`; the first stop signal cancels it, further ones change nothing: the end is bounded in
+    time."""
     from penstock.runtime.race import first_of
 
     stop = asyncio.Event()

@@ -1,4 +1,5 @@
-"""Lock file for one Penstock per folder; the kernel releases it when the process that holds it ends, in whatever way."""
+"""Lock file for one Penstock per folder; the kernel releases it when the process that holds it ends, in
+whatever way."""
 
 import fcntl
 import json
@@ -13,7 +14,8 @@ from penstock.text.redaction import without_password
 
 
 def announce(lock: IO[str], url: str) -> None:
-    """Writes this process's id and the gateway's URL into the lock file, for the message of a second process."""
+    """Writes this process's id and the gateway's URL into the lock file, for the message of a second
+    process."""
     lock.seek(0)
     lock.truncate()
     json.dump({"pid": os.getpid(), "url": url}, lock)
@@ -22,7 +24,8 @@ def announce(lock: IO[str], url: str) -> None:
 
 @contextmanager
 def folder_lock(folder: Path) -> Iterator[IO[str]]:
-    """Locks the folder for the block; yields its lock file. Raises `ConfigurationError` that names the process that holds it."""
+    """Locks the folder for the block; yields its lock file. Raises `ConfigurationError` that names the
+    process that holds it."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
         file = open(folder / "up.lock", "a+", encoding="utf-8")  # noqa: SIM115 - closed below
@@ -36,7 +39,8 @@ def folder_lock(folder: Path) -> Iterator[IO[str]]:
         except OSError:
             file.seek(0)
             raise ConfigurationError(
-                f"another Penstock{_holder(file.read())} uses {folder}; stop it with Ctrl-C there, or choose another --folder"
+                f"another Penstock{_holder(file.read())} uses {folder}; stop it with Ctrl-C there, or choose "
+                "another --folder"
             ) from None
         announce(file, "")
         yield file

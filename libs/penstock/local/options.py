@@ -45,7 +45,8 @@ class Options:
         typer.Option(
             metavar="URL",
             envvar="PENSTOCK_LOG",
-            help="kafka://host:port instead of the embedded log. With a password in PENSTOCK_LOG, not here: `ps` shows it.",
+            help="kafka://host:port instead of the embedded log. With a password in PENSTOCK_LOG, not here: "
+            "`ps` shows it.",
         ),
     ] = None
     port: Annotated[
@@ -109,7 +110,8 @@ class DemoOptions(Options):
         return "this machine's GPUs" if self.real else count(self.nodes, "virtual node")
 
     def of_jobs_that_meet(self, machine_cores: int) -> Self:
-        """With so many cores per virtual node that a job with nearly all of them has several processes on every core of this machine."""
+        """With so many cores per virtual node that a job with nearly all of them has several processes on
+        every core of this machine."""
         return replace(self, cores=max(self.cores, min(4 * machine_cores, MAX_SHARED_CORES)))
 
     def of_turns(self) -> Self:

@@ -1,11 +1,13 @@
 """Set-up of a Postgres with a role per service: least privilege on read models and on the embedded log.
 
-    PENSTOCK_DSN_FILE=admin.url python -m penstock.local.postgres_setup --rights infra/kafka/acls.yaml --urls FOLDER
+    PENSTOCK_DSN_FILE=admin.url python -m penstock.local.postgres_setup --rights infra/kafka/acls.yaml --urls
+    FOLDER
         [--cells N] [--node NODE …]
 
-Run it as the server's administrator, before the services of a new version start, and again at any time. `FOLDER/SERVICE.url` (mode
-0600) is for the service's `PENSTOCK_DSN_FILE`, and `FOLDER/nodes/NODE.url` for the `PENSTOCK_LOG_FILE` of that node's
-reporter. Passwords are made once and stay.
+Run it as the server's administrator, before the services of a new version start, and again at any time.
+`FOLDER/SERVICE.url` (mode
+0600) is for the service's `PENSTOCK_DSN_FILE`, and `FOLDER/nodes/NODE.url` for the `PENSTOCK_LOG_FILE` of
+      that node's reporter. Passwords are made once and stay.
 """
 
 import asyncio
@@ -35,7 +37,8 @@ from penstock_services.gateway.shell.store import gateway_schema
 
 SERVICE_NAME = re.compile(r"[a-z][a-z-]{0,40}")
 READERS = ("batcher", "contention-guard", "estimator", "gateway", "migrator", "placer")
-"""Services that may read the read models and snapshots. All of them read the ledger, from which these are computed."""
+"""Services that may read the read models and snapshots. All of them read the ledger, from which these are
+computed."""
 
 
 def schemas(cell: str) -> dict[str, str]:
@@ -69,7 +72,8 @@ async def let_read(connection: asyncpg.Connection, schema: str, owner: str, read
 async def prepare(
     settings: Settings, rights: Rights, folder: Path, cells: int = 1, nodes: Sequence[str] = ()
 ) -> list[str]:
-    """Makes roles, files and rights for the cell of `settings`, and for the reporters of these nodes; returns a line for each.
+    """Makes roles, files and rights for the cell of `settings`, and for the reporters of these nodes; returns
+    a line for each.
 
     The embedded log gets its rights where it is the same database. Raises `ConfigurationError`, `StoreError`.
     """

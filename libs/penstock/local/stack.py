@@ -1,4 +1,5 @@
-"""Supervisor of one local installation: starts its parts in order, watches them, ends them in the opposite order.
+"""Supervisor of one local installation: starts its parts in order, watches them, ends them in the opposite
+order.
 
 Postgres → log → services (this process) → one node-reporter process per node. All state lies in the
 folder: `postgres/`, `nodes/<id>/`, `logs/`. Nothing is written elsewhere.
@@ -69,7 +70,8 @@ class Running(NamedTuple):
 
     url: str
     failed: "asyncio.Future[None]"
-    """Pending while all is well; gets the first error of a service, node-reporter or server that cannot go on."""
+    """Pending while all is well; gets the first error of a service, node-reporter or server that cannot go
+    on."""
 
     async def until_failure(self) -> None:
         """Never returns; raises that error."""
@@ -126,7 +128,8 @@ async def running(options: Options, screen: Console) -> AsyncIterator[Running]:
         nodes = await _of_node_reporters(settings, options.node_ids(), warn)
         if not os.environ.get(DSN_VARIABLE) and not (options.folder / "postgres" / "data").exists():
             warn(
-                f"the database's user cannot reach {options.folder}: nothing is stored after the end; use another --folder"
+                f"the database's user cannot reach {options.folder}: nothing is stored after the end; use "
+                "another --folder"
             )
         step("log", "Kafka" if options.log else "in Postgres")
         stack.enter_context(_environment({**settings.environment(), **bind}))
@@ -138,7 +141,8 @@ async def running(options: Options, screen: Console) -> AsyncIterator[Running]:
         step("nodes", _describe_nodes(options))
         if os.geteuid() == 0:
             warn(
-                "you are root, and so are the jobs, with few of root's rights; elsewhere node-reporters ask for --task-user"
+                "you are root, and so are the jobs, with few of root's rights; elsewhere node-reporters ask "
+                "for --task-user"
             )
         announce(lock, url)
         yield Running(url, failed)
@@ -199,13 +203,14 @@ async def _log(settings: Settings, stack: AsyncExitStack) -> Log | None:
 async def _of_node_reporters(
     settings: Settings, node_ids: Sequence[str], warn: Callable[[str], None]
 ) -> dict[str, Settings]:
-    """Node → settings without the database, and on an embedded server with the node's own role: it may append events about nodes
-    and no others, and read the orders for this node."""
+    """Node → settings without the database, and on an embedded server with the node's own role: it may append
+    events about nodes and no others, and read the orders for this node."""
     urls = dict.fromkeys(node_ids, settings.log_url)
     if settings.log_url == settings.dsn:
         if os.environ.get(DSN_VARIABLE, "").strip():
             warn(
-                f"the node-reporters have all rights of {DSN_VARIABLE}; start services apart, with a role for each, where jobs are not trusted"
+                f"the node-reporters have all rights of {DSN_VARIABLE}; start services apart, with a role "
+                "for each, where jobs are not trusted"
             )
         else:
             urls = await node_urls(settings.log_url, node_ids)
@@ -236,7 +241,8 @@ async def _node_reporters(
     try:
         if not await all_ready(ready, failed, START_TIMEOUT_S):
             raise ConfigurationError(
-                f"the node-reporters were not ready within {START_TIMEOUT_S:.0f} s; see {options.folder / 'logs'}"
+                f"the node-reporters were not ready within {START_TIMEOUT_S:.0f} s; see "
+                f"{options.folder / 'logs'}"
             )
         yield
     finally:
@@ -271,7 +277,8 @@ def _node_command(options: Options, url: str, settings: Settings, number: int, n
 
 
 def _node_environment(settings: Settings, log_url: Path) -> dict[str, str]:
-    """Environment of a node-reporter: the log's password is in a file, the database's is left out, as it is not needed."""
+    """Environment of a node-reporter: the log's password is in a file, the database's is left out, as it is
+    not needed."""
     _write_private(log_url, settings.log_url)
     found = {**os.environ, **settings.environment(), "PENSTOCK_LOG_FILE": str(log_url)}
     absent = ("PENSTOCK_LOG", DSN_VARIABLE, "PENSTOCK_DSN_FILE")
@@ -324,7 +331,8 @@ def _port(asked: int) -> int:
             probe.bind(("127.0.0.1", asked))
         except OSError as error:
             raise ConfigurationError(
-                f"--port {asked}: in use on 127.0.0.1 ({error.strerror}); stop what listens there or give another"
+                f"--port {asked}: in use on 127.0.0.1 ({error.strerror}); stop what listens there or give "
+                "another"
             ) from error
     return asked
 

@@ -1,8 +1,9 @@
-"""Cleanup of orphan processes: ends training processes that outlived their node-reporter, each proven to be Penstock's.
+"""Cleanup of orphan processes: ends training processes that outlived their node-reporter, each proven to be
+Penstock's.
 
-A node-reporter stops its tasks before it ends. Departure from that ideal: a killed node-reporter could not; its
-tasks' shims then live on (so that a restarted reporter finds them again), and when all of Penstock
-ends on this machine they must be ended here.
+A node-reporter stops its tasks before it ends. Departure from that ideal: a killed node-reporter could not;
+its tasks' shims then live on (so that a restarted reporter finds them again), and when all of Penstock ends
+on this machine they must be ended here.
 """
 
 import os
@@ -33,7 +34,8 @@ def end_leftover_tasks(nodes: Path) -> int:
 
 
 def reap_orphans() -> None:
-    """Reaps every ended child. To be called last: no other code may still wait for a child of this process."""
+    """Reaps every ended child. To be called last: no other code may still wait for a child of this
+    process."""
     with suppress(ChildProcessError):
         while os.waitpid(-1, os.WNOHANG)[0]:
             continue

@@ -4,9 +4,10 @@
     ARCHIVE/<topic>/<partition>/<first offset>-<end offset>.records.gz
     ARCHIVE/<ledger's topic>/<partition>/<end offset>.snapshot.gz
 
-A segment is the gzipped MessagePack of its records, byte for byte as they were read. The directory may be a network file
-system; one archiver at a time writes. Every read compares the file's sha256 with the index, and `ArchivedLog` compares
-the archive's last record with the log's (`Index.last_id`), so that neither can be exchanged alone.
+A segment is the gzipped MessagePack of its records, byte for byte as they were read. The directory may be a
+network file system; one archiver at a time writes. Every read compares the file's sha256 with the index, and
+`ArchivedLog` compares the archive's last record with the log's (`Index.last_id`), so that neither can be
+exchanged alone.
 """
 
 import fcntl
@@ -82,7 +83,8 @@ class Archive:
         self.folder = Path(folder)
 
     def index(self, partition: Partition) -> Index:
-        """The partition's index, empty where nothing is archived. Raises `ConfigurationError` for a damaged one."""
+        """The partition's index, empty where nothing is archived. Raises `ConfigurationError` for a damaged
+        one."""
         path = self.folder_of(partition) / INDEX
         try:
             index = msgspec.json.decode(path.read_bytes(), type=Index)
@@ -95,7 +97,8 @@ class Archive:
         for before, segment in zip(index.segments, index.segments[1:], strict=False):
             if segment.first != before.end:
                 raise ConfigurationError(
-                    f"{path} of the archive lacks offsets {before.end} to {segment.first}: restore it from a copy"
+                    f"{path} of the archive lacks offsets {before.end} to {segment.first}: restore it from a "
+                    "copy"
                 )
         return index
 
@@ -132,14 +135,16 @@ class Archive:
         found = sha256(packed).hexdigest()
         if found != digest:
             raise ConfigurationError(
-                f"segment {path} of the archive was altered: its sha256 is {found}, and {digest} in the index. Restore it "
+                f"segment {path} of the archive was altered: its sha256 is {found}, and {digest} in the "
+                "index. Restore it "
                 "from a copy"
             )
         return packed
 
     @contextmanager
     def lock(self) -> Iterator[None]:
-        """Lock of the one archiver. Raises `ConfigurationError` while another archiver runs, or the directory cannot be written."""
+        """Lock of the one archiver. Raises `ConfigurationError` while another archiver runs, or the directory
+        cannot be written."""
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
             handle = os.open(self.folder / LOCK, os.O_RDWR | os.O_CREAT, 0o644)

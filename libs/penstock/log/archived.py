@@ -1,7 +1,7 @@
 """Tiered log: a log and the archive of its oldest records, read as one log.
 
-Ideal: a reader cannot tell which of the two a record comes from. Departures: a read of the archive costs a whole segment,
-and the archive is read only below the beginning of the log.
+Ideal: a reader cannot tell which of the two a record comes from. Departures: a read of the archive costs a
+whole segment, and the archive is read only below the beginning of the log.
 """
 
 import asyncio
@@ -19,7 +19,8 @@ from penstock.log.port import MAX_READ_RECORDS, Log, Partition, Reader, Record
 class ArchivedLog(LogOver):
     """Appends go to the log; records that the log no longer has are read from the archive.
 
-    Raises `ConfigurationError` where the archive does not belong to the log, ends before the log begins, or is damaged.
+    Raises `ConfigurationError` where the archive does not belong to the log, ends before the log begins, or
+    is damaged.
     """
 
     def __init__(self, log: Log, archive: Archive) -> None:
@@ -38,7 +39,8 @@ class ArchivedLog(LogOver):
         }
 
     async def indexes(self, begins: Mapping[Partition, int]) -> dict[Partition, Index]:
-        """The indexes of the archived ones of these partitions (partition → the log's first offset); each continues in its log."""
+        """The indexes of the archived ones of these partitions (partition → the log's first offset); each
+        continues in its log."""
         found: dict[Partition, Index] = {}
         for place, begin in begins.items():
             index = await asyncio.to_thread(self.archive.index, place)
@@ -51,22 +53,28 @@ class ArchivedLog(LogOver):
         where = f"the archive {self.archive.folder} holds {place.topic} partition {place.index}"
         if index.end < begin:
             raise ConfigurationError(
-                f"{where} up to offset {index.end}, and the log begins at {begin}: what lies between is missing. Restore the "
+                f"{where} up to offset {index.end}, and the log begins at {begin}: what lies between is "
+                "missing. Restore the "
                 "newest copy of the archive"
             )
         end = (await self.inner.end_offsets([place]))[place]
         if 0 < end < index.end:
             raise ConfigurationError(
-                f"{where} up to offset {index.end}, and the log ends at {end}: the log was restored from a backup that is older than the "
-                "archive. Restore a newer backup of the log; or the copy of the archive that is as old as the backup. Without "
-                f"one move {self.archive.folder} away: what lies before offset {begin} can then not be looked back at"
+                f"{where} up to offset {index.end}, and the log ends at {end}: the log was restored from a "
+                "backup that is older than the "
+                "archive. Restore a newer backup of the log; or the copy of the archive that is as old as "
+                "the backup. Without "
+                f"one move {self.archive.folder} away: what lies before offset {begin} can then not be "
+                "looked back at"
             )
         last = (await records_at(self.inner, {place: index.end - 1}))[place]
         if last is None or record_id(last.value) != index.last_id:
             there = "there is no record" if last is None else f"that is {record_id(last.value)}"
             raise ConfigurationError(
-                f"{where}, but of another log: its record at offset {index.end - 1} is {index.last_id}, and in this log {there}. "
-                "Give each log its own PENSTOCK_ARCHIVE; or, where this topic was created anew and accepted, move its folder away; or, "
+                f"{where}, but of another log: its record at offset {index.end - 1} is {index.last_id}, and "
+                f"in this log {there}. "
+                "Give each log its own PENSTOCK_ARCHIVE; or, where this topic was created anew and accepted, "
+                "move its folder away; or, "
                 "where the log was restored from a backup, restore the copy of the archive that is as old"
             )
 
@@ -79,7 +87,8 @@ class ArchivedReader:
         self._positions = dict(start)
         self._batch_ms = batch_ms
         self._left: dict[Partition, tuple[int, Index]] | None = None
-        """Partitions whose position is in the archive: the first offset of their log, and their index. None: not yet known."""
+        """Partitions whose position is in the archive: the first offset of their log, and their index. None:
+        not yet known."""
         self._buffer: deque[Record] = deque()
         self._rest: Reader | None = None
 

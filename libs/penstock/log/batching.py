@@ -1,10 +1,10 @@
 """Token bucket that limits how often a reader reads: the first record after an idle moment is never delayed.
 
-Ideal: the reader knows whether more records are about to come. Departure: a token bucket estimates it from the
-rate of recent reads. Each read takes a token, one token comes back per `batch_ms`; without a token the
+Ideal: the reader knows whether more records are about to come. Departure: a token bucket estimates it from
+the rate of recent reads. Each read takes a token, one token comes back per `batch_ms`; without a token the
 reader gathers until the next one is due. A few hops in quick succession (one job on a quiet system) thus pass
-undelayed, a steady stream is read once per `batch_ms`. A reader with a long interval is not urgent: it
-passes fewer hops undelayed (at least one), and so leaves more CPU to urgent readers.
+undelayed, a steady stream is read once per `batch_ms`. A reader with a long interval is not urgent: it passes
+fewer hops undelayed (at least one), and so leaves more CPU to urgent readers.
 """
 
 from collections.abc import Callable

@@ -1,6 +1,8 @@
-"""Dead-letter topic: a record that cannot be read or applied, with its place, the reason and an outline; never dropped.
+"""Dead-letter topic: a record that cannot be read or applied, with its place, the reason and an outline;
+never dropped.
 
-The record itself stays at its place, where only readers of its topic get it: an unreadable record may hold a secret.
+The record itself stays at its place, where only readers of its topic get it: an unreadable record may hold a
+secret.
 """
 
 from hashlib import sha256
@@ -21,7 +23,8 @@ MAX_HEADER_CHARS = 512
 def dead_letter(
     record: Record, service: str, reason: Reason, detail: str, differs: StateDiffers | None = None
 ) -> Message:
-    """The message to append for a record that `service` could not use. Its id derives from the record's place."""
+    """The message to append for a record that `service` could not use. Its id derives from the record's
+    place."""
     place = record.partition
     data = DeadLettered(
         source_topic=place.topic,

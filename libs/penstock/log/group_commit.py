@@ -1,9 +1,9 @@
 """Client-side group commit: one write in flight, the next batch gathers meanwhile (speed.md rules 1 and 2).
 
-Ideal: every append is written at once. Departure: appends that arrive during a write share the next one, since
-a write costs a round trip and an fsync whatever its size. Where all services share one log, those costs use up a
-core once writes follow each other without a break: such a stream of writes is paced (penstock.log.batching); the
-first ones after a quiet moment are not delayed.
+Ideal: every append is written at once. Departure: appends that arrive during a write share the next one,
+since a write costs a round trip and an fsync whatever its size. Where all services share one log, those costs
+use up a core once writes follow each other without a break: such a stream of writes is paced
+(penstock.log.batching); the first ones after a quiet moment are not delayed.
 """
 
 import asyncio
@@ -44,7 +44,8 @@ def check_sizes(messages: Sequence[Message]) -> None:
             label_bytes += len(name) + len(value)
         if label_bytes > HEADERS_MAX_BYTES:
             raise TooLarge(
-                f"{label_bytes} bytes of key and headers for {message.partition}; the bound is {HEADERS_MAX_BYTES}"
+                f"{label_bytes} bytes of key and headers for {message.partition}; the bound is "
+                f"{HEADERS_MAX_BYTES}"
             )
 
 
@@ -174,7 +175,8 @@ class GroupCommit:
     def _resolve_partly(
         self, shares: list[tuple[_Call, int]], outcomes: Sequence[int | PenstockError]
     ) -> None:
-        """Resolves each call by its own messages only: a forbidden write of another call is not its failure."""
+        """Resolves each call by its own messages only: a forbidden write of another call is not its
+        failure."""
         at = 0
         for call, count in shares:
             part = outcomes[at : at + count]

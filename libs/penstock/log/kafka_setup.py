@@ -1,10 +1,11 @@
-"""Set-up of a Kafka cluster for Penstock: its topics, and the rights of each service (ACLs). Run again at any time.
+"""Set-up of a Kafka cluster for Penstock: its topics, and the rights of each service (ACLs). Run again at any
+time.
 
     python -m penstock.log.kafka_setup kafka://admin:password@host:9092 [--rights FILE] [--cells N]
         [--correct] [--withdraw IDENTITY]
 
-Prints the resulting topics and rights, and the changes. Exit status: 0 done, 1 the cluster refused or cannot be reached,
-2 wrong arguments, or a topic could lose records and `--correct` was not given.
+Prints the resulting topics and rights, and the changes. Exit status: 0 done, 1 the cluster refused or cannot
+be reached, 2 wrong arguments, or a topic could lose records and `--correct` was not given.
 """
 
 import asyncio
@@ -41,7 +42,8 @@ async def grant_all(log: KafkaLog, rights: Rights) -> int:
 
 
 def read_rights(path: Path) -> Rights:
-    """The rights in a YAML file. Raises `ConfigurationError` if it names a verb, a topic or a group that does not exist."""
+    """The rights in a YAML file. Raises `ConfigurationError` if it names a verb, a topic or a group that does
+    not exist."""
     import yaml
 
     try:
@@ -120,7 +122,8 @@ def prepare_kafka(
         typer.Option(metavar="IDENTITY", help="Take away all rights of this identity, at once; repeatable."),
     ] = None,
 ) -> None:
-    """Prepare a Kafka for Penstock: its topics, and the rights of each service. May be run again at any time."""
+    """Prepare a Kafka for Penstock: its topics, and the rights of each service. May be run again at any
+    time."""
     if not url:
         raise ConfigurationError(
             "URL: not given; give kafka://[user:password@]host:port, or set PENSTOCK_LOG"

@@ -1,7 +1,8 @@
 """Point lookup: the record at an offset of each partition.
 
-A position that is stored elsewhere (in a snapshot, a table, another topic) may be of another log: topics are deleted
-and created again, and backups are restored. So the record that was read there is compared with the record there now.
+A position that is stored elsewhere (in a snapshot, a table, another topic) may be of another log: topics are
+deleted and created again, and backups are restored. So the record that was read there is compared with the
+record there now.
 """
 
 from collections.abc import Mapping

@@ -18,18 +18,19 @@ _FORMS = (
 
 
 def open_log(url: str, identity: str, archive: str | None = None) -> Log:
-    """The log, not yet started. `identity` names the service; on Kafka the broker authenticates the URL's user.
+    """The log, not yet started. `identity` names the service; on Kafka the broker authenticates the URL's
+    user.
 
-    `archive`: directory of the log's oldest records, which are read as part of it. Raises `ConfigurationError`; the message
-    never holds the password.
+    `archive`: directory of the log's oldest records, which are read as part of it. Raises
+    `ConfigurationError`; the message never holds the password.
     """
     log = _log(url, identity)
     return ArchivedLog(log, Archive(archive)) if archive else log
 
 
 def _log(url: str, identity: str) -> Log:
-    """`ca`: the connection is encrypted, and the broker proves its name by a certificate of the authorities in this PEM file,
-    or of those that the machine trusts (`ca=system`).
+    """`ca`: the connection is encrypted, and the broker proves its name by a certificate of the authorities
+    in this PEM file, or of those that the machine trusts (`ca=system`).
     """
     scheme, mark, rest = url.partition("://")
     if mark and scheme in ("postgresql", "postgres"):
@@ -62,8 +63,8 @@ def _log(url: str, identity: str) -> Log:
 
 
 def log_hosts(url: str) -> list[tuple[str, int]]:
-    """Host and port of each of the log's servers, for a URL that `open_log` accepts. None for a socket in a folder of this
-    machine, and for a log in memory.
+    """Host and port of each of the log's servers, for a URL that `open_log` accepts. None for a socket in a
+    folder of this machine, and for a log in memory.
     """
     scheme, _, rest = url.partition("://")
     if scheme == "kafka":

@@ -1,4 +1,5 @@
-"""The `Log` port: ordered, durable partitions of records, with two adapters, a third in memory for tests, and one conformance suite.
+"""The `Log` port: ordered, durable partitions of records, with two adapters, a third in memory for tests, and
+one conformance suite.
 
 Ideal: a total order per partition; an append that returns is durable and visible to every reader, and
 readers never see a record before its predecessors. Departure: an append that *fails* may still have
@@ -28,8 +29,8 @@ class Partition(NamedTuple):
 class Message(msgspec.Struct, frozen=True, gc=False):
     """A record to be written. `key` only labels the record: the partition is chosen by the caller.
 
-    `at`: the offset that the record must get; if another record has it, nothing of its batch is written and the append
-    raises `OffsetTaken`. Only logs with `conditional` take it.
+    `at`: the offset that the record must get; if another record has it, nothing of its batch is written and
+    the append raises `OffsetTaken`. Only logs with `conditional` take it.
     """
 
     partition: Partition
@@ -79,7 +80,8 @@ class Log(Protocol):
 
     @property
     def conditional(self) -> bool:
-        """Whether `append` is a compare-and-append for messages with `at`, atomic over all partitions of one batch."""
+        """Whether `append` is a compare-and-append for messages with `at`, atomic over all partitions of one
+        batch."""
         ...
 
     async def start(self) -> Self:
@@ -119,7 +121,8 @@ class Log(Protocol):
         ...
 
     async def delete_before(self, offsets: Mapping[Partition, int]) -> None:
-        """Deletes the records of each partition below this offset, for ever; already deleted ones are not an error.
+        """Deletes the records of each partition below this offset, for ever; already deleted ones are not an
+        error.
 
         For administrators: nothing but the archiver calls it. Raises `NotAllowed`, `LogError`.
         """

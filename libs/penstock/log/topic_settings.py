@@ -28,11 +28,13 @@ MAX_MESSAGE_BYTES = 1_048_588  # Kafka's default; our largest record with its he
 
 RETENTION_MS: Mapping[str, int] = MappingProxyType(
     {
-        # The ledger alone rebuilds the state. An input must stay until the ledger has answered it, however long the
+        # The ledger alone rebuilds the state. An input must stay until the ledger has answered it, however
+        # long the
         # placer was stopped: no retention time is safe.
         **dict.fromkeys((str(Topic.LEDGER), *map(str, INPUT_TOPICS)), FOR_EVER),
         str(Topic.AMENDMENTS): FOR_EVER,  # part of the ledger: every later fold needs them
-        # Computed from the ledger: a node whose position is gone joins again, and its orders are repeated then.
+        # Computed from the ledger: a node whose position is gone joins again, and its orders are repeated
+        # then.
         str(Topic.ORDERS): 7 * DAY_MS,
         str(Topic.TELEMETRY): 7 * DAY_MS,  # no state depends on it
         str(Topic.DEAD_LETTERS): 90 * DAY_MS,  # no state depends on it; people read it
@@ -59,7 +61,8 @@ def topic_partitions(cells: int = 1) -> dict[str, int]:
 
 
 def topic_settings(topic: str, replicas: int) -> dict[str, str]:
-    """Every setting that decides whether an acknowledged record stays, for a topic with `replicas` replicas (≥ 1).
+    """Every setting that decides whether an acknowledged record stays, for a topic with `replicas` replicas
+    (≥ 1).
 
     A topic that is not in the table retains its records for ever.
     """
@@ -68,10 +71,12 @@ def topic_settings(topic: str, replicas: int) -> dict[str, str]:
         "retention.ms": str(RETENTION_MS.get(topic, FOR_EVER)),
         "retention.bytes": str(FOR_EVER),
         "cleanup.policy": "compact" if topic in COMPACTED_TOPICS else "delete",
-        # Acknowledged means: in two replicas at least, where one of three may be missing. With two replicas in all, this
+        # Acknowledged means: in two replicas at least, where one of three may be missing. With two replicas
+        # in all, this
         # would stop all writes while one is missing.
         "min.insync.replicas": str(max(1, min(replicas, MAX_REPLICAS) - 1)),
-        # The broker's clock: retention by a client's clock would follow the client's errors, and by default a broker
+        # The broker's clock: retention by a client's clock would follow the client's errors, and by default a
+        # broker
         # refuses records that are stamped an hour ahead.
         "message.timestamp.type": "LogAppendTime",
         "unclean.leader.election.enable": "false",  # a replica that lacks records must not become the leader

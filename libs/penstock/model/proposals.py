@@ -19,7 +19,8 @@ ANSWER_WITHIN_MS = 10_000
 
 
 class ReadVersion(Value, frozen=True, kw_only=True):
-    """A version of a job or node that a proposal was computed from; if it has changed, the proposal conflicts."""
+    """A version of a job or node that a proposal was computed from; if it has changed, the proposal
+    conflicts."""
 
     kind: Literal["job", "node"]
     id: Identifier
@@ -31,7 +32,8 @@ class ProposedJob(Value, frozen=True, kw_only=True):
 
     job_id: Identifier
     nodes: Annotated[tuple[Identifier, ...], Meta(min_length=1, max_length=MAX_GANG_TASKS)]
-    """Per task in rank order: workers, then parameter servers. A moldable job has as many workers as nodes are named."""
+    """Per task in rank order: workers, then parameter servers. A moldable job has as many workers as nodes
+    are named."""
 
 
 class ProposedUnit(Value, frozen=True, kw_only=True):
@@ -62,7 +64,8 @@ class Proposal(Event, frozen=True, kw_only=True):
 class PlanProposed(Proposal, frozen=True, kw_only=True):
     """Proposal to start these waiting jobs on these nodes. Each unit is answered separately, in this order.
 
-    Under a profile with a regroup stage running jobs may be stopped for it: they wait again, or start elsewhere as members of its units.
+    Under a profile with a regroup stage running jobs may be stopped for it: they wait again, or start
+    elsewhere as members of its units.
     """
 
     TYPE = "penstock.plan.proposed"
@@ -81,9 +84,11 @@ class PlanProposed(Proposal, frozen=True, kw_only=True):
 
 @event
 class MigrationProposed(Proposal, frozen=True, kw_only=True):
-    """Proposal to stop this running job, which saves its progress, and to start it on these nodes. GPUs and cores are chosen when it is committed.
+    """Proposal to stop this running job, which saves its progress, and to start it on these nodes. GPUs and
+    cores are chosen when it is committed.
 
-    With cause `converged` and the nodes on which it runs: it stays there, and is not evaluated by its convergence again.
+    With cause `converged` and the nodes on which it runs: it stays there, and is not evaluated by its
+    convergence again.
     """
 
     TYPE = "penstock.migration.proposed"
@@ -116,7 +121,8 @@ class CoresProposed(Proposal, frozen=True, kw_only=True):
 
 @event
 class ThrottleProposed(Proposal, frozen=True, kw_only=True):
-    """Proposal to cap a task's memory bandwidth (`Isolation.bandwidth`: how); None lifts the cap. Source: CODA §5c."""
+    """Proposal to cap a task's memory bandwidth (`Isolation.bandwidth`: how); None lifts the cap. Source:
+    CODA §5c."""
 
     TYPE = "penstock.throttle.proposed"
     OMITTED = ("by", "cause")

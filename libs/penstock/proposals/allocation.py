@@ -1,4 +1,5 @@
-"""Trial allocation of a plan's units, one after the other: which start now, which are ordered to start after jobs that are being stopped, and which wait for their ends."""
+"""Trial allocation of a plan's units, one after the other: which start now, which are ordered to start after
+jobs that are being stopped, and which wait for their ends."""
 
 from collections.abc import Sequence
 
@@ -15,9 +16,11 @@ MAX_TASKS = MAX_GANG_TASKS  # started in one record
 
 
 class Room:
-    """Allocates to units. Once resources of a node are reserved for a waiting unit, later units get none of this node until that one has started.
+    """Allocates to units. Once resources of a node are reserved for a waiting unit, later units get none of
+    this node until that one has started.
 
-    `next_members`: whether units may be ordered to start after jobs that are being stopped. `stops`: ids of running jobs that count as being stopped.
+    `next_members`: whether units may be ordered to start after jobs that are being stopped. `stops`: ids of
+    running jobs that count as being stopped.
     """
 
     def __init__(
@@ -59,9 +62,11 @@ class Room:
         return None
 
     def form(self, members: Members, *, waits: bool, fit_then: bool = False) -> Formed | Refusal | None:
-        """A group; None: it waits for stops, only if `waits`; or why it cannot be formed, even after them. Its members are never successors of other jobs.
+        """A group; None: it waits for stops, only if `waits`; or why it cannot be formed, even after them.
+        Its members are never successors of other jobs.
 
-        `fit_then`: it is already known to fit when all jobs that are being stopped have ended; it is tested again once no job is being stopped on its nodes.
+        `fit_then`: it is already known to fit when all jobs that are being stopped have ended; it is tested
+        again once no job is being stopped on its nodes.
         """
         nodes = [node_id for _, names in members for node_id in names]
         blocked = self._blocked(nodes)
@@ -93,8 +98,9 @@ class Room:
         )
 
     def _waits_for_stops(self, members: Members) -> bool:
-        """Whether `formed` is certain to refuse the group now: a fast test. A member is being stopped, or too many of its running members' group are still there, or no member runs and
-        there are too few free GPUs."""
+        """Whether `formed` is certain to refuse the group now: a fast test. A member is being stopped, or too
+        many of its running members' group are still there, or no member runs and there are too few free
+        GPUs."""
         jobs, waiting, group = [], 0, None
         for job_id, _ in members:
             job = self._state.jobs.get(job_id)
@@ -124,7 +130,8 @@ class Room:
         return "" if reserved is None else f"what is free of {reserved} is reserved for a unit before it"
 
     def _taken(self, places: Sequence[TaskPlacement], *others: Overlay | NextMembers | None) -> None:
-        """Books these places on the other overlays. Where no job is being stopped there is only one overlay."""
+        """Books these places on the other overlays. Where no job is being stopped there is only one
+        overlay."""
         self._tasks += len(places)
         for overlay in others if self._stops else ():
             if overlay is not None:

@@ -1,7 +1,9 @@
-"""Preemption for proposed plans: stops only running jobs that a unit needs to start, tried on a copy of the nodes on which they have ended.
+"""Preemption for proposed plans: stops only running jobs that a unit needs to start, tried on a copy of the
+nodes on which they have ended.
 
-A unit needs the stop of its own members that shall start elsewhere, of jobs that share GPUs with the members it joins and are not in it, and of enough of the jobs on
-its nodes to make room: of the jobs that the plan names, as many as possible continue to run, the last named first.
+A unit needs the stop of its own members that shall start elsewhere, of jobs that share GPUs with the members
+it joins and are not in it, and of enough of the jobs on its nodes to make room: of the jobs that the plan
+names, as many as possible continue to run, the last named first.
 """
 
 from collections.abc import Iterator, Sequence
@@ -53,7 +55,8 @@ class Stops(NamedTuple):
 def validate_with_stops(
     state: CellState, proposal: PlanProposed, profile: Profile
 ) -> tuple[ValidatedPlan | Refusal, Stops]:
-    """Result of each unit if the plan's stops are made. A job that no unit needs to stop is not stopped. Never changes the state."""
+    """Result of each unit if the plan's stops are made. A job that no unit needs to stop is not stopped.
+    Never changes the state."""
     named, refused = _may_stop(state, proposal.stops)
     validated = validate_plan(state, proposal, profile, frozenset(named))
     if isinstance(validated, Refusal):
@@ -116,7 +119,8 @@ def _may_stop(state: CellState, names: Sequence[str]) -> tuple[dict[str, JobStat
 
 
 def stays(state: CellState, job: JobState) -> Refusal | None:
-    """Why no plan may stop the job; None: one may. A member of a group may be stopped, since its place in the group becomes free."""
+    """Why no plan may stop the job; None: one may. A member of a group may be stopped, since its place in the
+    group becomes free."""
     if job.target:
         return Refusal("wrong_state", f"{job.job_id} moves")
     if job.status is JobStatus.STOPPING:
@@ -169,7 +173,8 @@ def _makes_way(job: JobState, validated: ValidatedUnit) -> MakesWay:
 
 
 class _Left:
-    """What waiting units leave free on their nodes when all named jobs have ended, by numbers. `nodes`: the units' nodes."""
+    """What waiting units leave free on their nodes when all named jobs have ended, by numbers. `nodes`: the
+    units' nodes."""
 
     def __init__(
         self, state: CellState, then: Overlay, nodes: dict[str, ValidatedUnit], named: dict[str, JobState]
@@ -197,7 +202,8 @@ class _Left:
         return True
 
     def _part(self, job: JobState, place: TaskPlacement) -> tuple[int, int, int, int]:
-        """(GPUs without fault, cores, MiB, Mbit/s) beyond what members of its group hold that continue to run."""
+        """(GPUs without fault, cores, MiB, Mbit/s) beyond what members of its group hold that continue to
+        run."""
         node = self._state.nodes[place.node_id]
         own = booked(self._state, job, place, self._gone)
         sound = mask_of(own.gpus) & node.present_gpu_mask & ~node.unusable_gpu_mask

@@ -1,7 +1,8 @@
-"""Validation of proposals: whether one may be accepted on exactly this state. Proposers and the placer call the same function (LAW 1).
+"""Validation of proposals: whether one may be accepted on exactly this state. Proposers and the placer call
+the same function (LAW 1).
 
-Conflicts are fine-grained (optimistic concurrency): only the versions that a proposal names are compared. Each unit of a plan is validated separately
-(`validate_plans`).
+Conflicts are fine-grained (optimistic concurrency): only the versions that a proposal names are compared.
+Each unit of a plan is validated separately (`validate_plans`).
 """
 
 from typing import Literal, NamedTuple

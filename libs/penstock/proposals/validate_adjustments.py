@@ -1,4 +1,5 @@
-"""Validation of adjustments: whether a running task's cores or memory bandwidth may be changed as proposed, on exactly this state; and its resulting cores."""
+"""Validation of adjustments: whether a running task's cores or memory bandwidth may be changed as proposed,
+on exactly this state; and its resulting cores."""
 
 from typing import NamedTuple
 
@@ -66,7 +67,8 @@ def refused(state: CellState, proposal: Adjusting) -> Refusal | None:
         if found.node.spec.bandwidth_cap == "none":
             return Refusal(
                 "unsupported",
-                f"{node_id} cannot cap memory bandwidth: it has neither resctrl nor quotas of processor time that it can use",
+                f"{node_id} cannot cap memory bandwidth: it has neither resctrl nor quotas of processor time "
+                "that it can use",
             )
         return None
     if proposal.cores > len(found.task.place.cores) and node_id in reserved_nodes(state):
@@ -76,18 +78,21 @@ def refused(state: CellState, proposal: Adjusting) -> Refusal | None:
         free = found.node.free_core_mask.bit_count()
         return Refusal(
             "infeasible",
-            f"{proposal.task_id} has {len(found.task.place.cores)} cores and {node_id} {free} free: it can have {room} at most",
+            f"{proposal.task_id} has {len(found.task.place.cores)} cores and {node_id} {free} free: it can "
+            f"have {room} at most",
         )
     return None
 
 
 def cause_of(proposal: Adjusting) -> AdjustmentCause:
-    """Cause of the decision: a service that names none is bounded like one that does; an operator has no cause."""
+    """Cause of the decision: a service that names none is bounded like one that does; an operator has no
+    cause."""
     return "" if proposal.by else proposal.cause or "other"
 
 
 def _slows_training(state: CellState, found: Running, proposal: Adjusting) -> str | None:
-    """Why a service may not make this change of a job with GPUs, whatever the cause that it names. Fewer cores than its placement's: only by a search."""
+    """Why a service may not make this change of a job with GPUs, whatever the cause that it names. Fewer
+    cores than its placement's: only by a search."""
     if not any(one.place.gpus for one in found.job.tasks.values()):
         return None
     if isinstance(proposal, ThrottleProposed):
@@ -101,7 +106,8 @@ def _slows_training(state: CellState, found: Running, proposal: Adjusting) -> st
 
 
 def _searched(state: CellState, found: Running, proposal: CoresProposed) -> bool:
-    """Whether these cores are within the bounds of the profile's search for the task's cores: a probe, or the end of a search that has probed."""
+    """Whether these cores are within the bounds of the profile's search for the task's cores: a probe, or the
+    end of a search that has probed."""
     job, task, _ = found
     if not (proposal.cause == "probe" or (proposal.cause == "settled" and task.core_probes)):
         return False
@@ -114,7 +120,8 @@ def _searched(state: CellState, found: Running, proposal: CoresProposed) -> bool
 
 
 def _adjusted_enough(found: Running, proposal: Adjusting) -> str | None:
-    """Why a service may not make this change (again), whatever it has measured. Giving back is always allowed: the change that took it was counted."""
+    """Why a service may not make this change (again), whatever it has measured. Giving back is always
+    allowed: the change that took it was counted."""
     task, cause = found.task, cause_of(proposal)
     if renews(found, proposal):
         return None
@@ -145,7 +152,10 @@ def _adjusted_enough(found: Running, proposal: Adjusting) -> str | None:
     if cause != "probe" and proposal.cores in (cores, task.placed_cores):
         return None
     if found.job.core_changes >= MAX_CORE_CHANGES * found.job.spec.workers:
-        return f"belongs to a job whose cores services have changed {found.job.core_changes} times: no more are allowed"
+        return (
+            f"belongs to a job whose cores services have changed {found.job.core_changes} times: no more "
+            "are allowed"
+        )
     return None
 
 
@@ -167,13 +177,15 @@ def _throttled_enough(job: JobState) -> str | None:
 
 
 def usable_cores(state: CellState, found: Running) -> int:
-    """How many cores the task could have: its own, as far as the node still has them, those of its group there, and the free ones."""
+    """How many cores the task could have: its own, as far as the node still has them, those of its group
+    there, and the free ones."""
     mine = _own(found) | _groups(state, found)
     return mine.bit_count() + found.node.free_core_mask.bit_count()
 
 
 def cores_of(state: CellState, found: Running, count: int) -> tuple[int, ...]:
-    """`count` ≤ `usable_cores` cores: first its own, then its group's, then free ones, each lowest first; ascending."""
+    """`count` ≤ `usable_cores` cores: first its own, then its group's, then free ones, each lowest first;
+    ascending."""
     own = _own(found)
     chosen: tuple[int, ...] = ()
     for mask in (own, _groups(state, found) & ~own, found.node.free_core_mask):

@@ -1,6 +1,8 @@
-"""Validation of plans: which units of a proposed plan may start, on exactly this state, and the places of their jobs.
+"""Validation of plans: which units of a proposed plan may start, on exactly this state, and the places of
+their jobs.
 
-Units are validated in order, each all or nothing, on one overlay: resources of one unit are not available to the next.
+Units are validated in order, each all or nothing, on one overlay: resources of one unit are not available to
+the next.
 """
 
 from collections.abc import Iterator, Mapping
@@ -28,7 +30,8 @@ Subject = tuple[Literal["job", "node"], str]
 
 
 class ValidatedUnit(NamedTuple):
-    """Result of one unit. `placed`: where its jobs start now, or when others end; empty where it waits for stops, or is refused."""
+    """Result of one unit. `placed`: where its jobs start now, or when others end; empty where it waits for
+    stops, or is refused."""
 
     number: int
     unit: ProposedUnit
@@ -56,11 +59,14 @@ def validate_plan(
     *,
     fit_then: bool = False,
 ) -> ValidatedPlan | Refusal:
-    """Result of each unit; or why the whole plan is refused. Never changes the state. `profile`: the cell's own, if available.
+    """Result of each unit; or why the whole plan is refused. Never changes the state. `profile`: the cell's
+    own, if available.
 
-    A profile that stops jobs alone decides which run: a unit may start only jobs that the profile would start now, on nodes that its own plan
-    does not reserve. Reservations do not bind plans of the profile's regroup stage, which has an order of its own. `stops`: ids of running jobs that count as being stopped. Reservations of the previous plan for units that have not started are dropped if any unit of this one is accepted.
-    `fit_then`: all groups are known to fit when all jobs that are being stopped have ended.
+    A profile that stops jobs alone decides which run: a unit may start only jobs that the profile would start
+    now, on nodes that its own plan does not reserve. Reservations do not bind plans of the profile's regroup
+    stage, which has an order of its own. `stops`: ids of running jobs that count as being stopped.
+    Reservations of the previous plan for units that have not started are dropped if any unit of this one is
+    accepted. `fit_then`: all groups are known to fit when all jobs that are being stopped have ended.
     """
     refusal = _of_the_plan(state, proposal)
     if refusal is not None:
@@ -84,7 +90,8 @@ def validate_plan(
 
 
 def _makes_way(state: CellState, proposal: PlanProposed, profile: Profile) -> Refusal | None:
-    """The refusal of another proposer's plan while the profile's own waits for a job that makes way: it would take the places of both."""
+    """The refusal of another proposer's plan while the profile's own waits for a job that makes way: it would
+    take the places of both."""
     if profile.make_way is None or proposal.proposer == profile.name:
         return None
     for unit in state.planned.values():
@@ -196,7 +203,8 @@ class _Validation:
         return ValidatedUnit(number, unit, placed or ())
 
     def _group(self, unit: ProposedUnit) -> Formed | Refusal | None:
-        """A job may join a running job out of turn, since it takes no other job's GPUs. Only a group whose turn it is may wait for stops (None)."""
+        """A job may join a running job out of turn, since it takes no other job's GPUs. Only a group whose
+        turn it is may wait for stops (None)."""
         jobs, state = {job.job_id for job in unit.jobs}, self._state
         if (large := _too_large(unit)) is not None:
             return large
@@ -265,7 +273,9 @@ class _Validation:
         return Refusal("invalid", wrong) if wrong else None
 
     def _passes(self, jobs: set[str]) -> Iterator[Refusal]:
-        """Other jobs than the head of the queue start only while it has not been overtaken too often; a plan counts once. Does not apply to regroup stages and profiles in which jobs make way, which have their own order."""
+        """Other jobs than the head of the queue start only while it has not been overtaken too often; a plan
+        counts once. Does not apply to regroup stages and profiles in which jobs make way, which have their
+        own order."""
         if self._profile.regroup is not None or self._profile.make_way is not None:
             return
         while self._head in self._accepted:
@@ -274,7 +284,10 @@ class _Validation:
             return
         passed = self._state.jobs[self._head].plans_passed
         if passed >= in_force(self._state.settings).max_overtakes:
-            why = f"{self._head} is first in the queue and {passed} plans have passed it: one has to start it first"
+            why = (
+                f"{self._head} is first in the queue and {passed} plans have passed it: one has to start "
+                "it first"
+            )
             yield Refusal("wrong_state", why)
 
 

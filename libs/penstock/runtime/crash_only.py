@@ -75,7 +75,8 @@ async def crash_only(
         if loop.time() - began > HEALTHY_S:
             backoff.reset()
         await first_of(stop.wait(), timeout_s=backoff.next_s())
-        gc.collect()  # the attempt's exceptions and frames form cycles that hold its state, and collections are rare
+        # the attempt's exceptions and frames form cycles that hold its state, and collections are rare
+        gc.collect()
 
 
 def _examine(name: str, error: Exception, on_failure: Callable[[BaseException], None]) -> None:

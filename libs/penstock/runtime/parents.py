@@ -1,4 +1,5 @@
-"""Parent and child processes on Linux (prctl): a child that ends with its parent, a parent that adopts orphans."""
+"""Parent and child processes on Linux (prctl): a child that ends with its parent, a parent that adopts
+orphans."""
 
 import ctypes
 import os
@@ -10,7 +11,8 @@ _prctl = ctypes.CDLL(None, use_errno=True).prctl
 
 
 def ends_with_parent(number: signal.Signals) -> Callable[[], None]:
-    """A `preexec_fn`: the kernel sends the child this signal when the thread that started it ends, even by kill -9."""
+    """A `preexec_fn`: the kernel sends the child this signal when the thread that started it ends, even by
+    kill -9."""
     parent = os.getpid()
 
     def prepare() -> None:
@@ -22,5 +24,6 @@ def ends_with_parent(number: signal.Signals) -> Callable[[], None]:
 
 
 def adopt_orphans() -> None:
-    """From now on orphans of this process's children become its children: a container's process 1 may not reap them."""
+    """From now on orphans of this process's children become its children: a container's process 1 may not
+    reap them."""
     _prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)

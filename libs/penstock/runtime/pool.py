@@ -59,7 +59,8 @@ def start_fork_server() -> None:
 
 
 def _begin_worker(niceness: int, pids: "SynchronizedArray[int]") -> None:
-    """Initialiser of a worker: it leaves signals from the terminal to its parent, ends with it, and uses one core."""
+    """Initialiser of a worker: it leaves signals from the terminal to its parent, ends with it, and uses one
+    core."""
     threading.Thread(target=_end_with_parent, daemon=True).start()
     with pids.get_lock():
         closed = pids[CLOSED]
@@ -72,7 +73,8 @@ def _begin_worker(niceness: int, pids: "SynchronizedArray[int]") -> None:
 
 
 def _end_with_parent() -> None:
-    """Ends the worker with its parent. The kernel's death signal would follow the fork server, which lives as long as its workers."""
+    """Ends the worker with its parent. The kernel's death signal would follow the fork server, which lives as
+    long as its workers."""
     parent = multiprocessing.parent_process()
     assert parent is not None
     parent.join()
@@ -116,7 +118,8 @@ class WorkerPool:
     async def run(
         self, function: Callable[Arguments, Result], *args: Arguments.args, **kwargs: Arguments.kwargs
     ) -> Result:
-        """The function's result or exception. Raises `PoolBusy` at once, `WorkerDied` when the worker was killed or the pool closed.
+        """The function's result or exception. Raises `PoolBusy` at once, `WorkerDied` when the worker was
+        killed or the pool closed.
 
         Cancelling the caller does not end a task that has begun.
         """
@@ -159,7 +162,8 @@ class WorkerPool:
             self._ending = asyncio.get_running_loop().call_later(self._idle_s, self.close)
 
     def close(self) -> None:
-        """Ends the workers and their tasks (their callers get `WorkerDied`); the next `run` starts new ones."""
+        """Ends the workers and their tasks (their callers get `WorkerDied`); the next `run` starts new
+        ones."""
         if self._ending is not None:
             self._ending.cancel()
         executor, self._executor = self._executor, None

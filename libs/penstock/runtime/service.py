@@ -1,4 +1,5 @@
-"""Process entry of a service: runs one coroutine until a stop signal, with a clear message for wrong settings.
+"""Process entry of a service: runs one coroutine until a stop signal, with a clear message for wrong
+settings.
 
 Every service exports `async def run(settings, stop, *, log=None, ready=None)`: it works until `stop` is
 set or cancelled; `log` is given when several services share one process; `ready` is set once it serves.
@@ -37,7 +38,8 @@ class Run(Protocol):
 
 
 def settle_gc() -> None:
-    """Tunes the garbage collector after start-up: objects that exist now live long; collect rarely (speed.md rule 6)."""
+    """Tunes the garbage collector after start-up: objects that exist now live long; collect rarely (speed.md
+    rule 6)."""
     gc.collect()
     gc.freeze()
     gc.set_threshold(50_000, 20, 20)

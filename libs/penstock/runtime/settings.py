@@ -2,11 +2,15 @@
 
 | variable | meaning | default |
 |---|---|---|
-| `PENSTOCK_LOG` | `kafka://[user:password@]host:port[,…][?ca=FILE]` or `postgresql://…` (the embedded log) | the value of `PENSTOCK_DSN` |
-| `PENSTOCK_LOG_FILE` | a file that holds `PENSTOCK_LOG`, which others cannot read: out of the environment, where children and `ps` find it | |
-| `PENSTOCK_DSN` | Postgres for projections and snapshots | required by projector and gateway; spares the placer folding from the beginning |
+| `PENSTOCK_LOG` | `kafka://[user:password@]host:port[,…][?ca=FILE]` or `postgresql://…` (the embedded log) |
+the value of `PENSTOCK_DSN` |
+| `PENSTOCK_LOG_FILE` | a file that holds `PENSTOCK_LOG`, which others cannot read: out of the environment,
+where children and `ps` find it | |
+| `PENSTOCK_DSN` | Postgres for projections and snapshots | required by projector and gateway; spares the
+placer folding from the beginning |
 | `PENSTOCK_DSN_FILE` | a file that holds `PENSTOCK_DSN`, which others cannot read | |
-| `PENSTOCK_ARCHIVE` | directory of the log's oldest records (`penstock-placer archive`), which are read as part of it | none |
+| `PENSTOCK_ARCHIVE` | directory of the log's oldest records (`penstock-placer archive`), which are read as
+part of it | none |
 | `PENSTOCK_CELL` | name of the cell that this service works for | `default` |
 | `PENSTOCK_CELL_INDEX` | its partition in the cell topics, 0–999 | `0` |
 | `PENSTOCK_OTLP` | OTLP/HTTP endpoint for traces, such as `http://127.0.0.1:4318` | no export |
@@ -138,6 +142,7 @@ class Settings(EnvironmentSettings):
 
 
 def _private(env: Mapping[str, str], variable: str) -> str:
-    """Content of the file that the variable names; empty without the variable. Raises `ConfigurationError`."""
+    """Content of the file that the variable names; empty without the variable. Raises
+    `ConfigurationError`."""
     path = env.get(variable)
     return read_private_text(variable, Path(path))[0].strip() if path else ""

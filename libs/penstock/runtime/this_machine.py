@@ -10,7 +10,8 @@ def boot_id() -> str:
 
 
 def machine_id() -> str | None:
-    """An id that stays over boots; None where the system has none (a container, say, or an image that was never booted)."""
+    """An id that stays over boots; None where the system has none (a container, say, or an image that was
+    never booted)."""
     try:
         found = Path("/etc/machine-id").read_text().strip()
     except (OSError, UnicodeDecodeError):

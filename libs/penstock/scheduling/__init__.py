@@ -1,1 +1,2 @@
-"""Scheduling: which job is next, where it starts, who makes room, who shares, what changes while jobs run. Pure stages of profiles."""
+"""Scheduling: which job is next, where it starts, who makes room, who shares, what changes while jobs run.
+Pure stages of profiles."""

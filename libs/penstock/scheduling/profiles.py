@@ -1,6 +1,7 @@
 """Scheduling profiles: one table from names to combinations of policies; no code inspects a name.
 
-A profile is composed of stages (`penstock.scheduling.stages.protocols.Profile`), and fixes the settings that are part of its definition.
+A profile is composed of stages (`penstock.scheduling.stages.protocols.Profile`), and fixes the settings that
+are part of its definition.
 """
 
 from collections.abc import Callable, Collection, Mapping
@@ -56,12 +57,14 @@ from penstock_papers.specon import SpeCon
 CODA = Contention(search="walk", users_cores="override", throttle="half")
 """The source's values; the cell's setting `contention` overrides them."""
 LOSES_MS = 3_600_000
-"""Under `penstock` borrowed cores are reclaimed from a job that does not save only within an hour of its placement: so it repeats at most an hour of work."""
+"""Under `penstock` borrowed cores are reclaimed from a job that does not save only within an hour of its
+placement: so it repeats at most an hour of work."""
 Make = Callable[[PlacerSettings], Profile]
 
 
 def placed_by(policy: Callable[[PlacerSettings], Policy], *, prelaunch: bool = False) -> Make:
-    """First come, first served with backfill; only the place stage differs. `prelaunch`: see `Profile.prelaunch`."""
+    """First come, first served with backfill; only the place stage differs. `prelaunch`: see
+    `Profile.prelaunch`."""
 
     def make(settings: PlacerSettings) -> Profile:
         found = policy(settings)
@@ -96,8 +99,11 @@ def least_attained(name: str, where: Callable[[str], Policy], *, strict_fifo: bo
 
 
 def penstock(settings: PlacerSettings) -> Profile:
-    """All stages together: jobs with the least slack to their deadline first, then tenants below their share, then the highest response ratio; compact gangs; backfill behind
-    a reservation; bursts by the grouping genetic algorithm; interleaving when the cell is saturated; jobs that make way for urgent ones and those with a deadline; moves that lower the sum of completion times; core counts adapted to running training jobs, and throttling of jobs that slow one down."""
+    """All stages together: jobs with the least slack to their deadline first, then tenants below their share,
+    then the highest response ratio; compact gangs; backfill behind a reservation; bursts by the grouping
+    genetic algorithm; interleaving when the cell is saturated; jobs that make way for urgent ones and those
+    with a deadline; moves that lower the sum of completion times; core counts adapted to running training
+    jobs, and throttling of jobs that slow one down."""
     without = settings.without
     reclaims = "reclaim" not in without
     together = (Lending if reclaims else Together)("penstock", settings.network_weight)
@@ -149,7 +155,8 @@ def liquid(name: str, pair_cost: PairCost) -> Make:
 
 
 def grouped(name: str, regroup: Callable[[PlacerSettings], Regroup], key: Key) -> Make:
-    """A regroup stage plans which jobs run and which share GPUs; until a plan arrives jobs are tried in order of the key, first fit, and no job is stopped."""
+    """A regroup stage plans which jobs run and which share GPUs; until a plan arrives jobs are tried in order
+    of the key, first fit, and no job is stopped."""
     return lambda settings: Profile(name, FirstFit(name), order=KeyOrder(key), regroup=regroup(settings))
 
 
@@ -161,13 +168,15 @@ def genie(settings: PlacerSettings) -> Profile:
 
 
 def specon(settings: PlacerSettings) -> Profile:
-    """Even spread, first come, first served; converged jobs move. Source: SpeCon §VI-A2 (the same initial placement for both schedulers)."""
+    """Even spread, first come, first served; converged jobs move. Source: SpeCon §VI-A2 (the same initial
+    placement for both schedulers)."""
     return Profile("specon", Even("specon"), migrate=SpeCon(settings.convergence))
 
 
 def coda(settings: PlacerSettings) -> Profile:
-    """Resource arrays with borrowing, dominant resource fairness inside each (`penstock.scheduling.place.arrays`); core counts of running training jobs are searched by
-    CODA's hill climbing, also where users specified them, and jobs that slow them down are throttled. Source: CODA §V."""
+    """Resource arrays with borrowing, dominant resource fairness inside each
+    (`penstock.scheduling.place.arrays`); core counts of running training jobs are searched by CODA's hill
+    climbing, also where users specified them, and jobs that slow them down are throttled. Source: CODA §V."""
     order = ArrayOrder()
     place = ArrayPlace("coda", order)
     return Profile("coda", place, order=order, reclaim=ArrayReclaim(settings.coda), guard=guard_of(CODA))
@@ -220,7 +229,8 @@ PROFILES: Mapping[str, Make] = MappingProxyType(
 
 KNOWN_PROFILES = 4  # cached by `known_profile`
 DEFAULT = "penstock"
-"""Profile of a cell whose operator names none. `PlacerSettings.profile` has the default with which ledgers were written."""
+"""Profile of a cell whose operator names none. `PlacerSettings.profile` has the default with which ledgers
+were written."""
 READ_DURATIONS = frozenset({"penstock", "genie", "sjf", "srtf", "srsf", "muri-s", "interleave"})
 """Profiles whose order depends on predicted run times; the decisions of the others do not."""
 WANT_TYPICAL_TASKS = frozenset({"fgd"})
@@ -257,12 +267,14 @@ class UnusedSetting(ValueError):
 
 
 def check_settings(settings: PlacerSettings) -> None:
-    """For settings that an operator gives; those in a ledger are taken as they are. Raises `UnknownProfile`, `UnusedSetting`."""
+    """For settings that an operator gives; those in a ledger are taken as they are. Raises `UnknownProfile`,
+    `UnusedSetting`."""
     profile = profile_for(settings)
     if settings.genie.make_way and profile.make_way is None:
         left_out = ", or in none with these stages left out (`without`)" if settings.without else ""
         raise UnusedSetting(
-            f"genie.make_way is true, but in profile {settings.profile} no job makes way{left_out}; choose penstock or genie, or leave it out"
+            f"genie.make_way is true, but in profile {settings.profile} no job makes way{left_out}; choose "
+            "penstock or genie, or leave it out"
         )
 
 
@@ -283,7 +295,8 @@ def profile_for(settings: PlacerSettings) -> Profile:
 
 @lru_cache(KNOWN_PROFILES)
 def known_profile(settings: PlacerSettings) -> Profile | None:
-    """As `profile_for`, for services that propose: with its stages' caches, and None for a profile of a newer placer, which is unknown here."""
+    """As `profile_for`, for services that propose: with its stages' caches, and None for a profile of a newer
+    placer, which is unknown here."""
     try:
         return profile_for(settings)
     except UnknownProfile:

@@ -1,9 +1,9 @@
 """Attained service and remaining time of a job, by the ledger.
 
-Ideal: the job reports them (`WorkProgressed`). Departures, for jobs that do not report the remaining time: the estimator's
-answer from their steps (`EtaEstimated`); else the estimated run time less the time since all tasks run.
-A member of a group is slower than alone, as its plan predicts; `remaining_s` is its remaining time when running alone.
-Seconds as real numbers, since thresholds are compared with them.
+Ideal: the job reports them (`WorkProgressed`). Departures, for jobs that do not report the remaining time:
+the estimator's answer from their steps (`EtaEstimated`); else the estimated run time less the time since all
+tasks run. A member of a group is slower than alone, as its plan predicts; `remaining_s` is its remaining time
+when running alone. Seconds as real numbers, since thresholds are compared with them.
 """
 
 from math import inf
@@ -26,8 +26,9 @@ def attained_s(state: CellState, job: JobState) -> float:
 
 
 def received_s(state: CellState, job: JobState) -> float:
-    """Time for which the job has had its resources, all attempts together, ≥ 0, by the ledger's clock: unlike `attained_s` it never falls, also where a job
-    that was stopped had not reported what it had done since its start."""
+    """Time for which the job has had its resources, all attempts together, ≥ 0, by the ledger's clock: unlike
+    `attained_s` it never falls, also where a job that was stopped had not reported what it had done since its
+    start."""
     running_ms = job.running_ms
     return (job.served_ms + (0 if running_ms is None else state.now_ms - running_ms)) / 1_000
 
@@ -54,7 +55,8 @@ def remaining_s(state: CellState, job: JobState) -> float:
 
 
 def saves_in_time(job: JobState) -> bool:
-    """Whether the job's usual save fits into its grace period; for a job that has not saved yet this is assumed."""
+    """Whether the job's usual save fits into its grace period; for a job that has not saved yet this is
+    assumed."""
     return job.checkpoint is None or job.checkpoint.usual_save_ms <= job.spec.grace_ms
 
 
@@ -65,10 +67,12 @@ def saved_s(job: JobState) -> float:
 
 
 def fixed_cost_s(job: JobState) -> float:
-    """The time-independent cost of stopping the job, ≥ 0: its usual save where it saves in time, and a launch as long as its last.
+    """The time-independent cost of stopping the job, ≥ 0: its usual save where it saves in time, and a launch
+    as long as its last.
 
-    Ideal: for every job, with all its work where it does not save. Departure: stopping a job that does not specify how it saves, or does not run
-    yet, costs nothing, as in the sources of the orders: their published times are based on that.
+    Ideal: for every job, with all its work where it does not save. Departure: stopping a job that does not
+    specify how it saves, or does not run yet, costs nothing, as in the sources of the orders: their published
+    times are based on that.
     """
     if job.running_ms is None or not job.saves:
         return 0.0
@@ -84,8 +88,8 @@ def loses(job: JobState) -> bool:
 
 
 def stop_cost_s(state: CellState, job: JobState) -> float:
-    """The cost of stopping a running job now, ≥ 0: `fixed_cost_s`, and the work since its checkpoint if a save does not
-    fit into its grace period."""
+    """The cost of stopping a running job now, ≥ 0: `fixed_cost_s`, and the work since its checkpoint if a
+    save does not fit into its grace period."""
     if not job.saves:
         return 0.0
     lost_s = state.now_ms / 1_000 - saved_s(job) if loses(job) else 0.0
@@ -93,7 +97,8 @@ def stop_cost_s(state: CellState, job: JobState) -> float:
 
 
 def cost_text(state: CellState, job: JobState) -> str:
-    """`; stopping it costs 12 s`, with the part of it that is lost work; for `why`. Empty: it costs nothing."""
+    """`; stopping it costs 12 s`, with the part of it that is lost work; for `why`. Empty: it costs
+    nothing."""
     cost_s = stop_cost_s(state, job)
     if not cost_s:
         return ""
@@ -118,9 +123,11 @@ def remaining_text(state: CellState, job: JobState) -> str:
 
 
 def ends_s(job: JobState) -> float | None:
-    """Ledger time in s at which a running job's remaining time will be 0 at its present speed, unless it reports again; None while it does not run.
+    """Ledger time in s at which a running job's remaining time will be 0 at its present speed, unless it
+    reports again; None while it does not run.
 
-    Consistent with `remaining_s`, and infinite where that is. It is compared, so equal inputs give bitwise equal results.
+    Consistent with `remaining_s`, and infinite where that is. It is compared, so equal inputs give bitwise
+    equal results.
     """
     running_ms = job.running_ms
     if running_ms is None:
@@ -154,7 +161,8 @@ def _shaped_ms(job: JobState, estimate: Estimate) -> float:
 
 
 def served_since_s(job: JobState) -> float | None:
-    """Ledger time in s at which the job's attained service would have been 0 if it had run ever since; None while it does not run."""
+    """Ledger time in s at which the job's attained service would have been 0 if it had run ever since; None
+    while it does not run."""
     since_ms = job.running_ms
     if since_ms is None:
         return None
@@ -164,7 +172,8 @@ def served_since_s(job: JobState) -> float | None:
 
 
 class Key(Protocol):
-    """Sort key, ≥ 0; the smallest runs first. `cost_s` is subtracted from the time that the job needs, down to 0."""
+    """Sort key, ≥ 0; the smallest runs first. `cost_s` is subtracted from the time that the job needs, down
+    to 0."""
 
     def __call__(self, state: CellState, job: JobState, cost_s: float = 0.0) -> float: ...
 

@@ -1,4 +1,5 @@
-"""Callbacks for training loops of PyTorch, Keras, Lightning and scikit-learn: progress, loss, stages and checkpoints in three lines.
+"""Callbacks for training loops of PyTorch, Keras, Lightning and scikit-learn: progress, loss, stages and
+checkpoints in three lines.
 
     steps = Steps(total=epochs * len(loader))           # PyTorch, and every loop of your own
     for batch in steps(loader):
@@ -8,8 +9,9 @@
     Trainer(callbacks=[lightning_callback()])            # Lightning
     model.fit(x, y, monitor=monitor(model.n_estimators)) # scikit-learn's boosting
 
-None of these frameworks is imported here: a base class that a framework requires is taken from the modules that the script has imported.
-Outside of Penstock these callbacks do nothing, like `penstock.sdk.progress` and `stages`; they never fail a training.
+None of these frameworks is imported here: a base class that a framework requires is taken from the modules
+that the script has imported. Outside of Penstock these callbacks do nothing, like `penstock.sdk.progress` and
+`stages`; they never fail a training.
 """
 
 import sys
@@ -27,10 +29,11 @@ KERAS, LIGHTNING = ("keras", "tensorflow.keras", "tf_keras"), ("lightning.pytorc
 
 
 class Steps:
-    """Counts the iterations of a loop. `total`: of the whole training; `done`: completed before the loop begins.
+    """Counts the iterations of a loop. `total`: of the whole training; `done`: completed before the loop
+    begins.
 
-    `loss`: set it within an iteration; it is read only now and then, so a loss on a GPU is not waited for. Fetching the next item is the stage `storage`,
-    the body of the loop `gpu`.
+    `loss`: set it within an iteration; it is read only now and then, so a loss on a GPU is not waited for.
+    Fetching the next item is the stage `storage`, the body of the loop `gpu`.
     """
 
     def __init__(self, total: int | None = None, done: int = 0) -> None:
@@ -59,7 +62,8 @@ class Steps:
 
 
 def monitor(total: int | None = None) -> Callable[[int, Any, Any], bool]:
-    """Callback for `fit(monitor=…)` of scikit-learn's gradient boosting: a boosting stage is an iteration, its training score the loss. It never stops the training."""
+    """Callback for `fit(monitor=…)` of scikit-learn's gradient boosting: a boosting stage is an iteration,
+    its training score the loss. It never stops the training."""
 
     def each(number: int, model: Any, variables: Any) -> bool:
         scores = getattr(model, "train_score_", None)
@@ -73,20 +77,23 @@ def monitor(total: int | None = None) -> Callable[[int, Any, Any], bool]:
 def keras_callback(model: Any = None) -> Any:
     """Callback for `fit(callbacks=[…])` of Keras: batches are iterations, with `logs["loss"]`.
 
-    If a model is given, its weights and the number of epochs are the job's checkpoint: they are restored here, so pass `initial_epoch=callback.epoch`. After a save in the
-    middle of an epoch the training goes on at the epoch's beginning with the weights of the middle, as with Keras' own backups.
+    If a model is given, its weights and the number of epochs are the job's checkpoint: they are restored
+    here, so pass `initial_epoch=callback.epoch`. After a save in the middle of an epoch the training goes on
+    at the epoch's beginning with the weights of the middle, as with Keras' own backups.
     """
     return _keras_class(_base("Callback", KERAS, "callbacks"))(model)
 
 
 def lightning_callback() -> Any:
-    """Callback for `Trainer(callbacks=[…])` of Lightning: batches are iterations, with the step's loss; fetching a batch is the stage `storage`. Checkpoints are
-    Lightning's own: if such a script saves on SIGTERM, write `checkpoint: signal` in its job file."""
+    """Callback for `Trainer(callbacks=[…])` of Lightning: batches are iterations, with the step's loss;
+    fetching a batch is the stage `storage`. Checkpoints are Lightning's own: if such a script saves on
+    SIGTERM, write `checkpoint: signal` in its job file."""
     return _lightning_class(_base("Callback", LIGHTNING, "callbacks"))()
 
 
 def _base(name: str, modules: Iterable[str], below: str) -> type:
-    """The class of this name in the framework that the script has imported; `object` where it has imported none."""
+    """The class of this name in the framework that the script has imported; `object` where it has imported
+    none."""
     for module in modules:
         framework = sys.modules.get(module)
         found = getattr(getattr(framework, below, None), name, None)

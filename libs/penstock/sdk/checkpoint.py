@@ -1,13 +1,15 @@
-"""Checkpointing of a training script: `checkpoint(save, restore)` restores the last checkpoint and saves when Penstock asks.
+"""Checkpointing of a training script: `checkpoint(save, restore)` restores the last checkpoint and saves when
+Penstock asks.
 
     checkpoint(save, restore)
     for done in range(state.done + 1, 2_001):
         train_one_batch()
         progress(done, 2_000)
 
-Penstock asks by SIGTERM, before it stops the job, or by SIGUSR1. The handlers only set a flag: the save happens inside the next
-`progress`, between two iterations. A checkpoint exists whole or not at all: it is written into a folder of another name, which is
-renamed when all of it is on the disk; only then the previous one is removed, and renamed before that, too.
+Penstock asks by SIGTERM, before it stops the job, or by SIGUSR1. The handlers only set a flag: the save
+happens inside the next `progress`, between two iterations. A checkpoint exists whole or not at all: it is
+written into a folder of another name, which is renamed when all of it is on the disk; only then the previous
+one is removed, and renamed before that, too.
 """
 
 import json
@@ -134,7 +136,8 @@ class Saver:
 
     @contextmanager
     def nothing_to_save(self) -> Iterator[None]:
-        """A block without work to save, before the first iteration or after a boundary: a stop in it raises SystemExit at once."""
+        """A block without work to save, before the first iteration or after a boundary: a stop in it raises
+        SystemExit at once."""
         self._idle = True
         try:
             if self._ends:
@@ -144,7 +147,8 @@ class Saver:
             self._idle = False
 
     def boundary(self, done: SupportsInt) -> None:
-        """Saves between two iterations, after `done` of them, and raises SystemExit where the job is stopped."""
+        """Saves between two iterations, after `done` of them, and raises SystemExit where the job is
+        stopped."""
         self.asked = False
         failed = False
         try:
@@ -222,13 +226,15 @@ SAVER = Saver()
 
 
 def checkpoint(save: Act, restore: Act) -> bool:
-    """Restores the last checkpoint, if there is one, and saves from now on when Penstock asks. Returns whether it restored.
+    """Restores the last checkpoint, if there is one, and saves from now on when Penstock asks. Returns
+    whether it restored.
 
-    `save(path)` writes everything that the training needs into an empty folder; `restore(path)` reads it. Call this once, in the main
-    thread, when the model is made and before the loop that calls `progress`: saves happen inside of it. After SIGTERM the script
-    ends there with SystemExit, status 75 (1 if the save failed). In a gang rank 0 saves and all ranks restore.
+    `save(path)` writes everything that the training needs into an empty folder; `restore(path)` reads it.
+    Call this once, in the main thread, when the model is made and before the loop that calls `progress`:
+    saves happen inside of it. After SIGTERM the script ends there with SystemExit, status 75 (1 if the save
+    failed). In a gang rank 0 saves and all ranks restore.
 
-    Outside of Penstock, and in a job without `checkpoint: sdk`, nothing is saved; `PENSTOCK_RESUME` restores there, too. Raises
-    FileNotFoundError if the folder that it names does not exist.
+    Outside of Penstock, and in a job without `checkpoint: sdk`, nothing is saved; `PENSTOCK_RESUME` restores
+    there, too. Raises FileNotFoundError if the folder that it names does not exist.
     """
     return SAVER.begin(save, restore)

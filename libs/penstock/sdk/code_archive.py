@@ -1,4 +1,5 @@
-"""Reproducible archive of a folder of code: tar and gzip, the same bytes for the same files, bounded, without ignored files and virtual environments."""
+"""Reproducible archive of a folder of code: tar and gzip, the same bytes for the same files, bounded, without
+ignored files and virtual environments."""
 
 import gzip
 import hashlib
@@ -19,7 +20,10 @@ MAX_BYTES = 256 << 20  # before compression
 MAX_PACKED_BYTES = 64 << 20
 LARGEST_SHOWN = 3
 ENVIRONMENTS = ("pyvenv.cfg", "conda-meta")  # in a virtual environment of Python's, and in one of conda's
-REMEDY = "list what the job does not need in .penstockignore or .gitignore; data belongs on a disk that the nodes share"
+REMEDY = (
+    "list what the job does not need in .penstockignore or .gitignore; data belongs on a disk that the "
+    "nodes share"
+)
 
 
 class NotPackable(PenstockError):
@@ -55,7 +59,8 @@ class Entry(NamedTuple):
 
 
 def pack(folder: Path) -> Packed:
-    """Archives a folder, without times and owners; of modes only the executable bit is included. Raises `NotPackable`."""
+    """Archives a folder, without times and owners; of modes only the executable bit is included. Raises
+    `NotPackable`."""
     if not folder.is_dir():
         raise NotPackable(f"{folder} is not a folder; name the one with the job's code")
     left_out: dict[str, list[str]] = {}
@@ -70,7 +75,8 @@ def pack(folder: Path) -> Packed:
     data = raw.getvalue()
     if len(data) > MAX_PACKED_BYTES:
         raise NotPackable(
-            f"{folder}: packed it has {len(data) >> 20} MiB; the bound is {MAX_PACKED_BYTES >> 20} MiB; {REMEDY}"
+            f"{folder}: packed it has {len(data) >> 20} MiB; the bound is {MAX_PACKED_BYTES >> 20} MiB; "
+            f"{REMEDY}"
         )
     return Packed(data, hashlib.sha256(data).hexdigest(), len(entries), left_out)
 
@@ -121,12 +127,14 @@ def _walk(folder: Path, base: str, above: Sequence[Rule], left_out: dict[str, li
 
 
 def _stays_inside(path: Path, inside: str) -> None:
-    """Raises `NotPackable` for a link that leads out of the folder: on a node it would have another target."""
+    """Raises `NotPackable` for a link that leads out of the folder: on a node it would have another
+    target."""
     target = os.readlink(path)
     depth = os.path.normpath(os.path.join(os.path.dirname(inside), target))
     if target.startswith("/") or depth.split("/")[0] == "..":
         raise NotPackable(
-            f"{inside} is a link to {target}, outside of the folder; list it in .penstockignore, or copy the file"
+            f"{inside} is a link to {target}, outside of the folder; list it in .penstockignore, or copy the "
+            "file"
         )
 
 

@@ -1,8 +1,9 @@
 """Number of CPU cores that a running script may use, with a callback on changes, to resize thread pools.
 
-Penstock changes the cores of running tasks by their affinity and cpuset, and the kernel moves their threads at once; only the sizes of
-pools are left to the program. Ideal: the change interrupts. Departure: pools are resized between two iterations, where no thread uses
-them, so the affinity is read there, once a second at most.
+Penstock changes the cores of running tasks by their affinity and cpuset, and the kernel moves their threads
+at once; only the sizes of pools are left to the program. Ideal: the change interrupts. Departure: pools are
+resized between two iterations, where no thread uses them, so the affinity is read there, once a second at
+most.
 """
 
 import os
@@ -53,14 +54,17 @@ class Watch:
 
 _WATCH = Watch()
 look = _WATCH.look
-"""Runs the callbacks if the number of cores has changed; `progress` and `iteration` call it. For scripts that call neither."""
+"""Runs the callbacks if the number of cores has changed; `progress` and `iteration` call it. For scripts that
+call neither."""
 
 
 def on_cores(callback: Callable[[int], object]) -> None:
-    """Calls `callback` with the number of cores: now, and between iterations after each change, in the thread that iterates.
+    """Calls `callback` with the number of cores: now, and between iterations after each change, in the thread
+    that iterates.
 
-    `on_cores(torch.set_num_threads)`, `on_cores(numba.set_num_threads)`; a pool of one's own is replaced. Exceptions of `callback` are
-    raised in the script. Does nothing outside of Penstock, where the number of cores is the user's choice.
+    `on_cores(torch.set_num_threads)`, `on_cores(numba.set_num_threads)`; a pool of one's own is replaced.
+    Exceptions of `callback` are raised in the script. Does nothing outside of Penstock, where the number of
+    cores is the user's choice.
     """
     if os.environ.get(FIFO):
         _WATCH.add(callback)

@@ -1,8 +1,9 @@
 """Gate before a script's first use of its GPUs: a file lock that is free once the job holds them alone.
 
-Penstock may start a job with `prelaunch: true` while another one still holds its GPUs: it loads, unpacks and connects meanwhile. `phase("train")`
-waits here. The lock (`flock`) is held by the task's supervisor until the node has proof that the jobs before it have ended: no process polls, and
-later calls find it free. Source of the overlap: Liquid §6.1.
+Penstock may start a job with `prelaunch: true` while another one still holds its GPUs: it loads, unpacks and
+connects meanwhile. `phase("train")` waits here. The lock (`flock`) is held by the task's supervisor until the
+node has proof that the jobs before it have ended: no process polls, and later calls find it free. Source of
+the overlap: Liquid §6.1.
 """
 
 import fcntl
@@ -16,9 +17,11 @@ GATE = "PENSTOCK_GATE"
 
 
 def pass_gate() -> None:
-    """Returns when this job holds its GPUs alone. Each process of the script may call it, any number of times.
+    """Returns when this job holds its GPUs alone. Each process of the script may call it, any number of
+    times.
 
-    Raises OSError if the file does not exist, since it is not known then which job holds the GPUs, and SystemExit if the job is stopped meanwhile.
+    Raises OSError if the file does not exist, since it is not known then which job holds the GPUs, and
+    SystemExit if the job is stopped meanwhile.
     """
     path = os.environ.get(GATE)
     if not path:

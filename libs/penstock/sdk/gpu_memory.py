@@ -1,7 +1,9 @@
-"""GPU memory limit of a task that shares its GPUs, enforced by the framework: `keep_promise()` after the import of torch.
+"""GPU memory limit of a task that shares its GPUs, enforced by the framework: `keep_promise()` after the
+import of torch.
 
-An allocation beyond the promised memory then fails in the script that makes it, as on a smaller GPU, and not in another job's. PyTorch alone needs
-the call: JAX and TensorFlow read variables that Penstock sets. Source: Liquid §6.2, where each job's memory is limited by a parameter of its framework.
+An allocation beyond the promised memory then fails in the script that makes it, as on a smaller GPU, and not
+in another job's. PyTorch alone needs the call: JAX and TensorFlow read variables that Penstock sets. Source:
+Liquid §6.2, where each job's memory is limited by a parameter of its framework.
 """
 
 import os
@@ -12,7 +14,8 @@ BYTES_PER_MIB = 1 << 20
 
 
 def promised_mib() -> int | None:
-    """Memory promised to the task on each of its GPUs, MiB; None: it began alone on its GPUs, has no promised amount, or runs outside of Penstock."""
+    """Memory promised to the task on each of its GPUs, MiB; None: it began alone on its GPUs, has no promised
+    amount, or runs outside of Penstock."""
     try:
         memory_mib = int(os.environ.get("PENSTOCK_GPU_MEMORY_LIMIT_MIB", "0"))
     except ValueError:
@@ -21,7 +24,8 @@ def promised_mib() -> int | None:
 
 
 def keep_promise() -> bool:
-    """Limits PyTorch's allocator on the process's current GPU to the promised memory; returns whether it did. Imports nothing, never fails; `phase` calls it, too.
+    """Limits PyTorch's allocator on the process's current GPU to the promised memory; returns whether it did.
+    Imports nothing, never fails; `phase` calls it, too.
 
     Costs a dictionary look-up where the script has not imported torch. Earlier allocations stay.
     """

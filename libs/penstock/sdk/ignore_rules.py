@@ -1,8 +1,10 @@
-"""Matcher of ignore files with git's rules: `.gitignore` and `.penstockignore`, in the folder to pack and in those below it.
+"""Matcher of ignore files with git's rules: `.gitignore` and `.penstockignore`, in the folder to pack and in
+those below it.
 
-Rules: `#` comments, `!` includes a file again, a slash at the end means folders only, one elsewhere binds the pattern to the ignore
-file's folder; `*`, `?` and `[…]` match within a name, `**` over folders. The last matching rule counts; no file in an ignored folder
-is included again. Not read: git's global excludes and `.git/info/exclude`; a backslash only escapes `#`, `!` and a blank.
+Rules: `#` comments, `!` includes a file again, a slash at the end means folders only, one elsewhere binds the
+pattern to the ignore file's folder; `*`, `?` and `[…]` match within a name, `**` over folders. The last
+matching rule counts; no file in an ignored folder is included again. Not read: git's global excludes and
+`.git/info/exclude`; a backslash only escapes `#`, `!` and a blank.
 """
 
 import re
@@ -28,7 +30,8 @@ class Rule(NamedTuple):
 
 
 def rules_of(folder: Path, base: str) -> list[Rule]:
-    """Rules of a folder's ignore files, in their order. `base`: the folder's path in the archive, with a slash at its end; "" for the top."""
+    """Rules of a folder's ignore files, in their order. `base`: the folder's path in the archive, with a
+    slash at its end; "" for the top."""
     found = []
     for name in FILES:
         file = folder / name

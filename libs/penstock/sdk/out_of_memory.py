@@ -1,7 +1,8 @@
 """Out-of-memory reports of a training script: call `report_out_of_memory()` once at its beginning.
 
-A failed allocation is then recognised by the type of the error that ended the script, independent of its output. Without this, the
-node searches the last lines of the output for the names of such errors. The next attempt gets more of that memory.
+A failed allocation is then recognised by the type of the error that ended the script, independent of its
+output. Without this, the node searches the last lines of the output for the names of such errors. The next
+attempt gets more of that memory.
 """
 
 import errno
@@ -27,13 +28,16 @@ TEXTS = (
     (HOST, "DefaultCPUAllocator", re.compile(r"DefaultCPUAllocator: (?:can't allocate|not enough) memory")),
     (HOST, "std::bad_alloc", re.compile(r"^std::bad_alloc$")),
 )
-"""(memory, name; empty: the class's, text of a RuntimeError), for errors whose type does not name the memory. Sources: PyTorch, JAX, pybind11."""
+"""(memory, name; empty: the class's, text of a RuntimeError), for errors whose type does not name the memory.
+Sources: PyTorch, JAX, pybind11."""
 
 
 def report_out_of_memory() -> None:
-    """Installs a hook: an error that ends the script is reported if it, or one of its causes, is a failed allocation.
+    """Installs a hook: an error that ends the script is reported if it, or one of its causes, is a failed
+    allocation.
 
-    The traceback, the exit code and an earlier `sys.excepthook` stay as they are. Outside of Penstock, and called again, it does nothing more.
+    The traceback, the exit code and an earlier `sys.excepthook` stay as they are. Outside of Penstock, and
+    called again, it does nothing more.
     """
     before = sys.excepthook
     if getattr(before, "reports_memory", False):
@@ -50,7 +54,8 @@ def report_out_of_memory() -> None:
 
 
 def report(error: BaseException) -> bool:
-    """Reports an error that the script has caught and that will end it; True: it is a failed allocation, and its report is written.
+    """Reports an error that the script has caught and that will end it; True: it is a failed allocation, and
+    its report is written.
 
     It counts only if the task then fails. Never blocks, never fails.
     """
@@ -62,7 +67,8 @@ def report(error: BaseException) -> bool:
 
 
 def exhausted(error: BaseException) -> tuple[str, str] | None:
-    """(`host_memory` or `gpu_memory`, name of the error) of the first failed allocation among an error and its causes."""
+    """(`host_memory` or `gpu_memory`, name of the error) of the first failed allocation among an error and
+    its causes."""
     cause: BaseException | None = error
     for _ in range(MAX_CAUSES):
         if cause is None:

@@ -11,10 +11,12 @@ from penstock.sdk.reporter.lines import write_line
 
 
 def phase(name: Literal["launch", "train", "save"]) -> None:
-    """Reports that this phase begins now. Costs one small write; never fails, and never blocks, with one exception:
+    """Reports that this phase begins now. Costs one small write; never fails, and never blocks, with one
+    exception:
 
-    in a job with `prelaunch: true`, `phase("train")` first waits until the job holds its GPUs alone (`penstock.sdk.gate`). Call
-    `phase("save")` once the script needs its GPUs no more: the next job may be started then.
+    in a job with `prelaunch: true`, `phase("train")` first waits until the job holds its GPUs alone
+    (`penstock.sdk.gate`). Call `phase("save")` once the script needs its GPUs no more: the next job may be
+    started then.
     """
     keep_promise()
     if name == "train":

@@ -31,7 +31,8 @@ GROWTH_TENTHS = 11  # a line when the iterations since the first one are 1.1 tim
 PROFILE_ITERATIONS = "PENSTOCK_PROFILE_ITERATIONS"
 """Variable of a profiling run: the number of iterations after which it ends."""
 LEAST_S = 0.5  # between lines; a shorter window measures the step time badly
-LOOK_S = 0.5  # between looks at the clock, for steady step times; if steps take four times as long, still within a window
+# between looks at the clock, for steady step times; if steps take four times as long, still within a window
+LOOK_S = 0.5
 LOSS_S = 5.0  # between losses
 WINDOW_S = 2.0  # of a step time; as long as the kernel's windows of pressure stall information
 CHANGED = 0.05  # relative change of the step time at which it is written again
@@ -47,8 +48,8 @@ UNFIT = (ArithmeticError, AttributeError, RuntimeError, TypeError, ValueError)
 
 
 class Meter:
-    """Decides when to write a line. `clock`: monotonic seconds; `write`: takes a line, returns whether it was written; `waits`: waits for turns so far;
-    `count`: number of cores that the script may use now."""
+    """Decides when to write a line. `clock`: monotonic seconds; `write`: takes a line, returns whether it was
+    written; `waits`: waits for turns so far; `count`: number of cores that the script may use now."""
 
     def __init__(
         self,
@@ -194,7 +195,8 @@ class Meter:
         self._look_due = min(self._look_due, 1)
 
     def _look_again(self, done: int, now: float) -> None:
-        """Sets the next look at the clock after as many iterations as recently took `LOOK_S`; others cost a comparison."""
+        """Sets the next look at the clock after as many iterations as recently took `LOOK_S`; others cost a
+        comparison."""
         passed_s, steps = now - self._looked_at, done - self._looked
         ahead = steps if passed_s <= 0 else int(LOOK_S * steps / passed_s)
         self._look_due = done + max(1, min(ahead, 2 * steps))
@@ -202,7 +204,8 @@ class Meter:
 
 
 def _number(value: Any, kind: type[Number]) -> Number | None:
-    """The value as a number; None: it is not one. A tensor with a gradient is detached first, to avoid PyTorch's warning."""
+    """The value as a number; None: it is not one. A tensor with a gradient is detached first, to avoid
+    PyTorch's warning."""
     if value is None:
         return None
     try:
@@ -239,12 +242,14 @@ _LIMIT = Limit.of(os.environ.get(PROFILE_ITERATIONS, ""))
 def progress(done: int, total: int | None = None, loss: SupportsFloat | SupportsIndex | None = None) -> None:
     """Reports that `done` iterations are complete, of `total` if that is known. Call it after each one.
 
-    `done` counts since the job began: a script that resumes goes on counting from its checkpoint. A count that is not
-    higher than before is not reported. `loss` may be any argument of `float`; it is read only when a line is written, so
-    that a loss on a GPU is not waited for in every iteration. Under `penstock profile` it ends the script after the measured iterations.
+    `done` counts since the job began: a script that resumes goes on counting from its checkpoint. A count
+    that is not higher than before is not reported. `loss` may be any argument of `float`; it is read only
+    when a line is written, so that a loss on a GPU is not waited for in every iteration. Under `penstock
+    profile` it ends the script after the measured iterations.
 
-    Costs less than a microsecond, and some ten where a line is written. Never blocks, never fails, except by callbacks of `on_cores`; does nothing outside of
-    Penstock, and in all workers of a gang but rank 0. A requested checkpoint (`penstock.sdk.checkpoint`) is saved here.
+    Costs less than a microsecond, and some ten where a line is written. Never blocks, never fails, except by
+    callbacks of `on_cores`; does nothing outside of Penstock, and in all workers of a gang but rank 0. A
+    requested checkpoint (`penstock.sdk.checkpoint`) is saved here.
     """
     look()
     _METER.step(done, total, loss)

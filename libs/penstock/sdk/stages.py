@@ -1,4 +1,5 @@
-"""Stage profile of a training script (time of an iteration per resource), and turns in a group: `iteration()` and `with stage("storage")`.
+"""Stage profile of a training script (time of an iteration per resource), and turns in a group: `iteration()`
+and `with stage("storage")`.
 
     for batch in range(batches):
         iteration()
@@ -7,16 +8,15 @@
         with stage("gpu"):
             step(samples)
 
-After 20 whole iterations one line reports the share of time of each stage; another line follows only if that has
-changed. Source: Muri §5 (tens of iterations make a stable profile). Ideal: usage is sampled from counters, interval by
-interval; departure: the script marks it, so a stage is either used or not, and all intervals of a stage are reported as their
-sum, which is all that a profile needs.
+After 20 whole iterations one line reports the share of time of each stage; another line follows only if that
+has changed. Source: Muri §5 (tens of iterations make a stable profile). Ideal: usage is sampled from
+counters, interval by interval; departure: the script marks it, so a stage is either used or not, and all
+intervals of a stage are reported as their sum, which is all that a profile needs.
 
-In a group (jobs that share GPUs) a stage holds its resource while the block runs, see `turns`. The wait for a turn counts neither
-as a stage's time nor as idle time: the profile stays that of running alone. So it is with the time in which
-the iterating thread could
-run and waited for a core that others had (`penstock.sdk.sharing.core_waits`): it is theirs, and changes with what
-else the machine does.
+In a group (jobs that share GPUs) a stage holds its resource while the block runs, see `turns`. The wait for a
+turn counts neither as a stage's time nor as idle time: the profile stays that of running alone. So it is with
+the time in which the iterating thread could run and waited for a core that others had
+(`penstock.sdk.sharing.core_waits`): it is theirs, and changes with what else the machine does.
 """
 
 import json
@@ -69,9 +69,9 @@ _NO_MARK = nullcontext()
 
 
 class Recorder:
-    """Sums up the time of each stage. `clock`: monotonic seconds; `write`: takes a line, returns whether it was written; `join`: opens the
-    turns of this process's group, None outside of one; `core_waits`: opens the calling thread's waits for
-    cores, s so far."""
+    """Sums up the time of each stage. `clock`: monotonic seconds; `write`: takes a line, returns whether it
+    was written; `join`: opens the turns of this process's group, None outside of one; `core_waits`: opens the
+    calling thread's waits for cores, s so far."""
 
     def __init__(
         self,
@@ -182,7 +182,8 @@ class Recorder:
         self._since, self._core_waited_s, self._now = now, core_waited_s, index
 
     def _report_profile(self, sums_ms: list[float], count: int) -> None:
-        """Reports the first profile, then one that differs in two windows in a row, so that a checkpoint is not a change."""
+        """Reports the first profile, then one that differs in two windows in a row, so that a checkpoint is
+        not a change."""
         if self._lines == MAX_LINES or not any(sums_ms[:IDLE]) or sum(sums_ms) > MAX_WINDOW_MS:
             return
         profile = [part / count for part in sums_ms]
@@ -223,16 +224,19 @@ os.register_at_fork(after_in_child=_RECORDER.forked)
 
 
 def iteration() -> None:
-    """Marks the beginning of an iteration and the end of the one before. Call it at the same place of each, in one thread.
+    """Marks the beginning of an iteration and the end of the one before. Call it at the same place of each,
+    in one thread.
 
-    Never blocks, never fails, except by callbacks of `on_cores`; does nothing outside of Penstock, and in all workers of a gang but rank 0.
+    Never blocks, never fails, except by callbacks of `on_cores`; does nothing outside of Penstock, and in all
+    workers of a gang but rank 0.
     """
     look()
     _RECORDER.iteration()
 
 
 def waits() -> Waits:
-    """Waits of this process for turns of its group; zeros outside of one, and without calls of `iteration`."""
+    """Waits of this process for turns of its group; zeros outside of one, and without calls of
+    `iteration`."""
     return _RECORDER.waits
 
 
@@ -242,18 +246,21 @@ def on_long_wait(told: Callable[[], object]) -> None:
 
 
 def yield_turn() -> None:
-    """Gives the turn back before long work inside of a stage, such as a save; the rest of the block runs without a turn."""
+    """Gives the turn back before long work inside of a stage, such as a save; the rest of the block runs
+    without a turn."""
     _RECORDER.yield_turn()
 
 
 def stage(name: StageName) -> AbstractContextManager[None]:
-    """`with stage("cpu"):` the block's time counts for this stage; the time of a block inside it is subtracted.
+    """`with stage("cpu"):` the block's time counts for this stage; the time of a block inside it is
+    subtracted.
 
-    Where other jobs have the same GPUs the block begins when none of them is in this stage, or after a bounded wait in any case. A
-    block inside another gives the outer one's resource to others meanwhile.
+    Where other jobs have the same GPUs the block begins when none of them is in this stage, or after a
+    bounded wait in any case. A block inside another gives the outer one's resource to others meanwhile.
 
-    Only marks of the thread that calls `iteration` count, so a background loader counts by the wait for it, in the
-    stage of that wait. GPUs work on after a call returns: wait for them (`loss.item()`) within the block.
-    An unknown name marks nothing. Costs some microseconds, twenty with GPUs, nearly nothing without a reader.
+    Only marks of the thread that calls `iteration` count, so a background loader counts by the wait for it,
+    in the stage of that wait. GPUs work on after a call returns: wait for them (`loss.item()`) within the
+    block. An unknown name marks nothing. Costs some microseconds, twenty with GPUs, nearly nothing without a
+    reader.
     """
     return _RECORDER.stage(name)

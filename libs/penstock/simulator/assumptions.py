@@ -13,7 +13,8 @@ from penstock.simulator.traces.jobs import TraceJob
 
 RUN_TIMES: Mapping[Durations, str] = MappingProxyType(
     {
-        "learned": "learned by the estimator from the runs of the same owner, command, model and batch size that have ended, "
+        "learned": "learned by the estimator from the runs of the same owner, command, model and batch size "
+        "that have ended, "
         "and from the steps that running jobs report",
         "known": "known before the start, from the trace, as no service knows them",
         "unknown": "unknown to the policy",
@@ -32,7 +33,8 @@ class Variant(NamedTuple):
 
 
 def variants_of(profiles: Iterable[str], asked: Asked, *, endless: bool = False) -> Sequence[Variant]:
-    """The variants to run; with `both` two for each profile that reads run times, and one for each other, without learning.
+    """The variants to run; with `both` two for each profile that reads run times, and one for each other,
+    without learning.
 
     `endless`: no job ends.
     """
@@ -67,8 +69,15 @@ def assumptions(
 
 
 LABELS: Mapping[str, str] = MappingProxyType(
-    {"times": "Times", "decided_by": "Decided by", "run_times": "Run times", "restarts": "Restarts", "latency": "Latency", "stage_times": "Stage times"}
-)  # fmt: skip
+    {
+        "times": "Times",
+        "decided_by": "Decided by",
+        "run_times": "Run times",
+        "restarts": "Restarts",
+        "latency": "Latency",
+        "stage_times": "Stage times",
+    }
+)
 
 
 def _run_times(variants: Sequence[Variant]) -> str:
@@ -104,8 +113,10 @@ def _charged(work: RestartingWork, options: Options, jobs: Sequence[TraceJob]) -
     if interval:
         own = f"checkpoints of its own, as far apart as {interval}, which its run time holds already"
     return (
-        f"A job that is stopped saves for {save} and goes on where it was, after {launch} for launching; it has {own}, "
-        f"and goes back to the last one where it is killed before it has saved, {options.grace_ms / 1_000:g} s after SIGTERM."
+        f"A job that is stopped saves for {save} and goes on where it was, after {launch} for launching; it "
+        f"has {own}, "
+        f"and goes back to the last one where it is killed before it has saved, {options.grace_ms / 1_000:g} "
+        "s after SIGTERM."
     )
 
 

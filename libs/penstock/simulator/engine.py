@@ -7,8 +7,8 @@ Order of events at one moment (ties inside a class: first scheduled, first serve
   3  the placer's timers that are due
   4  running jobs report their steps, and services publish their plans; last of all the batcher
 and again from 2 until nothing is left at this moment. The engine keeps exact time as seconds in doubles; the
-ledger's time is the same, rounded up to whole milliseconds, so a timer never fires before the event it waits for.
-The engine itself uses no random numbers: they are seeded inside the cores.
+ledger's time is the same, rounded up to whole milliseconds, so a timer never fires before the event it waits
+for. The engine itself uses no random numbers: they are seeded inside the cores.
 """
 
 import heapq
@@ -74,7 +74,8 @@ class Options(NamedTuple):
     single_gpu_workers: bool = False
     """A worker per GPU, free to spread over nodes; else as few workers as nodes can hold."""
     tick_s: float = 0.0
-    """If > 0 the placer receives events only at multiples of this time, to measure the cost of a heartbeat."""
+    """If > 0 the placer receives events only at multiples of this time, to measure the cost of a
+    heartbeat."""
     check_every_step: bool = False
     """`check(state)` after each record; slow."""
     grace_ms: int = DEFAULT_GRACE_MS
@@ -82,21 +83,26 @@ class Options(NamedTuple):
     slices_per_core: int = 1
     """Nodes' units per core: 8 if they count in eighths, so that jobs may have parts of cores."""
     estimator_s: float | None = 0.0
-    """Time that the estimator takes for an answer, if run times are learned; None: the real computing time."""
+    """Time that the estimator takes for an answer, if run times are learned; None: the real computing
+    time."""
     services: Sequence[Attached] = ()
     """Further services of the cell."""
     predicts: Callable[[TraceJob, Estimate], Estimate] = lambda job, estimate: estimate
     """Adds the estimator's predictions to an estimate with the trace's requests."""
     saves: Callable[[TraceJob], bool] | None = None
-    """Jobs that save when they are stopped and resume there; None: those whose saves the profile's services may need."""
+    """Jobs that save when they are stopped and resume there; None: those whose saves the profile's services
+    may need."""
     names_cores: Callable[[TraceJob], bool] = lambda job: True
     """Jobs whose users name their cores; other jobs' cores are an estimate, and may be searched for."""
     planning_s: float | None = 0.0
-    """Time that the batcher takes for a plan, under profiles for which it plans; None: the real computing time."""
+    """Time that the batcher takes for a plan, under profiles for which it plans; None: the real computing
+    time."""
     profile_noise: float = 0.0
-    """Largest relative error of stage times in estimates, 0 – 1; it does not affect the jobs' speeds. Source: Muri §6.4."""
+    """Largest relative error of stage times in estimates, 0 – 1; it does not affect the jobs' speeds. Source:
+    Muri §6.4."""
     prelaunch: bool = False
-    """Every job's script waits for its GPUs where it begins to train: it may launch while the jobs that hold them end."""
+    """Every job's script waits for its GPUs where it begins to train: it may launch while the jobs that hold
+    them end."""
 
 
 class Simulation:
@@ -336,7 +342,8 @@ class Simulation:
             self._deliver(found)
 
     def _report(self, reports: Sequence[external_events.JobProgress]) -> None:
-        """Delivers all reports of jobs at this moment, also of those that have just arrived; remaining times only if known."""
+        """Delivers all reports of jobs at this moment, also of those that have just arrived; remaining times
+        only if known."""
         if self._options.durations != "known":
             reports = [msgspec.structs.replace(report, remaining_s=None) for report in reports]
         reporter = next(iter(self.cell.state.nodes))
@@ -424,7 +431,8 @@ class Simulation:
             )
 
     def changed(self, task_id: str) -> None:
-        """Called by the nodes; see `Programs`. It is not called for cores and caps with which a task starts."""
+        """Called by the nodes; see `Programs`. It is not called for cores and caps with which a task
+        starts."""
         job = self.cell.state.jobs.get(_job_of(task_id))
         if job is None or job.status is not JobStatus.RUNNING:
             return

@@ -1,4 +1,5 @@
-"""Accounting of GPUs that jobs hold and on which they compute, in thousandths; GPUs of a group count once, while any member holds them."""
+"""Accounting of GPUs that jobs hold and on which they compute, in thousandths; GPUs of a group count once,
+while any member holds them."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field

@@ -31,9 +31,9 @@ class Figures(NamedTuple):
     events_per_s: float
     """Per second of processor time: this runs on one core."""
     full_load_allocation: float
-    """Mean share of all GPUs that jobs held after each arrival at which all jobs so far asked for 100 % of the
-    GPUs, rounded to a whole per cent; if one arrival skips 100 %, the share held at the end; 0 if they never
-    asked for so much. Meaningful if no job ends."""
+    """Mean share of all GPUs that jobs held after each arrival at which all jobs so far asked for 100 % of
+    the GPUs, rounded to a whole per cent; if one arrival skips 100 %, the share held at the end; 0 if they
+    never asked for so much. Meaningful if no job ends."""
     ledger_hash: str
     """Id of the last record: it covers every byte of the ledger."""
     finished_jobs: int

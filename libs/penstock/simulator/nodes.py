@@ -1,8 +1,8 @@
 """Simulated nodes of a cell: the node-reporter's own core handles orders; no process runs.
 
-Orders are obeyed by the same rules as on a machine: tokens, predecessors, stops that overtake starts. Only the
-actions differ: a spawn succeeds after `start_s`, a SIGTERM is obeyed when the program has saved and `stop_s` later, a SIGKILL at
-once, and a request to save a checkpoint goes to the job model.
+Orders are obeyed by the same rules as on a machine: tokens, predecessors, stops that overtake starts. Only
+the actions differ: a spawn succeeds after `start_s`, a SIGTERM is obeyed when the program has saved and
+`stop_s` later, a SIGKILL at once, and a request to save a checkpoint goes to the job model.
 """
 
 import signal

@@ -1,7 +1,9 @@
-"""Process pool for simulation runs: one forked process per run. The order of the runs does not affect any result.
+"""Process pool for simulation runs: one forked process per run. The order of the runs does not affect any
+result.
 
-It is not the worker pool of services (`penstock.runtime.pool`), whose workers are shared by tasks: a run inherits the parsed
-trace, its memory is freed at its end, it reports its progress, and a run that the kernel kills does not end another.
+It is not the worker pool of services (`penstock.runtime.pool`), whose workers are shared by tasks: a run
+inherits the parsed trace, its memory is freed at its end, it reports its progress, and a run that the kernel
+kills does not end another.
 """
 
 import math
@@ -26,7 +28,8 @@ STOP_WITHIN_S = 20.0  # after Ctrl-C
 
 
 class Task(NamedTuple):
-    """A run to perform. `draws`: whether charts are wanted. `name`: of its variant; by default the profile."""
+    """A run to perform. `draws`: whether charts are wanted. `name`: of its variant; by default the
+    profile."""
 
     profile: str
     seed: int
@@ -50,7 +53,8 @@ class Failed(NamedTuple):
 
 @dataclass(slots=True)
 class Outcome:
-    """`failed` and `results` in order of their ends, not sorted. `results` may hold stopped runs: not `whole`."""
+    """`failed` and `results` in order of their ends, not sorted. `results` may hold stopped runs: not
+    `whole`."""
 
     results: list[Result] = field(default_factory=list)
     failed: list[Failed] = field(default_factory=list)
@@ -82,8 +86,9 @@ def run_all(
 ) -> Outcome:
     """Performs all tasks, and those that `then` returns after a result; at most `workers` at once.
 
-    Ctrl-C or SIGTERM stops the runs in progress between two steps: their figures so far are results, too. A second
-    one, or STOP_WITHIN_S, ends them without results. `look` is called a few times a second. In the main thread only.
+    Ctrl-C or SIGTERM stops the runs in progress between two steps: their figures so far are results, too. A
+    second one, or STOP_WITHIN_S, ends them without results. `look` is called a few times a second. In the
+    main thread only.
     """
     outcome, waiting = Outcome(), deque(tasks)
     running: dict[Connection, _Running] = {}
@@ -153,8 +158,8 @@ def _start(task: Task, do: Do, stop: mmap.mmap) -> tuple[Connection, BaseProcess
 
 
 def _work(writer: Connection, reader: Connection, do: Do, task: Task, stop: mmap.mmap, parent: int) -> None:
-    """Runs in the new process. Ctrl-C and SIGTERM are left to the parent, which requests the end by the byte `stop`, in
-    shared memory without a lock. The process ends when its parent does.
+    """Runs in the new process. Ctrl-C and SIGTERM are left to the parent, which requests the end by the byte
+    `stop`, in shared memory without a lock. The process ends when its parent does.
     """
     for number in STOP_SIGNALS:
         signal.signal(number, signal.SIG_IGN)

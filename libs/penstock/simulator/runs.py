@@ -50,7 +50,8 @@ class Result:
     jobs: int
     figures: Figures
     used_rng: bool
-    """Whether a policy used random numbers: if not, and the trace does not depend on the seed, every seed gives the same."""
+    """Whether a policy used random numbers: if not, and the trace does not depend on the seed, every seed
+    gives the same."""
     jct_s: Reals
     """Completion times of finished jobs, ascending; as exact as the figures."""
     queue_s: Reals
@@ -148,8 +149,9 @@ def perform(
 
 @contextmanager
 def first_interrupt_waits() -> Iterator[Callable[[], bool]]:
-    """Within the block the first Ctrl-C or SIGTERM only sets a flag, so that a run ends between two steps and its
-    figures are consistent; the second interrupts at once. Yields a function that returns the flag. In the main thread only.
+    """Within the block the first Ctrl-C or SIGTERM only sets a flag, so that a run ends between two steps and
+    its figures are consistent; the second interrupts at once. Yields a function that returns the flag. In the
+    main thread only.
     """
     asked = False
 

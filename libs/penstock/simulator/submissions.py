@@ -1,4 +1,5 @@
-"""Builds the submission of a trace's job: its job spec, and the estimator core's estimate of its resources."""
+"""Builds the submission of a trace's job: its job spec, and the estimator core's estimate of its
+resources."""
 
 from collections.abc import Callable
 from math import ceil
@@ -23,8 +24,8 @@ def _service_class(job: TraceJob) -> Qos | None:
 
 
 def saves_when_stopped(settings: PlacerSettings) -> Callable[[TraceJob], bool]:
-    """Which jobs save when they are stopped and resume there: all under profiles whose services move running jobs, jobs with GPUs where cores are
-    reclaimed or jobs make way, none under others."""
+    """Which jobs save when they are stopped and resume there: all under profiles whose services move running
+    jobs, jobs with GPUs where cores are reclaimed or jobs make way, none under others."""
     profile = profile_for(settings)
     if profile.migrate is not None:
         return lambda job: True
@@ -33,7 +34,8 @@ def saves_when_stopped(settings: PlacerSettings) -> Callable[[TraceJob], bool]:
 
 
 class Submissions:
-    """Submissions of one run. Jobs with equal requests share one spec and one estimate, except for their names."""
+    """Submissions of one run. Jobs with equal requests share one spec and one estimate, except for their
+    names."""
 
     def __init__(
         self,
@@ -47,8 +49,8 @@ class Submissions:
         prelaunch: bool,
         names_cores: Callable[[TraceJob], bool] = lambda job: True,
     ) -> None:
-        """`gpus_per_node`: of the largest node; `learns`: specs state the number of iterations; `saves`: which jobs' specs state that
-        they save when they are stopped; others as in `Options`."""
+        """`gpus_per_node`: of the largest node; `learns`: specs state the number of iterations; `saves`:
+        which jobs' specs state that they save when they are stopped; others as in `Options`."""
         self._saves, self._names_cores = saves, names_cores
         self._prelaunch = prelaunch
         self._gpus_per_node = gpus_per_node
@@ -66,7 +68,8 @@ class Submissions:
         return self._spec(job, shape, request), need
 
     def _spec(self, job: TraceJob, shape: Shape, request: ResourceRequest) -> JobSpec:
-        """The spec, validated once for jobs that differ in their names only; the name is the id, which is validated anyway."""
+        """The spec, validated once for jobs that differ in their names only; the name is the id, which is
+        validated anyway."""
         alike = (
             job.owner,
             shape,

@@ -1,7 +1,7 @@
 """Redaction: URLs without their passwords, and values cut, for messages, logs, reports and traces.
 
-The one place that decides what may be shown. It shows what it knows to be harmless and hides the rest: in a URL that is
-not well-formed a password is easily taken for another part.
+The one place that decides what may be shown. It shows what it knows to be harmless and hides the rest: in a
+URL that is not well-formed a password is easily taken for another part.
 """
 
 import re
@@ -22,9 +22,11 @@ _HOST = re.compile(r"(\[[0-9A-Fa-f:.]+\]|[^\s:/?#\[\]@]*)(:[0-9]{1,5})?\Z")
 
 
 def without_password(url: str) -> str:
-    """The same URL with `***` for its password, and for a user without password, which may be a token (but not for Postgres).
+    """The same URL with `***` for its password, and for a user without password, which may be a token (but
+    not for Postgres).
 
-    What follows the last `@` is the address, so that a password may hold any character. What is not a URL is hidden whole.
+    What follows the last `@` is the address, so that a password may hold any character. What is not a URL is
+    hidden whole.
     """
     found = _BEGIN.match(url)
     if found is None:
@@ -61,12 +63,14 @@ def brief(value: object) -> str:
 
 
 def unquoted(message: str) -> str:
-    """A parser's message without its quotations from the text; the parser's own tokens stay (`','`, `'<block end>'`)."""
+    """A parser's message without its quotations from the text; the parser's own tokens stay (`','`, `'<block
+    end>'`)."""
     return _QUOTED.sub("…", message)
 
 
 def postgres_problem(dsn: str) -> str | None:
-    """Why this URL of a Postgres database is not usable, with the remedy and without the URL; None: it is usable.
+    """Why this URL of a Postgres database is not usable, with the remedy and without the URL; None: it is
+    usable.
 
     A client that is given such a URL takes a part of the password for a port or a host, and shows it.
     """

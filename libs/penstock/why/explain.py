@@ -1,4 +1,5 @@
-"""Explanation of why a job waits, derived from the folded state: for now, or for any past record whose state is available.
+"""Explanation of why a job waits, derived from the folded state: for now, or for any past record whose state
+is available.
 
 Explanations are never written to the ledger (architecture §3, Reasons). The state is only read.
 """
@@ -55,7 +56,8 @@ MAX_NAMED = 5  # jobs in a sentence
 
 
 class UnknownJob(LookupError):
-    """The state has no such job: it was never submitted, or ended so long ago that only read models have it."""
+    """The state has no such job: it was never submitted, or ended so long ago that only read models have
+    it."""
 
 
 class Explanation(Value, frozen=True, kw_only=True):
@@ -76,15 +78,16 @@ class Explanation(Value, frozen=True, kw_only=True):
     """The figures behind the reason."""
     next_step: str
     now_or_never: Literal["now", "later", "never"] | None = None
-    """now: it fits at this time, and no preemptive policy gives the resources to other jobs. later: not now, but the
-    empty cell could hold it. never: not even the empty cell could.
-    None for a job that does not wait, or whose demand is not known yet."""
+    """now: it fits at this time, and no preemptive policy gives the resources to other jobs. later: not now,
+    but the empty cell could hold it. never: not even the empty cell could. None for a job that does not wait,
+    or whose demand is not known yet."""
     histogram: dict[str, int] = field(default_factory=dict)
     """Nodes that refuse one worker, counted by the first reason that holds."""
     feasible: int = 0
     """Nodes on which one worker fits now."""
     claim: str = ""
-    """The reason for its position in the profile's own order; empty for a job that is not in the queue, and for profiles that go by arrival or stop jobs."""
+    """The reason for its position in the profile's own order; empty for a job that is not in the queue, and
+    for profiles that go by arrival or stop jobs."""
     position: int | None = None
     """Position in the queue in the order of the profile, from 1; None for a job that is not in it."""
     ahead: int = 0
@@ -100,8 +103,8 @@ def explain(
 ) -> Explanation:
     """The dominant reason with its figures. Raises `UnknownJob`. Costs about as much as one placement.
 
-    `now_ms`: the current ledger time, up to which times count; None: the latest record's. `line`: of this state, for
-    a caller that asks about many jobs.
+    `now_ms`: the current ledger time, up to which times count; None: the latest record's. `line`: of this
+    state, for a caller that asks about many jobs.
     """
     now_ms = max(now_ms or 0, state.now_ms)
     found, job = _explain(state, job_id, now_ms, line), state.jobs.get(job_id)
@@ -194,7 +197,8 @@ def _reason(
 
 
 def _reserved_for_plans(state: CellState, job: JobState) -> str:
-    """`node-a1, for night, by the plan p7 of batcher`, if it fits only on nodes reserved for other jobs; empty: it fits elsewhere."""
+    """`node-a1, for night, by the plan p7 of batcher`, if it fits only on nodes reserved for other jobs;
+    empty: it fits elsewhere."""
     units = units_of_proposals(state)
     reserved = {node_id for unit in units for node_id in unit.nodes if node_id in state.nodes}
     avoid = set_of(state.nodes[node_id].ordinal for node_id in reserved)
@@ -216,7 +220,8 @@ def _turn(state: CellState, job: JobState, settings: PlacerSettings) -> tuple[Re
     if head is not None and head is not job and head.backfill_count >= settings.max_overtakes:
         return (
             Reason.OVERTAKE_LIMIT,
-            f"{head.job_id} has been overtaken {head.backfill_count} times; allowed are {settings.max_overtakes}",
+            f"{head.job_id} has been overtaken {head.backfill_count} times; allowed are "
+            f"{settings.max_overtakes}",
         )
     if ahead >= settings.backfill_window:
         return (
@@ -255,7 +260,8 @@ def _own_order(state: CellState, job: JobState, profile: str, stage: Order) -> t
 
 
 def _outranked(state: CellState, job: JobState, profile: str, stage: Preemption) -> str | None:
-    """Which jobs the profile prefers; None where it is this job's turn, or no job before it takes the GPUs."""
+    """Which jobs the profile prefers; None where it is this job's turn, or no job before it takes the
+    GPUs."""
     selection = stage.select(state)
     if job.job_id in selection.claims:
         return None
@@ -277,7 +283,8 @@ def _outranked(state: CellState, job: JobState, profile: str, stage: Preemption)
 
 
 def _lack(state: CellState, job: JobState) -> tuple[Reason, str]:
-    """The reason of a job that does not fit now: which of its tasks finds no node, and what most of the suitable nodes lack."""
+    """The reason of a job that does not fit now: which of its tasks finds no node, and what most of the
+    suitable nodes lack."""
     index, demand = state.index, job.demand
     roles = [("worker", demand.worker)]
     if demand.parameter_servers:
@@ -333,7 +340,8 @@ def _most_lack(
         reason = Reason.GPUS_FRAGMENTED
     return (
         reason,
-        f"one {role} needs {count(need.gpus, 'GPU')} on one node; {free} are free on suitable nodes, at most {most} on one",
+        f"one {role} needs {count(need.gpus, 'GPU')} on one node; {free} are free on suitable nodes, at most "
+        f"{most} on one",
     )
 
 
@@ -371,7 +379,8 @@ def _waiting(
 
 
 def _turns_text(job: JobState, now_ms: int) -> str:
-    """` It takes turns there with b, c, as group-7-0: …`; empty for a job that has its GPUs alone, or without a predicted interleaving."""
+    """` It takes turns there with b, c, as group-7-0: …`; empty for a job that has its GPUs alone, or without
+    a predicted interleaving."""
     turns = job.turns
     if turns is None:
         return ""
@@ -380,8 +389,10 @@ def _turns_text(job: JobState, now_ms: int) -> str:
         measured += f", less than promised since {(now_ms - job.short_ms) // 1_000:,} s"
     others = ", ".join(name for name in turns.job_ids if name != job.job_id)
     found = (
-        f" It takes turns there with {others}, as {job.group}: in the order {', '.join(turns.job_ids)}, an iteration of each in {turns.period_ms:,.0f} ms, "
-        f"efficiency {turns.efficiency:.2f}; it is expected to run at {job.speed:.0%} of its speed alone{measured}."
+        f" It takes turns there with {others}, as {job.group}: in the order {', '.join(turns.job_ids)}, an "
+        f"iteration of each in {turns.period_ms:,.0f} ms, "
+        f"efficiency {turns.efficiency:.2f}; it is expected to run at {job.speed:.0%} of its speed "
+        f"alone{measured}."
     )
     return f"{found} Considered: {turns.alternative}." if turns.alternative else found
 
@@ -405,7 +416,10 @@ def _holding(state: CellState, job: JobState, now_ms: int) -> Explanation:
         text = f"It is being stopped {where} ({job.stop_reason})."
         step = "Wait; its resources are freed when every exit is proven."
         if job.target and job.move is not None:
-            text = f"It moves from {', '.join(nodes[:5])} to {', '.join(sorted(set(job.move.nodes))[:5])}, where its place is reserved."
+            text = (
+                f"It moves from {', '.join(nodes[:5])} to {', '.join(sorted(set(job.move.nodes))[:5])}, "
+                "where its place is reserved."
+            )
             step = "Wait; it starts there when every exit is proven."
         elif outcome := ENDS_AS.get(job.stop_reason or ""):
             text += f" It ends as {outcome} when every exit is proven."
@@ -421,7 +435,8 @@ def _holding(state: CellState, job: JobState, now_ms: int) -> Explanation:
         text += f" {'; '.join(silence_text(row) for row in missing[:MAX_NAMED])}."
         text += doubt_text(state, missing[0]["node_id"], now_ms)
         step = (
-            "Its end is proven by a report, a new boot of the node, or its lease. If that machine is dead for sure, say so: "
+            "Its end is proven by a report, a new boot of the node, or its lease. If that machine is dead "
+            "for sure, say so: "
             f"`penstock node fence {missing[0]['node_id']}`."
         )
     answer = not_waiting(state, job.job_id, job.status, text, step)
@@ -445,7 +460,8 @@ def silence_text(row: Mapping[str, str]) -> str:
 
 
 def doubt_text(state: CellState, node_id: str, now_ms: int) -> str:
-    """` Why n1 is suspect: its connection broke; probed; unless it answers, its tasks are proven dead in 80 s.`
+    """` Why n1 is suspect: its connection broke; probed; unless it answers, its tasks are proven dead in 80
+    s.`
 
     Empty where the node is not suspect.
     """

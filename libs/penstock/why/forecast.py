@@ -1,11 +1,15 @@
-"""Expected start time of a waiting job, by list scheduling: running jobs end as estimated, and waiting jobs start in the profile's order.
+"""Expected start time of a waiting job, by list scheduling: running jobs end as estimated, and waiting jobs
+start in the profile's order.
 
-The order is the profile's own at each time of the forecast (`penstock.why.queue_position`); for profiles that stop jobs it is the current order, and running jobs
-that come later in it are preempted. Nodes that are reserved now are used by other jobs if these end in time, until the job with the reservation starts.
+The order is the profile's own at each time of the forecast (`penstock.why.queue_position`); for profiles that
+stop jobs it is the current order, and running jobs that come later in it are preempted. Nodes that are
+reserved now are used by other jobs if these end in time, until the job with the reservation starts.
 
-Pure, and read only. A waiting moldable job has its fewest workers, or more where the profile's shape stage lets it wait for them; the job that is
-asked about has the workers that the caller gives it. A node counts with its GPUs (as shares), cores, host memory and bandwidth. Not modelled: memory of shared GPUs, network
-scores (every gang is placed by first fit), later reservations, and the cost of stops. So it is an estimate, with its assumptions in `Start.assumes`.
+Pure, and read only. A waiting moldable job has its fewest workers, or more where the profile's shape stage
+lets it wait for them; the job that is asked about has the workers that the caller gives it. A node counts
+with its GPUs (as shares), cores, host memory and bandwidth. Not modelled: memory of shared GPUs, network
+scores (every gang is placed by first fit), later reservations, and the cost of stops. So it is an estimate,
+with its assumptions in `Start.assumes`.
 """
 
 import heapq
@@ -38,9 +42,18 @@ VISITS_PER_TURN = 1 / 8  # cost of finding the next job in order
 MAX_NAMED = 5  # holders
 MAX_ALONE = 32  # forecasts under a profile that stops jobs, where each job needs a separate one
 ENDS = "jobs that run end as estimated (overdue ones now), no new job comes in between, "
-BY_ARRIVAL = f"{ENDS}and those that wait start in order of arrival, with those that fit passing as far as the profile lets them"
-OWN_ORDER = f"{ENDS}waiting jobs start in the order of the profile as it will be then, and only the present reservations hold"
-PREEMPTING = f"{ENDS}the order of the profile stays as it is now, and jobs that run and come later in it give way at once"
+BY_ARRIVAL = (
+    f"{ENDS}and those that wait start in order of arrival, with those that fit passing as far as "
+    "the profile lets them"
+)
+OWN_ORDER = (
+    f"{ENDS}waiting jobs start in the order of the profile as it will be then, and only the present "
+    "reservations hold"
+)
+PREEMPTING = (
+    f"{ENDS}the order of the profile stays as it is now, and jobs that run and come later in it "
+    "give way at once"
+)
 
 
 class Holder(NamedTuple):
@@ -53,7 +66,8 @@ class Holder(NamedTuple):
 
 
 class Start(NamedTuple):
-    """`starts_ms`: expected, in the ledger's ms; None: not known, and `unknown` names the cause. `holders`: on nodes that suit the job, earliest end first."""
+    """`starts_ms`: expected, in the ledger's ms; None: not known, and `unknown` names the cause. `holders`:
+    on nodes that suit the job, earliest end first."""
 
     starts_ms: int | None
     unknown: str
@@ -124,7 +138,8 @@ class TooFar(Exception):
 
 
 def expected_start(state: CellState, job: JobState, ends_ms: Mapping[str, int], now_ms: int) -> Start | None:
-    """Expected start of a job of the queue. `ends_ms`: expected end per job that holds resources, where it is known.
+    """Expected start of a job of the queue. `ends_ms`: expected end per job that holds resources, where it is
+    known.
 
     None: it is not in the queue. Examines at most MAX_VISITS nodes, about 0.1 s, once the queue is in order.
     """
@@ -146,9 +161,11 @@ def expected_start(state: CellState, job: JobState, ends_ms: Mapping[str, int], 
 def expected_starts(
     state: CellState, jobs: Sequence[JobState], ends_ms: Mapping[str, int], now_ms: int
 ) -> Mapping[str, int]:
-    """Job → expected start, for the jobs in the queue where it is known. As `expected_start`; for all jobs together it costs about as much as for the last one.
+    """Job → expected start, for the jobs in the queue where it is known. As `expected_start`; for all jobs
+    together it costs about as much as for the last one.
 
-    Under a profile that stops jobs each job has a separate forecast, and only the first MAX_ALONE are computed.
+    Under a profile that stops jobs each job has a separate forecast, and only the first MAX_ALONE are
+    computed.
     """
     asked = [job for job in jobs if job.order in state.queue]
     line = line_of(state, now_ms)
@@ -181,7 +198,8 @@ class _Forecast:
         ends_ms: Mapping[str, int],
         now_ms: int,
     ) -> None:
-        """`asked`: at least one job; under a profile that stops jobs exactly one, since jobs later in the order are preempted."""
+        """`asked`: at least one job; under a profile that stops jobs exactly one, since jobs later in the
+        order are preempted."""
         self._state = state
         self._asked = {job.job_id for job in asked}
         self._found: dict[str, int] = {}
@@ -270,7 +288,8 @@ class _Forecast:
             heapq.heappush(self._ends, (self._now_ms + round(run_s * 1_000), job.order, job.job_id))
 
     def _take(self, demand: Demand, barred: frozenset[str]) -> Taken | None:
-        """Places the whole gang by first fit on nodes that are not barred; takes nothing where it does not fit."""
+        """Places the whole gang by first fit on nodes that are not barred; takes nothing where it does not
+        fit."""
         if self._visits > MAX_VISITS:
             raise TooFar
         roles = [(demand.worker, demand.workers)]
@@ -300,7 +319,8 @@ class _Forecast:
             self._rooms[name].give_back(slots, need)
 
     def _fitting(self, need: ResourceVector, where: Where) -> Mapping[str, int]:
-        """Node → how many such tasks fit, if at least one. Only nodes that have changed are examined again."""
+        """Node → how many such tasks fit, if at least one. Only nodes that have changed are examined
+        again."""
         key = (*vector_key(need), *where)
         known = self._fits.get(key)
         if known is None:
@@ -336,7 +356,8 @@ class _Forecast:
 
 
 def _looked_at(state: CellState, asked: Sequence[JobState], line: Line) -> dict[str, JobState]:
-    """The first MAX_AHEAD waiting jobs, in order; under a profile that stops jobs only up to the asked job, since later ones cannot delay it.
+    """The first MAX_AHEAD waiting jobs, in order; under a profile that stops jobs only up to the asked job,
+    since later ones cannot delay it.
 
     Raises `TooFar` where none of the asked jobs is among them.
     """

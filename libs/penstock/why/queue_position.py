@@ -1,6 +1,7 @@
 """Queue position: the order of waiting jobs under the cell's profile, now and in a forecast.
 
-A profile without its own order uses arrival: the first job may be overtaken only `max_overtakes` times, and a bounded number of jobs that do not fit is skipped.
+A profile without its own order uses arrival: the first job may be overtaken only `max_overtakes` times, and a
+bounded number of jobs that do not fit is skipped.
 """
 
 from collections.abc import Iterable, Mapping, MutableMapping
@@ -45,7 +46,8 @@ def all_start(turns: Turns) -> Iterable[JobState]:
 
 
 def by_arrival(waiting: Iterable[JobState], overtaken: MutableMapping[str, int], max_overtakes: int) -> Turns:
-    """Waiting jobs in the given order. `overtaken`: job → how often it has been overtaken; incremented here."""
+    """Waiting jobs in the given order. `overtaken`: job → how often it has been overtaken; incremented
+    here."""
     head: JobState | None = None
     for job in waiting:
         if head is not None and overtaken.get(head.job_id, head.backfill_count) >= max_overtakes:

@@ -1,7 +1,7 @@
 """Baselines: `fifo` and `fifo-strict` (first fit), `random`, and `even`.
 
-Sources: random and even are immediate-mode baselines of Liquid §7.4; first fit is the textbook rule. The placer
-orders the queue (FIFO with a bounded window); here only nodes are chosen.
+Sources: random and even are immediate-mode baselines of Liquid §7.4; first fit is the textbook rule. The
+placer orders the queue (FIFO with a bounded window); here only nodes are chosen.
 """
 
 from itertools import islice
@@ -24,11 +24,12 @@ class FirstFit(Greedy):
 
 
 class MostFree(Greedy):
-    """Fills one node after the other, each time the one with most free GPUs. Source: Pollux §5, its implementation of Tiresias.
+    """Fills one node after the other, each time the one with most free GPUs. Source: Pollux §5, its
+    implementation of Tiresias.
 
     For gangs of one-GPU workers: as many workers as the node has GPUs, then the next node. Score: minus the
-    GPUs free before the node's first worker of this gang. Ties: the lower ordinal. Examines classes of equal load,
-    not single nodes.
+    GPUs free before the node's first worker of this gang. Ties: the lower ordinal. Examines classes of equal
+    load, not single nodes.
     """
 
     def rank(self, gang: Gang, is_worker: bool, limit: int) -> list[tuple[float, int]]:
@@ -45,7 +46,8 @@ class MostFree(Greedy):
 
 
 class RandomFit:
-    """Uniformly random choice among the nodes that fit, and for a part of a GPU among the fitting GPUs of the chosen node.
+    """Uniformly random choice among the nodes that fit, and for a part of a GPU among the fitting GPUs of the
+    chosen node.
 
     Score: 0 for all, since none is better than another.
     """
@@ -53,7 +55,8 @@ class RandomFit:
     name = "random"
 
     def place(self, state: CellState, job: JobState, rng: LazyRng) -> Plan | None:
-        """Uses one random number per task, two for a part of a GPU; the explanation's alternatives are the lowest other nodes."""
+        """Uses one random number per task, two for a part of a GPU; the explanation's alternatives are the
+        lowest other nodes."""
         gpus = GangGpus(state)
         shares = any(need.gpu_share_milli < WHOLE_GPU for need in job.demand.needs())
 
@@ -80,8 +83,9 @@ class Even(Greedy):
     """Spread: the least loaded node. Source: Liquid §7.4, the even-distributed baseline.
 
     Load is the share of a node's GPUs in use before the task is placed, this gang's own included. For a task
-    without GPUs that is always 0: there the node with the most free cores is the least loaded. Score:
-    the share of GPUs, or minus the free cores. Ties: the lower ordinal. Examines classes of equal load, not single nodes.
+    without GPUs that is always 0: there the node with the most free cores is the least loaded. Score: the
+    share of GPUs, or minus the free cores. Ties: the lower ordinal. Examines classes of equal load, not
+    single nodes.
     """
 
     def rank(self, gang: Gang, is_worker: bool, limit: int) -> list[tuple[float, int]]:

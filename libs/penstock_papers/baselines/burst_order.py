@@ -1,8 +1,9 @@
 """Order of a burst that needs more GPUs than the cell has: critical jobs first, then shortest job first.
 
-Liquid §5.3 names no order: there a burst fits at once. Shortest first is best for the mean time and leaves the longest job for the end; longest first
-has the opposite effect. Here a job waits behind shorter ones until its run time is CRITICAL of the time that all remaining work takes on all GPUs: started later, it
-alone would determine the end of the burst. Critical jobs come longest first.
+Liquid §5.3 names no order: there a burst fits at once. Shortest first is best for the mean time and leaves
+the longest job for the end; longest first has the opposite effect. Here a job waits behind shorter ones until
+its run time is CRITICAL of the time that all remaining work takes on all GPUs: started later, it alone would
+determine the end of the burst. Critical jobs come longest first.
 
 Run times are the estimator's; jobs without one come last. Ties, and a burst without run times: by submission.
 """

@@ -2,21 +2,22 @@
 
 Source: Weng et al., USENIX ATC '23 (FGD), with the scores of its published scheduler.
 
-Fragmentation of a node: F = Σ_m w_m · f_m over typical tasks m with weights w_m, Σ w_m = 1. With G = the sum of the
-node's free GPU shares (thousandths), f_m is
-  G, if m cannot run there: it asks no GPU, or its model is not allowed, or too few cores are free, or fewer GPUs
-  than it asks have its share free;
-  else the sum of the free shares that are smaller than its share.
-Memory is ignored. Score = 100/(1 + exp(−(F_before − F_after)/1000)), truncated to a whole number. For a part of
-a GPU each GPU that fits is tried; the first one with the largest whole number is taken and gives the node's score.
+Fragmentation of a node: F = Σ_m w_m · f_m over typical tasks m with weights w_m, Σ w_m = 1. With G = the sum
+of the node's free GPU shares (thousandths), f_m is
+  G, if m cannot run there: it asks no GPU, or its model is not allowed, or too few cores are free, or fewer
+  GPUs than it asks have its share free; else the sum of the free shares that are smaller than its share.
+Memory is ignored. Score = 100/(1 + exp(−(F_before − F_after)/1000)), truncated to a whole number. For a part
+of a GPU each GPU that fits is tried; the first one with the largest whole number is taken and gives the
+node's score.
 
 Typical tasks: groups of equal (cores, share, GPUs, models) by count, largest first (ties: the larger group
 first), until they hold 95 % of all; w_m = count over the count of those taken. They come from the
 settings (`typical_tasks`), else from the `RECENT_JOBS` youngest jobs in the cell, waiting or running.
 
-Departure: none in the rules. F is computed in whole numbers, as Σ count_m · f_m, and the logistic is inverted: the
-score is the number of k = 1 … 99 with F_before − F_after ≥ 1000 · ln(k/(100 − k)). So rounding cannot change a
-score on any machine; in floating point a task without effect on F scores sometimes 49, sometimes 50.
+Departure: none in the rules. F is computed in whole numbers, as Σ count_m · f_m, and the logistic is
+inverted: the score is the number of k = 1 … 99 with F_before − F_after ≥ 1000 · ln(k/(100 − k)). So rounding
+cannot change a score on any machine; in floating point a task without effect on F scores sometimes 49,
+sometimes 50.
 """
 
 from collections import Counter

@@ -1,25 +1,26 @@
-"""`hived`: buddy allocation of GPUs in cells, so that small jobs break up as few large blocks of GPUs as possible.
+"""`hived`: buddy allocation of GPUs in cells, so that small jobs break up as few large blocks of GPUs as
+possible.
 
-Source: HiveD (Zhao et al., OSDI '20) §3 – 4, a baseline of Liquid §7.4. A node's GPUs form cells of 1, 2, 4, …
-GPUs, each beginning at a multiple of its size; above these come the node, the rack and the whole cluster. A task
-takes the smallest free buddy cell that holds it; a larger one is split for it, and buddies that are free again
-merge at once. So free cells need not be stored: they are the largest aligned blocks of free GPUs.
+Source: HiveD (Zhao et al., OSDI '20) §3 – 4, a baseline of Liquid §7.4. A node's GPUs form cells of 1, 2, 4,
+… GPUs, each beginning at a multiple of its size; above these come the node, the rack and the whole cluster. A
+task takes the smallest free buddy cell that holds it; a larger one is split for it, and buddies that are free
+again merge at once. So free cells need not be stored: they are the largest aligned blocks of free GPUs.
 
-A gang takes the lowest level that holds it: one buddy cell, one node, one rack, several racks. Its workers are
-placed one after the other; for each these are tried in order: nodes that the gang uses, other nodes of its
-rack, and all others. Of these
+A gang takes the lowest level that holds it: one buddy cell, one node, one rack, several racks. Its workers
+are placed one after the other; for each these are tried in order: nodes that the gang uses, other nodes of
+its rack, and all others. Of these
 1. where all remaining workers fit: the node with the smallest free cell that holds them together;
 2. where they fit only in several cells: the node where they need the fewest;
 3. where they do not all fit: the node that holds most of them.
 If no node holds the whole gang, the rack is the one with the least room among those that hold it, else the
 one with the most. Ties: the lower ordinal, the lower GPU.
 
-Interpretation and departures. One virtual cluster: no cell is reserved for a tenant. As inside a virtual cluster of
-the published scheduler, affinity is a preference: a task that finds no cell takes scattered GPUs of one node, from the
-largest cells, and does not wait. A task whose number of GPUs is not a power of two takes the first GPUs of its
-cell; the rest of the cell is split and free. A part of a GPU is placed on a GPU that is already shared, if one holds
-it, else in a cell of one. Tasks without GPUs are placed on the lowest ordinal. Cores, memory and bandwidth must fit but
-do not affect the score.
+Interpretation and departures. One virtual cluster: no cell is reserved for a tenant. As inside a virtual
+cluster of the published scheduler, affinity is a preference: a task that finds no cell takes scattered GPUs
+of one node, from the largest cells, and does not wait. A task whose number of GPUs is not a power of two
+takes the first GPUs of its cell; the rest of the cell is split and free. A part of a GPU is placed on a GPU
+that is already shared, if one holds it, else in a cell of one. Tasks without GPUs are placed on the lowest
+ordinal. Cores, memory and bandwidth must fit but do not affect the score.
 """
 
 from collections.abc import Iterator
@@ -67,7 +68,8 @@ def free_cells(mask: int) -> tuple[Block, ...]:
 
 
 def cost(mask: int, gpus: int) -> int:
-    """Size of the cell that is broken up for so many GPUs of the free `mask`; `SCATTERED` + number of cells if no single cell holds them."""
+    """Size of the cell that is broken up for so many GPUs of the free `mask`; `SCATTERED` + number of cells
+    if no single cell holds them."""
     cells = free_cells(mask)
     for cell in cells:
         if cell.size >= gpus:
@@ -183,7 +185,8 @@ class _Search:
             yield float(score), bit
 
     def _roomiest(self, nodes: int, fits: dict[int, int], workers: int) -> int:
-        """The nodes of the rack with the least room that holds all remaining workers, else of the rack with the most room."""
+        """The nodes of the rack with the least room that holds all remaining workers, else of the rack with
+        the most room."""
         rooms = [
             (sum(fits[ordinal] for ordinal in bits(nodes & rack)), lowest(nodes & rack), rack)
             for rack in self._state.index.rack.values()
@@ -195,7 +198,8 @@ class _Search:
         return min((-room, first, rack) for room, first, rack in rooms)[2]
 
     def _chosen(self, ordinal: int, gpus: int, workers: int, fit: int) -> tuple[int, ...]:
-        """The next worker's GPUs; where all remaining workers share a cell, each takes the next GPUs of it."""
+        """The next worker's GPUs; where all remaining workers share a cell, each takes the next GPUs of
+        it."""
         at, promised = self._promised
         if at != ordinal or len(promised) < gpus:
             mask = self._free(ordinal)

@@ -1,4 +1,5 @@
-"""Order stage by a sort key: waiting jobs are tried by ascending key, those that do not fit are skipped, and no job is stopped."""
+"""Order stage by a sort key: waiting jobs are tried by ascending key, those that do not fit are skipped, and
+no job is stopped."""
 
 from collections.abc import Iterable, Iterator
 
@@ -11,7 +12,8 @@ from penstock.scheduling.stages.protocols import Turns
 
 
 class KeyOrder:
-    """Implements `penstock.scheduling.stages.protocols.Order`. Ties: by submission. After a job that did not fit no job of equal demand is tried."""
+    """Implements `penstock.scheduling.stages.protocols.Order`. Ties: by submission. After a job that did not
+    fit no job of equal demand is tried."""
 
     def __init__(self, key: Key) -> None:
         self._key = key

@@ -5,24 +5,25 @@ Per open node, with f(r) = (requested + asked) / capacity of resource r, this ta
     LeastAllocated     = mean over r of 100 · (1 − f(r))
     BalancedAllocation = 100 · (1 − standard deviation over r of f(r))
 
-The node with the largest sum is chosen (both plug-ins have weight 1). Score: minus the sum. Ties: the lower ordinal,
-where Kubernetes chooses at random. Scores are not truncated to whole numbers. The other default plug-ins (taints, spreading,
-affinity, images) give all our nodes the same score.
+The node with the largest sum is chosen (both plug-ins have weight 1). Score: minus the sum. Ties: the lower
+ordinal, where Kubernetes chooses at random. Scores are not truncated to whole numbers. The other default
+plug-ins (taints, spreading, affinity, images) give all our nodes the same score.
 
-`k8s-default`: NodeResourcesFit and NodeResourcesBalancedAllocation. r runs over cores, memory and, on nodes that
-have them, GPUs. Departures: Kubernetes' default ignores extended resources and would place GPU jobs by cores
-and memory alone; pods of a gang are placed all or none. Of more than 100 open nodes the first 100 from a random ordinal
-on are scored, where Kubernetes continues where it last stopped and takes 5 – 50 %.
+`k8s-default`: NodeResourcesFit and NodeResourcesBalancedAllocation. r runs over cores, memory and, on nodes
+that have them, GPUs. Departures: Kubernetes' default ignores extended resources and would place GPU jobs by
+cores and memory alone; pods of a gang are placed all or none. Of more than 100 open nodes the first 100 from
+a random ordinal on are scored, where Kubernetes continues where it last stopped and takes 5 – 50 %.
 
-`kubeflow`: a training operator of 2020 (v1.1, as in Liquid) with gang scheduling on, that is, the batch scheduler
-Volcano under the configuration that it ships: actions enqueue, allocate, backfill; plug-ins priority, gang,
-drf, predicates, proportion, nodeorder. Our interpretation: one queue and no priorities, so that among waiting gangs the
-order is that of submission (drf and proportion compare running shares, which are equal for gangs that
-hold nothing); a gang is all or nothing; one that does not fit is skipped, however often, and all behind
-it are tried (the action named backfill only places pods without resource requests). So large gangs can starve. Each pod
-is placed on the first node by nodeorder: the sum above with r over cores and memory, all open nodes scored. Departures:
-the gang's parameter servers are placed before its workers, as everywhere here; enqueue's limit of 1.2 times the
-cluster is left out, since it only hides gangs that could not start anyway.
+`kubeflow`: a training operator of 2020 (v1.1, as in Liquid) with gang scheduling on, that is, the batch
+scheduler Volcano under the configuration that it ships: actions enqueue, allocate, backfill; plug-ins
+priority, gang, drf, predicates, proportion, nodeorder. Our interpretation: one queue and no priorities, so
+that among waiting gangs the order is that of submission (drf and proportion compare running shares, which are
+equal for gangs that hold nothing); a gang is all or nothing; one that does not fit is skipped, however often,
+and all behind it are tried (the action named backfill only places pods without resource requests). So large
+gangs can starve. Each pod is placed on the first node by nodeorder: the sum above with r over cores and
+memory, all open nodes scored. Departures: the gang's parameter servers are placed before its workers, as
+everywhere here; enqueue's limit of 1.2 times the cluster is left out, since it only hides gangs that could
+not start anyway.
 """
 
 from collections.abc import Iterable, Iterator
@@ -54,7 +55,8 @@ class LeastAndBalanced:
         self._max_scored = max_scored
 
     def place(self, state: CellState, job: JobState, rng: LazyRng) -> Plan | None:
-        """Places task by task like pods, but all or none; random only where more nodes are open than are scored."""
+        """Places task by task like pods, but all or none; random only where more nodes are open than are
+        scored."""
 
         def rank(gang: Gang, is_worker: bool, limit: int) -> list[tuple[float, int]]:
             nodes = gang.open(is_worker)
@@ -85,14 +87,16 @@ class LeastAndBalanced:
 
 
 class Kubeflow(LeastAndBalanced):
-    """Implements `penstock.scheduling.stages.protocols.Order`, too: all waiting gangs, those of equal demand in one row."""
+    """Implements `penstock.scheduling.stages.protocols.Order`, too: all waiting gangs, those of equal demand
+    in one row."""
 
     def __init__(self) -> None:
         super().__init__("kubeflow", count_gpus=False, max_scored=None)
         self._rows = JobRows(by_demand)
 
     def order(self, state: CellState) -> Iterator[str]:
-        """By submission; after a gang that does not fit those of equal demand are skipped. O(changes + kinds of gangs)."""
+        """By submission; after a gang that does not fit those of equal demand are skipped. O(changes + kinds
+        of gangs)."""
         self._rows.update(state)
         yield from skipping(state, self._rows.waiting.values())
 

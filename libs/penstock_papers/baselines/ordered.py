@@ -1,15 +1,17 @@
-"""Baselines that differ only in the sort key: shortest job first (`sjf`), shortest remaining time (`srtf`) and service (`srsf`) first.
+"""Baselines that differ only in the sort key: shortest job first (`sjf`), shortest remaining time (`srtf`)
+and service (`srsf`) first.
 
 The jobs are sorted by a key, ascending, ties by submission. From the front, each job that still fits is
 chosen; one that does not is skipped and later ones are still tried. Sources: SRTF and SRSF as in Muri's
 comparison (§6.1 there); shortest job first is the textbook rule. Nodes: first fit.
 
-Only differences are computed. A running job keeps its GPUs unless a waiting one comes before it and lacks them; then
-the running jobs that come last are suspended, and are tried again, each at its own position in the order, for the remaining GPUs.
-This chooses the same jobs as a pass through all of them.
+Only differences are computed. A running job keeps its GPUs unless a waiting one comes before it and lacks
+them; then the running jobs that come last are suspended, and are tried again, each at its own position in the
+order, for the remaining GPUs. This chooses the same jobs as a pass through all of them.
 
-The cost of stopping a running job is subtracted from its key, so that no job is stopped for a smaller gain: with remaining times a of
-the waiting and b of the running job, the swap lowers the sum of both completion times by b - a - cost.
+The cost of stopping a running job is subtracted from its key, so that no job is stopped for a smaller gain:
+with remaining times a of the waiting and b of the running job, the swap lowers the sum of both completion
+times by b - a - cost.
 """
 
 from collections.abc import Iterator, Mapping
@@ -50,13 +52,15 @@ def shortest_remaining_service(state: CellState, job: JobState, cost_s: float = 
 
 
 Kind = tuple[int, bool, bool]
-"""(GPUs of the gang, whether its remaining time is falling, whether its cost is rising) of running jobs: the order within a kind does not change."""
+"""(GPUs of the gang, whether its remaining time is falling, whether its cost is rising) of running jobs: the
+order within a kind does not change."""
 Place = tuple[float, int]
 """(key, order of submission): the smallest runs first."""
 
 
 class Ordered:
-    """Implements `penstock.scheduling.stages.protocols.Preemption`: the smallest keys run. `preemptive=False`: running jobs are not stopped."""
+    """Implements `penstock.scheduling.stages.protocols.Preemption`: the smallest keys run.
+    `preemptive=False`: running jobs are not stopped."""
 
     def __init__(self, key: Key, *, preemptive: bool) -> None:
         self._key = key
@@ -150,7 +154,8 @@ def always_first(state: CellState, job: JobState) -> float:
 
 
 def _kind(state: CellState, job: JobState) -> tuple[Kind, float] | None:
-    """(kind, sort key) of a running job: within a kind, jobs whose time less cost ends later come later. None: it may not be stopped."""
+    """(kind, sort key) of a running job: within a kind, jobs whose time less cost ends later come later.
+    None: it may not be stopped."""
     if not job.preemptible:
         return None
     ends = ends_s(job)
@@ -179,9 +184,11 @@ class _Walk:
         self._last: list[tuple[Place, JobState]] = []
         """Running jobs that were examined and not suspended, the last in order first."""
         self._suspended: list[tuple[float, int, str, JobState]] = []
-        """Suspended jobs; a heap, the first in order on top. A job that finds GPUs at its own position continues to run."""
+        """Suspended jobs; a heap, the first in order on top. A job that finds GPUs at its own position
+        continues to run."""
         self._refused: dict[object, int] = {}
-        """`Need.alike` → the smallest need refused since the last suspension: later jobs with such needs cannot find more GPUs."""
+        """`Need.alike` → the smallest need refused since the last suspension: later jobs with such needs
+        cannot find more GPUs."""
 
     def go(self) -> None:
         heap, jobs = self._heap, self._state.jobs
@@ -217,7 +224,8 @@ class _Walk:
         return False
 
     def _make_way(self, need: Need, place: Place) -> bool:
-        """Suspends running jobs, the last in order first, until the job has its GPUs; none if that is not enough."""
+        """Suspends running jobs, the last in order first, until the job has its GPUs; none if that is not
+        enough."""
         free, last = self._free, self._last
         if last and last[0][0] < place:
             return False

@@ -1,11 +1,11 @@
 """Scores of the packing family: `best-fit`, `dot-product`, `clustering`, `packing`.
 
-Source: the baselines of the FGD paper (Weng et al., USENIX ATC '23) as its experiments define them. C and G are
-the node's free cores and the sum of its free GPU shares (thousandths) before the task is placed, c and g the
-task's demand. Cores and shares are divided by those of the cell's largest node, C̄ and Ḡ: 128 cores and 8 GPUs
-there. A score is truncated to a whole number: without that dot-product loses a point of allocation. The truncation is
-exact, in whole numbers, where the source divides in floating point. Departures: none in the rules; memory and
-bandwidth do not affect the score but must fit.
+Source: the baselines of the FGD paper (Weng et al., USENIX ATC '23) as its experiments define them. C and G
+are the node's free cores and the sum of its free GPU shares (thousandths) before the task is placed, c and g
+the task's demand. Cores and shares are divided by those of the cell's largest node, C̄ and Ḡ: 128 cores and 8
+GPUs there. A score is truncated to a whole number: without that dot-product loses a point of allocation. The
+truncation is exact, in whole numbers, where the source divides in floating point. Departures: none in the
+rules; memory and bandwidth do not affect the score but must fit.
 """
 
 from typing import NamedTuple
@@ -64,7 +64,8 @@ class BestFit(_Relative):
 
 
 class DotProduct(_Relative):
-    """Prefers the smallest dot product of free resources and demand: 100 · (1 − ½ · (C/C̄ · c/C̄ + G/Ḡ · g/Ḡ))."""
+    """Prefers the smallest dot product of free resources and demand: 100 · (1 − ½ · (C/C̄ · c/C̄ + G/Ḡ ·
+    g/Ḡ))."""
 
     def score(self, rows: Rows, need: ResourceVector, table: NodeTable) -> Scored:
         cores, milli = self.largest
@@ -74,7 +75,8 @@ class DotProduct(_Relative):
 
 
 class Clustering(_Relative):
-    """Prefers nodes with tasks of the same class: ⌊25 · (Ḡ − G)/Ḡ⌋ + 75, 50, 25 or 0. A task without GPUs: 0 everywhere.
+    """Prefers nodes with tasks of the same class: ⌊25 · (Ḡ − G)/Ḡ⌋ + 75, 50, 25 or 0. A task without GPUs: 0
+    everywhere.
 
     75 where all tasks with GPUs are of this task's class (parts of a GPU, or its number of whole ones), 50
     where some are, 25 where there are no tasks with GPUs, else 0.
@@ -91,10 +93,11 @@ class Clustering(_Relative):
 
 
 class Packing:
-    """Prefers partly allocated GPUs, then partly allocated nodes, then free nodes. A task without GPUs: 0 everywhere.
+    """Prefers partly allocated GPUs, then partly allocated nodes, then free nodes. A task without GPUs: 0
+    everywhere.
 
-    A node with all n GPUs wholly free: max(33 − n, n). Else the task's GPUs are those with least free that fit:
-    if u > 0 of them are wholly free, max(50 − u, 33); if none is, max(50, 100 − ⌊r/10⌋), r = the sum of
+    A node with all n GPUs wholly free: max(33 − n, n). Else the task's GPUs are those with least free that
+    fit: if u > 0 of them are wholly free, max(50 − u, 33); if none is, max(50, 100 − ⌊r/10⌋), r = the sum of
     ⌊free share/10⌋.
     """
 

@@ -1,4 +1,5 @@
-"""Score-based placement: the driver of policies that score every open node with a whole number and take the node with the largest score.
+"""Score-based placement: the driver of policies that score every open node with a whole number and take the
+node with the largest score.
 
 Ties go to the lowest ordinal. One task after the other, parameter servers first, all or nothing
 (`penstock.cluster.gang`); earlier tasks of the gang count as placed. Unlike the other policies these examine

@@ -1,8 +1,8 @@
 """Tiresias-L: discretised two-dimensional least attained service (2D-LAS), for unknown run times.
 
 Source: Tiresias (NSDI '19) §3, as interpreted in Muri's experiments. Several FIFO queues; a job enters the
-first one and moves from queue i to the end of queue i + 1 when run time × GPUs reaches limit i, one queue at a
-time and never back. The queues are visited in order; a job runs if its GPUs are still free, later ones are
+first one and moves from queue i to the end of queue i + 1 when run time × GPUs reaches limit i, one queue at
+a time and never back. The queues are visited in order; a job runs if its GPUs are still free, later ones are
 still tried. Then, in each queue, the chosen jobs move before the others, both in their previous order.
 
 This order is not a function of the jobs alone: each move is written to the ledger as a `JobRank`.
@@ -43,7 +43,8 @@ from penstock.scheduling.stages.protocols import NO_LIMITS, Selection
 
 POSITIONS_PER_RECORD = 1 << 12
 MAX_RANKED = 1_024
-"""Moves written at once; the rest of a larger change (a cell restarted full of jobs) is written with the next plan."""
+"""Moves written at once; the rest of a larger change (a cell restarted full of jobs) is written with the next
+plan."""
 
 CHOSEN, WAITS, DUE = 0, 1, 2
 """A job's part of its queue: chosen by the last plan, not chosen, or its service has reached the limit."""
@@ -55,7 +56,8 @@ ROUNDING_S = 0.01  # far above the rounding error of two sums of times; only clo
 
 
 class Tiresias:
-    """Implements `penstock.scheduling.stages.protocols.Preemption`. `limits_gpu_s`: the service at which a job leaves each queue except the last, ascending.
+    """Implements `penstock.scheduling.stages.protocols.Preemption`. `limits_gpu_s`: the service at which a
+    job leaves each queue except the last, ascending.
 
     `strict_fifo`: within a queue the chosen jobs do not move before the others, as in Pollux's experiments.
     """
@@ -66,9 +68,11 @@ class Tiresias:
         self._last = len(self.limits_gpu_s)
         self._strict_fifo = strict_fifo
         self._rows: JobRows[Row] = JobRows(self._stand, self._runs)
-        """All jobs except those being stopped; a job that becomes due while it runs stays in its previous row."""
+        """All jobs except those being stopped; a job that becomes due while it runs stays in its previous
+        row."""
         self._by_service: JobRows[tuple[int, int]] = JobRows(runs=self._service)
-        """(level, GPUs) → running jobs, with the ledger time in s at which their service was 0: the first becomes due first."""
+        """(level, GPUs) → running jobs, with the ledger time in s at which their service was 0: the first
+        becomes due first."""
         self._launching: JobRows[tuple[int, int]] = JobRows(runs=self._begins)
         """(level, GPUs) → jobs that are being launched."""
         self._fixed: JobRows[tuple[int]] = JobRows(runs=_not_preemptible)
@@ -116,9 +120,11 @@ class Tiresias:
         )
 
     def _wake_s(self, state: CellState, left_out: Set[str], near: list[tuple[int, JobState]]) -> float | None:
-        """Seconds until the next running job reaches its limit. Jobs that have not started yet reach it later; an early evaluation is harmless."""
+        """Seconds until the next running job reaches its limit. Jobs that have not started yet reach it
+        later; an early evaluation is harmless."""
         firsts: list[tuple[float, float, str]] = []
-        """(approximate ledger time in s at which it becomes due, its service then, job id) of the first job of each row."""
+        """(approximate ledger time in s at which it becomes due, its service then, job id) of the first job
+        of each row."""
         for (level, gpus), entries in self._by_service.running.items():
             for began_s, _, job_id, _ in entries:
                 if job_id not in left_out:
@@ -186,7 +192,8 @@ class Tiresias:
                 yield job
 
     def _stand(self, state: CellState, job: JobState, *, runs: bool | None = None) -> tuple[Row, float]:
-        """The job's row, and its position there; due jobs are in order of submission. A job that `runs` does not become due here."""
+        """The job's row, and its position there; due jobs are in order of submission. A job that `runs` does
+        not become due here."""
         if runs is None:
             runs = job.running_ms is not None
         level, waits, position = job.rank or (0, 1, job.order * POSITIONS_PER_RECORD)
@@ -316,7 +323,8 @@ class _Walk:
     def chosen(self, parts: _Parts, level: int) -> tuple[list[JobState], list[JobState]]:
         """(jobs that get GPUs, jobs that do not) of those that the last plan chose.
 
-        All jobs before the first that does not fit get GPUs: of these the running ones are counted but not in the answer.
+        All jobs before the first that does not fit get GPUs: of these the running ones are counted but not in
+        the answer.
         """
         waiting, gpus = parts.waiting(level, CHOSEN), parts.running_gpus(level, CHOSEN)
         if not waiting and gpus <= self._free:
@@ -356,7 +364,8 @@ class _Walk:
     def through(
         self, heap: list[Head[Row]], *, pass_over: bool = False
     ) -> tuple[list[JobState], list[JobState]]:
-        """(jobs that get GPUs, jobs that do not); with `pass_over` waiting jobs are left out of the latter."""
+        """(jobs that get GPUs, jobs that do not); with `pass_over` waiting jobs are left out of the
+        latter."""
         runs: list[JobState] = []
         others: list[JobState] = []
         while heap:

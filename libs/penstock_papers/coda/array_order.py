@@ -1,11 +1,14 @@
 """Order stage of profile `coda`: dominant resource fairness (DRF) inside each array. Source: CODA §V-C.
 
-Jobs with reserved nodes come first, then the 4-GPU sub-array, the 1-GPU sub-array and the CPU array: training has the higher priority (§V-A). In an array the next
-job is one of the owner who holds least of the dominant resource: GPUs in the GPU array, both sub-arrays together; cores held by jobs without GPUs
-in the CPU array. Ties, and the jobs of one owner: by submission. Jobs whose cores were reclaimed are at the head of the CPU array, before all owners.
+Jobs with reserved nodes come first, then the 4-GPU sub-array, the 1-GPU sub-array and the CPU array: training
+has the higher priority (§V-A). In an array the next job is one of the owner who holds least of the dominant
+resource: GPUs in the GPU array, both sub-arrays together; cores held by jobs without GPUs in the CPU array.
+Ties, and the jobs of one owner: by submission. Jobs whose cores were reclaimed are at the head of the CPU
+array, before all owners.
 
-Departure from DRF: a job that does not fit is skipped, with all jobs of equal demand; the owner's other jobs are tried, and may overtake it. The reclaim
-stage prevents starvation (`penstock.scheduling.make_room.array_reclaim`).
+Departure from DRF: a job that does not fit is skipped, with all jobs of equal demand; the owner's other jobs
+are tried, and may overtake it. The reclaim stage prevents starvation
+(`penstock.scheduling.make_room.array_reclaim`).
 """
 
 from collections.abc import Iterable, Iterator

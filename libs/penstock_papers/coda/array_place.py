@@ -1,14 +1,17 @@
 """Place stage of profile `coda`: nodes by array, with borrowing between arrays. Source: CODA §V-C.
 
-- *Jobs without GPUs* are placed where cores of the CPU array are free; else they borrow idle reserved cores. Source: "if the GPU resource
-  array is relatively idle"; departure: also while jobs with GPUs wait, since these cannot use the idle cores, and later ones reclaim them.
+- *Jobs without GPUs* are placed where cores of the CPU array are free; else they borrow idle reserved cores.
+  Source: "if the GPU resource array is relatively idle"; departure: also while jobs with GPUs wait, since
+  these cannot use the idle cores, and later ones reclaim them.
 - *Jobs of four GPUs and more* are placed in the 4-GPU sub-array, then on other nodes that fit.
-- *Jobs of fewer GPUs* are placed in the 1-GPU sub-array; then, in the 4-GPU sub-array, on GPUs beyond multiples of four, which no job of four could use; then they borrow there,
-  unless a job of four or more waits.
+- *Jobs of fewer GPUs* are placed in the 1-GPU sub-array; then, in the 4-GPU sub-array, on GPUs beyond
+  multiples of four, which no job of four could use; then they borrow there, unless a job of four or more
+  waits.
 - Jobs with GPUs take idle cores of either array, and do not give them back.
 
-Inside each step: fewest free GPUs first, then fewest free cores (best fit), so that whole nodes and nodes with many cores stay free; ties: the lowest ordinal. The source
-names no choice there. Nodes reserved for other jobs (`PlanUnit`) are left out. Score: 100 × step + free GPUs + free cores / 2,048.
+Inside each step: fewest free GPUs first, then fewest free cores (best fit), so that whole nodes and nodes
+with many cores stay free; ties: the lowest ordinal. The source names no choice there. Nodes reserved for
+other jobs (`PlanUnit`) are left out. Score: 100 × step + free GPUs + free cores / 2,048.
 """
 
 from collections.abc import Iterable, Iterator
@@ -41,7 +44,8 @@ class ArrayPlace:
         self._order = order
 
     def place(self, state: CellState, job: JobState, rng: LazyRng) -> Plan | None:
-        """Places the job on nodes reserved for it if it fits there, else on nodes that are reserved for no job."""
+        """Places the job on nodes reserved for it if it fits there, else on nodes that are reserved for no
+        job."""
         del rng
         own, others = reserved_for(state, job, state.planned.values())
         if own:

@@ -1,15 +1,18 @@
-"""Muri's multi-round grouping (Alg. 1): groups jobs that share GPUs in turns, by rounds of maximum-weight matching.
+"""Muri's multi-round grouping (Alg. 1): groups jobs that share GPUs in turns, by rounds of maximum-weight
+matching.
 
-1. Candidates: jobs are taken in order by first fit on empty nodes, each with the next jobs of its shape, up to a group's
-   maximum.
-2. Rounds, while the candidates need more GPUs than the cell has: a matching with the largest sum of γ is computed over the groups of
-   each shape (at first of one job each), and its pairs merge one after the other until the GPUs suffice.
+1. Candidates: jobs are taken in order by first fit on empty nodes, each with the next jobs of its shape, up
+   to a group's maximum.
+2. Rounds, while the candidates need more GPUs than the cell has: a matching with the largest sum of γ is
+   computed over the groups of each shape (at first of one job each), and its pairs merge one after the other
+   until the GPUs suffice.
 3. Groups in order of their first member get GPUs, first fit; all others wait.
 
-Sources: Muri §4.2–4.3; additional steps of the published program: after the rounds a group whose iteration takes longer than its members' one
-after the other is `split`; finally groups get nodes in descending order of GPUs. Departures: jobs that may not be stopped come first and are never
-matched with such jobs on other GPUs; members' memory must fit together; jobs with unknown stages do not share; of equal matchings the
-one whose members hold the same GPUs now is taken.
+Sources: Muri §4.2–4.3; additional steps of the published program: after the rounds a group whose iteration
+takes longer than its members' one after the other is `split`; finally groups get nodes in descending order of
+GPUs. Departures: jobs that may not be stopped come first and are never matched with such jobs on other GPUs;
+members' memory must fit together; jobs with unknown stages do not share; of equal matchings the one whose
+members hold the same GPUs now is taken.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -60,7 +63,8 @@ class Grouper:
     def groups(
         self, jobs: Sequence[Candidate], keys: Sequence[float], node_gpus: Sequence[int], memory_mib: int
     ) -> list[tuple[int, ...]]:
-        """The groups that run, as indexes of `jobs`, in the order in which they get nodes. `jobs`: in order, with `keys` ascending; `memory_mib`: of a GPU, 0: not bounded."""
+        """The groups that run, as indexes of `jobs`, in the order in which they get nodes. `jobs`: in order,
+        with `keys` ascending; `memory_mib`: of a GPU, 0: not bounded."""
         gpus = sum(node_gpus)
         first = FirstFit(node_gpus)
         by_shape: dict[Shape, list[int]] = {}
@@ -115,7 +119,8 @@ class Grouper:
     def _singles(
         self, jobs: Sequence[Candidate], candidates: Sequence[int], memory_mib: int
     ) -> dict[Shape, list[_Group]]:
-        """Groups of one job; jobs that may not be stopped and share GPUs already form one group. Shapes in order of their first job."""
+        """Groups of one job; jobs that may not be stopped and share GPUs already form one group. Shapes in
+        order of their first job."""
         buckets: dict[Shape, list[_Group]] = {}
         fixed: dict[str, list[int]] = {}
         for index in candidates:
@@ -168,7 +173,8 @@ class Grouper:
     def _round(
         self, jobs: Sequence[Candidate], groups: Sequence[_Group], most: int, memory_mib: int
     ) -> list[_Group]:
-        """One matching; the first `most` of its pairs merge, in order of their later member, and take its position."""
+        """One matching; the first `most` of its pairs merge, in order of their later member, and take its
+        position."""
         if most <= 0 or len(groups) < 2:
             return list(groups)
         of_kind: dict[_Kind, list[int]] = {}
@@ -188,7 +194,8 @@ class Grouper:
         ]
 
     def _in_runs(self, groups: Sequence[_Group], lacking: int, each: int, memory_mib: int) -> list[_Group]:
-        """Without matching: consecutive groups form runs of a group's maximum size; each joins the first of its run while GPUs are short."""
+        """Without matching: consecutive groups form runs of a group's maximum size; each joins the first of
+        its run while GPUs are short."""
         found: list[_Group] = []
         for start in range(0, len(groups), self._grouping.max_members):
             first, *others = groups[start : start + self._grouping.max_members]
@@ -202,7 +209,8 @@ class Grouper:
         return found
 
     def _split(self, groups: Sequence[_Group]) -> Iterator[_Group]:
-        """Splits groups whose members would be faster one after the other, except those that must stay together."""
+        """Splits groups whose members would be faster one after the other, except those that must stay
+        together."""
         for group in groups:
             if self._grouping.split and len(group.members) > 1 and not group.kind.fixed:
                 found = self._predict(group.kind.times)
@@ -236,7 +244,8 @@ def _united(one: _Group, other: _Group) -> _Group:
 def _choose(
     jobs: Sequence[Candidate], groups: Sequence[_Group], of_kind: Sequence[list[int]], pairs: Pairs
 ) -> Iterator[tuple[int, int]]:
-    """Chooses the pairs of groups for matched kinds: those that hold the same GPUs now, then the first in order."""
+    """Chooses the pairs of groups for matched kinds: those that hold the same GPUs now, then the first in
+    order."""
     held = [{jobs[member].group for member in group.members} - {""} for group in groups]
     left = [dict.fromkeys(numbers) for numbers in of_kind]
     missing = dict(pairs)

@@ -1,4 +1,5 @@
-"""Persistent list order of regroup stages, stored as ranks (`JobRank`), so that a stable sort has the same result after a restart."""
+"""Persistent list order of regroup stages, stored as ranks (`JobRank`), so that a stable sort has the same
+result after a restart."""
 
 from bisect import bisect_left
 from collections.abc import Sequence
@@ -9,7 +10,8 @@ from penstock.scheduling.stages.regroup import Candidate, Question
 
 
 def list_order(question: Question) -> tuple[JobRank, ...]:
-    """The order of the question's jobs, as a minimal set of changes of their ranks, at most as many as one plan may have."""
+    """The order of the question's jobs, as a minimal set of changes of their ranks, at most as many as one
+    plan may have."""
     by_gpus: dict[int, list[Candidate]] = {}
     for job in question.jobs:
         by_gpus.setdefault(job.gpus, []).append(job)
@@ -23,7 +25,8 @@ def list_order(question: Question) -> tuple[JobRank, ...]:
 
 
 def rising(positions: Sequence[int]) -> list[int]:
-    """Strictly ascending positions: those of a longest ascending subsequence are unchanged, the others are placed between. O(n · log n)."""
+    """Strictly ascending positions: those of a longest ascending subsequence are unchanged, the others are
+    placed between. O(n · log n)."""
     tails: list[int] = []
     """Length − 1 → index of the smallest last position of an ascending subsequence of this length."""
     before = [-1] * len(positions)
@@ -52,7 +55,8 @@ def rising(positions: Sequence[int]) -> list[int]:
 
 
 def _spread(found: list[int], start: int, end: int, low: int | None, high: int | None) -> None:
-    """Sets the positions of `start` … `end` − 1 between `low` and `high`; if there is no room, the following ones are moved."""
+    """Sets the positions of `start` … `end` − 1 between `low` and `high`; if there is no room, the following
+    ones are moved."""
     count = end - start
     for number in range(count):
         if low is None:

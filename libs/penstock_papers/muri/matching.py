@@ -1,13 +1,15 @@
 """Maximum-weight matching of groups to merge in pairs, without forced cardinality.
 
-`match_kinds`: nodes of a kind are interchangeable, so only the number of pairs of each two kinds matters (an integer b-matching over
-kinds). The relaxation over the bipartite double cover is a transportation problem with as many rows as kinds, solved by shortest augmenting
-paths that move many units at once; its optimum is half-integral, and the few halves are rounded. `match_distinct`: all nodes differ; the
-same relaxation is an assignment problem, whose cycles are cut into pairs. `match_many_kinds`: the heavier one of both.
+`match_kinds`: nodes of a kind are interchangeable, so only the number of pairs of each two kinds matters (an
+integer b-matching over kinds). The relaxation over the bipartite double cover is a transportation problem
+with as many rows as kinds, solved by shortest augmenting paths that move many units at once; its optimum is
+half-integral, and the few halves are rounded. `match_distinct`: all nodes differ; the same relaxation is an
+assignment problem, whose cycles are cut into pairs. `match_many_kinds`: the heavier one of both.
 
-Source: the relaxation is half-integral (Balinski 1965); shortest augmenting paths as in Jonker and Volgenant 1987. Departure from
-an exact matching (Muri §4.2 names Edmonds' blossoms): odd cycles of halves are broken by the best of few choices and pairs exchanged
-while the weight grows, so it may be less than the maximum by part of one pair. Weights are ≥ 0; a pair of weight 0 is never made.
+Source: the relaxation is half-integral (Balinski 1965); shortest augmenting paths as in Jonker and Volgenant
+1987. Departure from an exact matching (Muri §4.2 names Edmonds' blossoms): odd cycles of halves are broken by
+the best of few choices and pairs exchanged while the weight grows, so it may be less than the maximum by part
+of one pair. Weights are ≥ 0; a pair of weight 0 is never made.
 """
 
 from collections import Counter
@@ -35,14 +37,17 @@ GAIN = 1e-12  # relative to the largest weight: a smaller gain is ignored
 
 
 def match_kinds(counts: Sequence[int], weights: Weights) -> Pairs:
-    """The matching over kinds. `counts`: nodes of each kind, ≥ 0. Deterministic; about O(kinds³), and exchanges that may take far longer (`match_many_kinds`)."""
+    """The matching over kinds. `counts`: nodes of each kind, ≥ 0. Deterministic; about O(kinds³), and
+    exchanges that may take far longer (`match_many_kinds`)."""
     return _match(counts, weights, exchange=True)
 
 
 def match_many_kinds(counts: Sequence[int], weights: NDArray[np.float64]) -> Pairs:
-    """As `match_kinds` for more kinds than exchanges are worth: the heavier one of a matching over kinds without exchanges and of one of distinct nodes.
+    """As `match_kinds` for more kinds than exchanges are worth: the heavier one of a matching over kinds
+    without exchanges and of one of distinct nodes.
 
-    `counts`: each ≥ 1; `weights`: shape (kinds, kinds), symmetric, ≥ 0. Deterministic; O(nodes³) in compiled code.
+    `counts`: each ≥ 1; `weights`: shape (kinds, kinds), symmetric, ≥ 0. Deterministic; O(nodes³) in compiled
+    code.
     """
     kind_of = np.repeat(np.arange(len(counts)), counts)
     distinct = Counter(
@@ -85,8 +90,9 @@ def _match(counts: Sequence[int], weights: Weights, *, exchange: bool) -> Pairs:
 
 
 def _transport(counts: Sequence[int], weights: Weights) -> tuple[list[list[int]], list[float]]:
-    """Units from each row to each column that maximise Σ weight · units; rows and columns have `counts` units, of which some may stay unassigned. And the price of each kind:
-    the mean of its row's and its column's price."""
+    """Units from each row to each column that maximise Σ weight · units; rows and columns have `counts`
+    units, of which some may stay unassigned. And the price of each kind: the mean of its row's and its
+    column's price."""
     size = len(counts)
     spare = list(counts)
     flows = [[0] * size for _ in counts]
@@ -112,9 +118,11 @@ def _augment(
     row_price: list[float],
     column_price: list[float],
 ) -> int:
-    """Moves units along one shortest path by reduced costs row_price + column_price − weight ≥ 0; returns how many, 0: the rest of the row stays unassigned.
+    """Moves units along one shortest path by reduced costs row_price + column_price − weight ≥ 0; returns how
+    many, 0: the rest of the row stays unassigned.
 
-    A row's price is the value of its units; at 0 they may as well stay unassigned, or instead those of another row on the path.
+    A row's price is the value of its units; at 0 they may as well stay unassigned, or instead those of
+    another row on the path.
     """
     size = len(spare)
     infinity = float("inf")
@@ -187,7 +195,8 @@ def _move(
     through: list[int],
     reached_by: dict[int, int],
 ) -> int:
-    """Moves units along the path found; `end` −1: the path ends with units of row `keeper` becoming unassigned."""
+    """Moves units along the path found; `end` −1: the path ends with units of row `keeper` becoming
+    unassigned."""
     moved = rest if end < 0 else min(rest, spare[end])
     path: list[tuple[int, int, int]] = []
     """(row, column, 1 or −1)."""
@@ -212,7 +221,8 @@ def _move(
 
 
 def _rounded(flows: Sequence[Sequence[int]], weights: Weights) -> Pairs:
-    """Rounds the mean of a flow and its transpose to whole pairs. Halves form trails; on each trail every second half is rounded up."""
+    """Rounds the mean of a flow and its transpose to whole pairs. Halves form trails; on each trail every
+    second half is rounded up."""
     pairs: Pairs = {}
     halves: list[tuple[int, int]] = []
     for one in range(len(flows)):
@@ -243,7 +253,8 @@ def _rounded(flows: Sequence[Sequence[int]], weights: Weights) -> Pairs:
 
 
 def _trails(edges: Sequence[tuple[int, int]]) -> list[list[int]]:
-    """Decomposes the edges into a minimal number of trails, each given by the nodes that it visits. Source: Hierholzer 1873.
+    """Decomposes the edges into a minimal number of trails, each given by the nodes that it visits. Source:
+    Hierholzer 1873.
 
     Open trails are closed by edges to an auxiliary node, −1, and cut there.
     """
@@ -287,7 +298,8 @@ def _trails(edges: Sequence[tuple[int, int]]) -> list[list[int]]:
 
 
 def _match_rest(left: list[int], weights: Weights, pairs: Pairs) -> None:
-    """Matches nodes that rounding left unmatched: greedily by weight while there are many, then by exhaustive search."""
+    """Matches nodes that rounding left unmatched: greedily by weight while there are many, then by exhaustive
+    search."""
     kinds = range(len(left))
     heaviest = sorted(
         ((weights[one][other], -one, -other) for one in kinds for other in range(one, len(left))),
@@ -326,7 +338,8 @@ def _both(left: Sequence[int], one: int, other: int) -> bool:
 
 
 def _exchange(left: list[int], weights: Weights, pairs: Pairs, duals: Duals) -> None:
-    """Local search while it gains and the relaxation's bound is not reached: two pairs exchange partners, or an unmatched node starts an alternating chain."""
+    """Local search while it gains and the relaxation's bound is not reached: two pairs exchange partners, or
+    an unmatched node starts an alternating chain."""
     least = GAIN * max((max(row) for row in weights), default=0.0)
     for _ in range(MAX_EXCHANGES):
         slack = duals.slack(pairs)
@@ -341,7 +354,8 @@ def _exchange(left: list[int], weights: Weights, pairs: Pairs, duals: Duals) -> 
 def _rematch(
     left: list[int], weights: Weights, pairs: Pairs, least: float, costs: Weights, slack: float
 ) -> bool:
-    """Breaks up a pair that is the only one of its kinds, as rounding leaves them, where a chain from one of its nodes gains more than the pair's weight."""
+    """Breaks up a pair that is the only one of its kinds, as rounding leaves them, where a chain from one of
+    its nodes gains more than the pair's weight."""
     alone = sorted(pair for pair, count in pairs.items() if count == 1)
     partners = partners_of(weights, pairs) if alone else []
     for one, other in alone:
@@ -376,7 +390,8 @@ def _swap(left: list[int], weights: Weights, pairs: Pairs, least: float) -> bool
 
 
 def match_distinct(weights: NDArray[np.float64]) -> list[tuple[int, int]]:
-    """The matching of distinct nodes: pairs, the smaller node first, ascending. `weights`: shape (nodes, nodes), symmetric, ≥ 0; the diagonal is ignored."""
+    """The matching of distinct nodes: pairs, the smaller node first, ascending. `weights`: shape (nodes,
+    nodes), symmetric, ≥ 0; the diagonal is ignored."""
     weights = np.array(weights, dtype=np.float64)
     np.fill_diagonal(weights, 0.0)
     pairs: list[tuple[int, int]] = []
@@ -392,7 +407,8 @@ def match_distinct(weights: NDArray[np.float64]) -> list[tuple[int, int]]:
 
 
 def _assign(weights: NDArray[np.float64]) -> tuple[list[tuple[int, int]], list[int]]:
-    """(pairs, unmatched nodes) of one assignment: even cycles are cut in one of two ways, of odd cycles one node is left out."""
+    """(pairs, unmatched nodes) of one assignment: even cycles are cut in one of two ways, of odd cycles one
+    node is left out."""
     from scipy.optimize import linear_sum_assignment  # a third of a placer's start, which matches nothing
 
     _, partners = linear_sum_assignment(weights, maximize=True)

@@ -1,4 +1,5 @@
-"""Alternating chains for maximum-weight matchings over kinds of nodes: an unmatched node takes a partner, whose former partner takes the next one."""
+"""Alternating chains for maximum-weight matchings over kinds of nodes: an unmatched node takes a partner,
+whose former partner takes the next one."""
 
 from collections.abc import Iterable, Sequence
 from math import inf
@@ -28,7 +29,8 @@ def separate(left: list[int], pairs: Pairs, one: int, other: int) -> None:
 
 
 class _Chain(NamedTuple):
-    """A chain of steps (taker, taken, freed), after which one node of kind `free` is unmatched. `cost`: of the new pairs (`Duals.costs`)."""
+    """A chain of steps (taker, taken, freed), after which one node of kind `free` is unmatched. `cost`: of
+    the new pairs (`Duals.costs`)."""
 
     gain: float
     cost: float
@@ -50,10 +52,12 @@ def partners_of(weights: Weights, pairs: Pairs) -> list[Partner]:
 
 
 class Duals:
-    """Dual bound of a matching by its relaxation: a matching's weight is Σ price · nodes, less the costs of its pairs, and less the prices of unmatched nodes.
+    """Dual bound of a matching by its relaxation: a matching's weight is Σ price · nodes, less the costs of
+    its pairs, and less the prices of unmatched nodes.
 
-    `prices`: an optimal dual solution of the relaxation, ≥ 0, by kind; `weights` ≤ the sum of both prices. The slack of a matching is the difference between that sum and its weight.
-    In a matching of larger weight the total cost of any pairs is less than this slack.
+    `prices`: an optimal dual solution of the relaxation, ≥ 0, by kind; `weights` ≤ the sum of both prices.
+    The slack of a matching is the difference between that sum and its weight. In a matching of larger weight
+    the total cost of any pairs is less than this slack.
     """
 
     def __init__(self, counts: Sequence[int], weights: Weights, prices: Sequence[float]) -> None:
@@ -81,10 +85,12 @@ def exchange_chain(
     slack: float,
     partners: Sequence[Partner] | None = None,
 ) -> bool:
-    """Applies one chain that gains: an unmatched node takes a partner from a pair, whose other member takes one from a further pair, and so on.
+    """Applies one chain that gains: an unmatched node takes a partner from a pair, whose other member takes
+    one from a further pair, and so on.
 
-    The last node stays unmatched, or joins another unmatched node. Of each length and last kind only the best chain is continued, and none whose new pairs cost
-    `slack` or more (`Duals`). `partners`: `partners_of` these pairs, if already computed.
+    The last node stays unmatched, or joins another unmatched node. Of each length and last kind only the best
+    chain is continued, and none whose new pairs cost `slack` or more (`Duals`). `partners`: `partners_of`
+    these pairs, if already computed.
     """
     ends = [kind for kind, count in enumerate(left) if count]
     layer = {kind: _Chain(0.0, 0.0, kind, kind, ()) for kind in ends}
@@ -109,7 +115,8 @@ def exchange_chain(
 def _longer(
     chains: Iterable[_Chain], weights: Weights, partners: Sequence[Partner], costs: Weights, slack: float
 ) -> dict[int, _Chain]:
-    """Last kind → the best chain that is one step longer, of equal ones the first; each breaks up a pair at most as often as it exists."""
+    """Last kind → the best chain that is one step longer, of equal ones the first; each breaks up a pair at
+    most as often as it exists."""
     gains = [-inf] * len(weights)
     best: dict[int, tuple[_Chain, int]] = {}
     for chain in chains:

@@ -1,10 +1,12 @@
 """Muri's regroup stages: `muri-s` for known run times, and `muri-l` for unknown ones.
 
-Source: Muri §4.2 and the published program; the algorithm is `penstock_papers.muri.grouping`. Jobs are sorted by remaining time × GPUs (SRSF), or by
-attained time × GPUs (2D-LAS). The sort is stable over the list of the previous plan, which the program leaves sorted by GPUs, most first: so among equal
-keys jobs of an earlier plan come first, of these the ones with most GPUs, then by the order of the list. That a job was in an earlier plan is
-stored as its rank, and so is the order in which keys last differed: each job that has overtaken another one with the same number of GPUs has its own rank.
-Departure: of the waiting jobs only those that might be taken are ranked.
+Source: Muri §4.2 and the published program; the algorithm is `penstock_papers.muri.grouping`. Jobs are sorted
+by remaining time × GPUs (SRSF), or by attained time × GPUs (2D-LAS). The sort is stable over the list of the
+previous plan, which the program leaves sorted by GPUs, most first: so among equal keys jobs of an earlier
+plan come first, of these the ones with most GPUs, then by the order of the list. That a job was in an earlier
+plan is stored as its rank, and so is the order in which keys last differed: each job that has overtaken
+another one with the same number of GPUs has its own rank. Departure: of the waiting jobs only those that
+might be taken are ranked.
 """
 
 from collections.abc import Callable
@@ -30,7 +32,8 @@ def least_attained_service(state: CellState, job: JobState, cost_s: float = 0.0)
 
 
 class Muri:
-    """Implements `penstock.scheduling.stages.regroup.Regroup`. As in the source no job is started on GPUs that a plan leaves idle. `key`: sort key of jobs; `key_of`: see `Candidates`."""
+    """Implements `penstock.scheduling.stages.regroup.Regroup`. As in the source no job is started on GPUs
+    that a plan leaves idle. `key`: sort key of jobs; `key_of`: see `Candidates`."""
 
     exact = True
     fills = False

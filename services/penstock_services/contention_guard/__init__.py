@@ -1,1 +1,2 @@
-"""The contention-guard: finds the cores that running trainings need, and slows jobs without GPUs that contend with them."""
+"""The contention-guard: finds the cores that running trainings need, and slows jobs without GPUs that contend
+with them."""

@@ -1,4 +1,5 @@
-"""`penstock-contention-guard`, or `python -m penstock_services.contention_guard`: the contention-guard as a process of its own."""
+"""`penstock-contention-guard`, or `python -m penstock_services.contention_guard`: the contention-guard as a
+process of its own."""
 
 from penstock import commandline
 from penstock.runtime.service import main as serve
@@ -9,7 +10,8 @@ app = commandline.new_app()
 
 @app.command()
 def contention_guard() -> None:
-    """Run the contention-guard until SIGTERM; settings come from the environment (`penstock.runtime.settings`)."""
+    """Run the contention-guard until SIGTERM; settings come from the environment
+    (`penstock.runtime.settings`)."""
     serve("contention-guard", run)
 
 

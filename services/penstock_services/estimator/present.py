@@ -1,6 +1,8 @@
-"""Estimates on demand, for jobs that are not submitted. The gateway calls these functions in a worker process.
+"""Estimates on demand, for jobs that are not submitted. The gateway calls these functions in a worker
+process.
 
-The same code as the service's: its tables and models, with the ledger folded to its end. Writes nothing, except that missing tables are created.
+The same code as the service's: its tables and models, with the ledger folded to its end. Writes nothing,
+except that missing tables are created.
 """
 
 from collections.abc import AsyncIterator, Mapping
@@ -44,6 +46,7 @@ async def estimate_now(settings: Settings, spec: JobSpec) -> dict[str, Any]:
 
 
 async def profile_now(settings: Settings, asked: Mapping[str, Any]) -> dict[str, Any]:
-    """`{"ok": true, "seq": …}` and the answer of `profiling.profile`. Raises as `folded`, and `NothingFits`."""
+    """`{"ok": true, "seq": …}` and the answer of `profiling.profile`. Raises as `folded`, and
+    `NothingFits`."""
     async with folded(settings) as estimator:
         return {"ok": True, "seq": estimator.state.seq, **await estimator.profile(Asked(**asked))}

@@ -1,7 +1,7 @@
 """Model registry: the stored models, and whether those that a job was estimated with predict the same again.
 
-The gateway calls `models` and `check` in a worker process. The check queries the tiers of the service itself, with the state
-of the ledger at that time: the fold up to the job's estimate.
+The gateway calls `models` and `check` in a worker process. The check queries the tiers of the service itself,
+with the state of the ledger at that time: the fold up to the job's estimate.
 """
 
 import re
@@ -99,7 +99,8 @@ async def models(settings: Settings) -> dict[str, Any]:
 
 @asynccontextmanager
 async def _connected(settings: Settings) -> AsyncIterator[asyncpg.Connection]:
-    """A connection to the estimator's schema, which is not created here. Raises `StoreError`, `ConfigurationError`."""
+    """A connection to the estimator's schema, which is not created here. Raises `StoreError`,
+    `ConfigurationError`."""
     search_path = {"search_path": estimator_schema(settings.cell)}
     dsn = settings.need_dsn("the list of models")
     with store_errors("Postgres cannot be reached"):
@@ -115,7 +116,8 @@ async def _stored(connection: asyncpg.Connection, version: str | None = None) ->
     with store_errors("models cannot be read"):
         try:
             rows = await connection.fetch(
-                "SELECT version, kind, trained_seq, sha256, body, runs, first_run_ms, last_run_ms, metrics, promoted "
+                "SELECT version, kind, trained_seq, sha256, body, runs, first_run_ms, last_run_ms, metrics, "
+                "promoted "
                 "FROM models WHERE $1::text IS NULL OR version = $1 ORDER BY kind, trained_seq DESC LIMIT $2",
                 version,
                 MAX_LISTED,
@@ -198,7 +200,8 @@ async def _ask_again(
     replica: Replica,
     since: int,
 ) -> dict[str, Outcome]:
-    """Version → comparison of its answers: after the latest record up to the estimate where they are the same, else the last."""
+    """Version → comparison of its answers: after the latest record up to the estimate where they are the
+    same, else the last."""
     state = State(Topic.JOBS, settings.cell_index)
     begin_at(state, replica)
     key = key_of(job.spec)
@@ -253,8 +256,8 @@ def compare(job: Recorded, version: str, guess: Guess | None, seq: int) -> Outco
 
 
 def _same(name: str, then: Any, now: Any) -> bool:
-    """True also where the model leaves the field open now and another tier filled it then, or memory was cut to the largest node: the
-    model's own number is in the source."""
+    """True also where the model leaves the field open now and another tier filled it then, or memory was cut
+    to the largest node: the model's own number is in the source."""
     return now is None or bool(then <= now if name == "gpu_memory_mib" else then == now)
 
 
@@ -262,7 +265,10 @@ def _verdict(version: str, stored: Stored | None, outcome: Outcome | None) -> di
     fields = {} if outcome is None else outcome.fields
     if stored is None:
         verdict = "not_stored"
-        text = "is no longer stored, so it cannot be asked again; `penstock estimator models` lists those that are"
+        text = (
+            "is no longer stored, so it cannot be asked again; `penstock estimator models` lists those "
+            "that are"
+        )
     elif stored.damage:
         verdict, text = "damaged", f"is stored but cannot be used: {stored.damage}"
     elif outcome is None or not fields:

@@ -56,8 +56,8 @@ def report(
 ) -> None:
     """Report and plot the accuracy of estimates against actual usage.
 
-    Predicted against actual values, per tier and over time; owners that request too much; the worst jobs; and the coverage of intervals
-    of remaining time.
+    Predicted against actual values, per tier and over time; owners that request too much; the worst jobs; and
+    the coverage of intervals of remaining time.
     """
     if (page or png) and find_spec("altair") is None:
         option = "--report" if page else "--png"

@@ -1,4 +1,5 @@
-"""Page of the estimator's report: charts of estimate against use, of its drift and of remaining times, with the tables."""
+"""Page of the estimator's report: charts of estimate against use, of its drift and of remaining times, with
+the tables."""
 
 import math
 from collections.abc import Sequence
@@ -74,7 +75,8 @@ def thinned(values: Sequence[T]) -> Sequence[T]:
 
 
 def limits(values: Sequence[float]) -> tuple[float, float]:
-    """Limits of a logarithmic axis that shows them all; at least one, all > 0. Never narrower than a factor of four."""
+    """Limits of a logarithmic axis that shows them all; at least one, all > 0. Never narrower than a factor
+    of four."""
     low, high = min(values) / MARGIN, max(values) * MARGIN
     middle = math.sqrt(low * high)
     return min(low, middle / 2), max(high, middle * 2)
@@ -121,8 +123,10 @@ def _pairs(pairs: Sequence[Pair]) -> Section:
     return Section(
         "pairs",
         "Estimate against use",
-        "Each point is a run. On the diagonal an estimate was exactly right; right of it, it was too high. The estimates of "
-        "GPU memory, host memory and cores are bounds: a run above the diagonal exceeded its bound. The others are means, "
+        "Each point is a run. On the diagonal an estimate was exactly right; right of it, it was too high. "
+        "The estimates of "
+        "GPU memory, host memory and cores are bounds: a run above the diagonal exceeded its bound. The "
+        "others are means, "
         f"and dotted lines mark twice and half.{rest}",
         [Drawing(panels, columns=COLUMNS)] if panels else (),
         legend=[(name_of(tier), colour_of(tier)) for tier in tiers],
@@ -190,14 +194,16 @@ def _drifts(runs: Sequence[FinishedRun], pairs: Sequence[Pair]) -> Section:
     return Section(
         "drift",
         "Drift",
-        "Estimate / use over time, by when the runs ended (UTC): the median, and the band that contains eight of ten runs. "
+        "Estimate / use over time, by when the runs ended (UTC): the median, and the band that contains "
+        "eight of ten runs. "
         f"At 1 the estimate is right; a step away from it is a change in code, data or library.{marks}",
         [Drawing(panels)] if panels else (),
     )
 
 
 def _drift(name: str, pairs: Sequence[Pair], span: tuple[float, float], versions: dict[str, float]) -> Chart:
-    """`pairs`: in the order in which the runs ended; `versions`: of models, and when the first run ended that used each."""
+    """`pairs`: in the order in which the runs ended; `versions`: of models, and when the first run ended that
+    used each."""
     parts = [
         pairs[low:high] for low, high in stretches(pairs, min(MAX_STRETCHES, len(pairs) // STRETCH_RUNS))
     ]
@@ -210,7 +216,8 @@ def _drift(name: str, pairs: Sequence[Pair], span: tuple[float, float], versions
         "runs": [len(part) for part in parts],
     }
     low, high = limits([*columns["low"], *columns["high"], 1.0])
-    # An expression: Vega's interpreter cannot parse the form in which Vega-Lite writes the numbers of a time axis.
+    # An expression: Vega's interpreter cannot parse the form in which Vega-Lite writes the numbers of a time
+    # axis.
     domain = alt.ExprRef(f"[{span[0]:.0f}, {span[1]:.0f}]")
     axis = alt.Axis(title=None, tickCount=8, labelOverlap=True)
     x = alt.X("at:T", axis=axis, scale=alt.Scale(type="utc", domain=domain, nice=False))
@@ -243,7 +250,8 @@ def _remaining(runs: Sequence[FinishedRun]) -> Section:
     return Section(
         "remaining",
         "Remaining time",
-        "Each point is a run at half of its time: what was really left, as a multiple of the estimate. Its bar is the interval.",
+        "Each point is a run at half of its time: what was really left, as a multiple of the estimate. Its "
+        "bar is the interval.",
         [Drawing([Panel(_etas(thinned(found)))])] if found else (),
     )
 

@@ -1,4 +1,5 @@
-"""`penstock-node-reporter --node-id n1 [--virtual-gpus 4] …`, or `python -m penstock_services.node_reporter`: one node."""
+"""`penstock-node-reporter --node-id n1 [--virtual-gpus 4] …`, or `python -m penstock_services.node_reporter`:
+one node."""
 
 import typer
 

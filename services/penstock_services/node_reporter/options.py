@@ -94,7 +94,8 @@ class Options:
         str | None,
         typer.Option(
             envvar="PENSTOCK_NODE_ADDRESS",
-            help="Address at which other nodes reach this node's tasks; default: this machine's address on the way to the log.",
+            help="Address at which other nodes reach this node's tasks; default: this machine's address on "
+            "the way to the log.",
         ),
     ] = None
     bandwidth_mbps: Annotated[int, typer.Option(help="Network bandwidth for tasks, Mbit/s.")] = 10_000
@@ -102,7 +103,9 @@ class Options:
         int | None,
         typer.Option(
             min=1,
-            help="Bandwidth of the memory, all sockets together, MB/s, as STREAM measures it; default: traffic is in percent of the largest measured, and a processor that takes no percentages (AMD) caps nothing.",
+            help="Bandwidth of the memory, all sockets together, MB/s, as STREAM measures it; default: "
+            "traffic is in percent of the largest measured, and a processor that takes no percentages "
+            "(AMD) caps nothing.",
         ),
     ] = None
     gateway: Annotated[
@@ -120,7 +123,8 @@ class Options:
         Path | None,
         typer.Option(
             envvar="PENSTOCK_NODE_CA",
-            help="PEM file of the certificate authority of an https gateway; by default those of this machine.",
+            help="PEM file of the certificate authority of an https gateway; by default those of this "
+            "machine.",
         ),
     ] = None
     task_gateway: Annotated[
@@ -134,7 +138,8 @@ class Options:
         Path | None,
         typer.Option(
             envvar="PENSTOCK_CODE_DIR",
-            help="The gateway's folder of code, where this machine shares it; else code is fetched from --gateway.",
+            help="The gateway's folder of code, where this machine shares it; else code is fetched from "
+            "--gateway.",
         ),
     ] = None
     drain: Annotated[
@@ -159,14 +164,16 @@ class Options:
         typer.Option(
             envvar="PENSTOCK_NODE_LOG_BIND",
             metavar="HOST:PORT",
-            help="Address from which the gateway fetches tasks' output; by default any free port of --address.",
+            help="Address from which the gateway fetches tasks' output; by default any free port of "
+            "--address.",
         ),
     ] = None
     log_key: Annotated[
         Path | None,
         typer.Option(
             envvar="PENSTOCK_NODE_LOG_KEY",
-            help="File with a secret that gateway and nodes share; without it the node's token is that secret.",
+            help="File with a secret that gateway and nodes share; without it the node's token is that "
+            "secret.",
         ),
     ] = None
     log_cert: Annotated[
@@ -192,14 +199,16 @@ class Options:
         Path | None,
         typer.Option(
             envvar="PENSTOCK_NODE_CHECKPOINT_DIR",
-            help="Folder in which jobs with `checkpoint: sdk` save, each in its own; by default in --state-dir.",
+            help="Folder in which jobs with `checkpoint: sdk` save, each in its own; by default in "
+            "--state-dir.",
         ),
     ] = None
     checkpoint_shared: Annotated[
         bool,
         typer.Option(
             "--checkpoint-shared",
-            help="All nodes have the folder of --checkpoint-dir: jobs resume from their checkpoints on any node.",
+            help="All nodes have the folder of --checkpoint-dir: jobs resume from their checkpoints on any "
+            "node.",
         ),
     ] = False
     checkpoint_fetch_limit_mib: Annotated[
@@ -207,14 +216,16 @@ class Options:
         _memory(
             "--checkpoint-fetch-limit",
             "64GiB",
-            "Maximum size of a checkpoint that is fetched from the node that saved it; jobs with a larger one start anew here.",
+            "Maximum size of a checkpoint that is fetched from the node that saved it; jobs with a larger "
+            "one start anew here.",
         ),
     ] = DEFAULT_FETCH_LIMIT_MIB
     log_ca: Annotated[
         Path | None,
         typer.Option(
             envvar="PENSTOCK_NODE_LOG_CA",
-            help="PEM file of the certificate authority of other nodes' --log-cert; by default those of this machine.",
+            help="PEM file of the certificate authority of other nodes' --log-cert; by default those of this "
+            "machine.",
         ),
     ] = None
     clear_gpu_faults: Annotated[
@@ -228,7 +239,8 @@ class Options:
         Path | None,
         typer.Option(
             envvar="PENSTOCK_SECRETS_DIR",
-            help="Folder of secrets that jobs may request: files TENANT/NAME, or shared/NAME for all tenants, mode 0600.",
+            help="Folder of secrets that jobs may request: files TENANT/NAME, or shared/NAME for all "
+            "tenants, mode 0600.",
         ),
     ] = None
     task_user: Annotated[
@@ -257,12 +269,14 @@ class Options:
     cgroup: Annotated[
         Path | None,
         typer.Option(
-            help="Delegated cgroup v2 folder for the groups of tasks, its controllers memory, and for cores and their time cpuset and cpu, enabled for children."
+            help="Delegated cgroup v2 folder for the groups of tasks, its controllers memory, and for cores "
+            "and their time cpuset and cpu, enabled for children."
         ),
     ] = None
 
     def with_folders(self) -> "Options":
-        """With absolute folders; those not given lie under PENSTOCK_STATE_DIR, else in the user's state folder."""
+        """With absolute folders; those not given lie under PENSTOCK_STATE_DIR, else in the user's state
+        folder."""
         root = Path(os.environ.get("PENSTOCK_STATE_DIR") or Path.home() / ".local/state/penstock")
         own_state = root / "nodes" / self.node_id.replace("/", "%2F")
         state_dir = own_state if self.state_dir == BY_NODE else self.state_dir

@@ -1,4 +1,5 @@
-"""`penstock-placer [replay | archive | verify-archive | accept-input | accept-ledger]`, or `python -m penstock_services.placer`: the placer and its admin commands."""
+"""`penstock-placer [replay | archive | verify-archive | accept-input | accept-ledger]`, or `python -m
+penstock_services.placer`: the placer and its admin commands."""
 
 import asyncio
 import sys
@@ -107,10 +108,12 @@ def archive(
         bool, typer.Option("--delete/--copy-only", help="Whether archived records are deleted from the log.")
     ] = True,
 ) -> None:
-    """Move the ledger below a verified snapshot, and the inputs that it answers, to the directory PENSTOCK_ARCHIVE.
+    """Move the ledger below a verified snapshot, and the inputs that it answers, to the directory
+    PENSTOCK_ARCHIVE.
 
-    All services may run. On a Kafka with rights PENSTOCK_LOG must be an administrator's. Prints one JSON object.
-    Exit codes: 0 done; 1 the log failed; 2 a wrong setting, or an archive of another ledger: nothing was deleted.
+    All services may run. On a Kafka with rights PENSTOCK_LOG must be an administrator's. Prints one JSON
+    object. Exit codes: 0 done; 1 the log failed; 2 a wrong setting, or an archive of another ledger: nothing
+    was deleted.
     """
     settings = Settings.from_env()
     found = asyncio.run(
@@ -123,7 +126,8 @@ def archive(
 def verify_archive() -> None:
     """Read every segment of the archive and prove the ledger's chain; prints one JSON object.
 
-    Exit codes: 0 whole; 1 the log failed; 2 a segment is missing or altered, the archive is another ledger's, or empty.
+    Exit codes: 0 whole; 1 the log failed; 2 a segment is missing or altered, the archive is another ledger's,
+    or empty.
     """
     settings = Settings.from_env()
     found = asyncio.run(_with_log(settings, lambda log: archiving.verify(settings, log), whole=False))

@@ -1,4 +1,5 @@
-"""`penstock-projector [verify|rebuild]`, or `python -m penstock_services.projector`: the projector, or one admin command."""
+"""`penstock-projector [verify|rebuild]`, or `python -m penstock_services.projector`: the projector, or one
+admin command."""
 
 import logging
 

@@ -1,8 +1,10 @@
-"""`python -m tests.bench.live.handover [PREEMPTIONS]`: how long a GPU is idle between a task that is stopped and the one that it makes way for.
+"""`python -m tests.bench.live.handover [PREEMPTIONS]`: how long a GPU is idle between a task that is stopped
+and the one that it makes way for.
 
-`penstock up` on the embedded log, one virtual node with one GPU, profile `srtf`. A long job, of which nothing is known, makes way for a short one
-whose run time was learned, again and again. *Idle*: from the proven end of the stopped task (`exited_ms`) to the start of the other (`started_ms`),
-both by the node's clock. *Decided*: from that end to the record that places the other; negative where it was decided before.
+`penstock up` on the embedded log, one virtual node with one GPU, profile `srtf`. A long job, of which nothing
+is known, makes way for a short one whose run time was learned, again and again. *Idle*: from the proven end
+of the stopped task (`exited_ms`) to the start of the other (`started_ms`), both by the node's clock.
+*Decided*: from that end to the record that places the other; negative where it was decided before.
 """
 
 import os

@@ -1,5 +1,5 @@
-"""A process of fake nodes: `python -m tests.bench.live.nodes COUNT GPUS PATH`; until SIGTERM, then it writes to
-PATH what it has seen (`tests.support.node_reporter.fake_nodes.Seen`), as JSON."""
+"""A process of fake nodes: `python -m tests.bench.live.nodes COUNT GPUS PATH`; until SIGTERM, then it writes
+to PATH what it has seen (`tests.support.node_reporter.fake_nodes.Seen`), as JSON."""
 
 import asyncio
 import sys

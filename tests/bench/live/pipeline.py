@@ -1,11 +1,11 @@
 """The whole pipeline under load: submitted → estimated → placed → ordered → started → exited → projected.
 
 On Kafka every service is a process of its own, as in production; on the embedded log all share one process.
-Jobs arrive at a fixed rate whatever the system does (an open loop), and a job's latency counts from the moment
-at which it was due, so that a stalled system cannot hide its own stall.
+Jobs arrive at a fixed rate whatever the system does (an open loop), and a job's latency counts from the
+moment at which it was due, so that a stalled system cannot hide its own stall.
 
-Contended: the cell has 1,000 GPUs, 4,500 jobs are there at the start, and jobs arrive as fast as these GPUs end them:
-the queue stands. There counts how long a GPU is vacant between two tasks.
+Contended: the cell has 1,000 GPUs, 4,500 jobs are there at the start, and jobs arrive as fast as these GPUs
+end them: the queue stands. There counts how long a GPU is vacant between two tasks.
 """
 
 import argparse
@@ -244,7 +244,8 @@ async def on_kafka(found: Servers, load: Load) -> Run:
 
 
 def _judge(run: Run, due_ms: dict[str, float], seen: Seen) -> None:
-    """Fills in what the nodes have seen. Every job must have started once, and no GPU may have been shared."""
+    """Fills in what the nodes have seen. Every job must have started once, and no GPU may have been
+    shared."""
     assert not seen.collisions, seen.collisions[:3]
     assert len(seen.started) == len(due_ms), f"{len(seen.started)} of {len(due_ms)} jobs started"
     by_job = {task_id.rsplit(".", 2)[0]: at_ms for task_id, at_ms in seen.started.items()}

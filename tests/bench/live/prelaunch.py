@@ -1,8 +1,10 @@
-"""`python -m tests.bench.live.prelaunch [PAIRS]`: how long a GPU is idle between two jobs, with pre-scheduling and without (Liquid §6.1).
+"""`python -m tests.bench.live.prelaunch [PAIRS]`: how long a GPU is idle between two jobs, with
+pre-scheduling and without (Liquid §6.1).
 
-`penstock up` on the embedded log, one virtual node with one GPU, the default profile. Pairs of equal jobs with a launch, iterations and a save, in turn
-with `prelaunch` and without; of their length and launch the estimator knows from a few runs before. *Idle*: from the end of the first one's last
-iteration to the second one's first, by the phases that both report.
+`penstock up` on the embedded log, one virtual node with one GPU, the default profile. Pairs of equal jobs
+with a launch, iterations and a save, in turn with `prelaunch` and without; of their length and launch the
+estimator knows from a few runs before. *Idle*: from the end of the first one's last iteration to the second
+one's first, by the phases that both report.
 """
 
 import sys
@@ -25,7 +27,8 @@ class Gap(NamedTuple):
 
     idle_ms: float
     overlap_ms: float
-    """From the start of the second one's process to the proven end of the first; negative where it came after."""
+    """From the start of the second one's process to the proven end of the first; negative where it came
+    after."""
 
 
 def pair(gateway: Gateway, *, prelaunch: bool) -> Gap:

@@ -1,9 +1,11 @@
-"""`python -m tests.bench.live.restart_cost [MIB …]`: what a stop and a start cost in a live cell, by the size of what a job saves.
+"""`python -m tests.bench.live.restart_cost [MIB …]`: what a stop and a start cost in a live cell, by the size
+of what a job saves.
 
-`penstock up` on one virtual node. A training holds a state of so many MiB; it is cancelled, saves on SIGTERM (NumPy, fsync, rename) and
-ends; the same command starts again and loads it. *Stop*: from the decision to stop to the end of its last process. *Start*: from the
-placement to its first iteration, interpreter, NumPy and the read of the state included; what a framework and a GPU take comes on top. The
-median of three. `simulate --restart-cost measured` has the stops (`penstock.simulator.job_models.measurements.measured_restarts`).
+`penstock up` on one virtual node. A training holds a state of so many MiB; it is cancelled, saves on SIGTERM
+(NumPy, fsync, rename) and ends; the same command starts again and loads it. *Stop*: from the decision to stop
+to the end of its last process. *Start*: from the placement to its first iteration, interpreter, NumPy and the
+read of the state included; what a framework and a GPU take comes on top. The median of three. `simulate
+--restart-cost measured` has the stops (`penstock.simulator.job_models.measurements.measured_restarts`).
 """
 
 import asyncio

@@ -1,8 +1,9 @@
 """From `POST /v1/jobs` to the job's own process: the whole installation as `penstock up` starts it.
 
-The job is `date +%s%N`: what it prints into its task log is the moment at which the started process itself ran,
-so no time that Penstock reports of itself is used. It includes the program's own start (about 1 ms). Jobs come
-one by one at exponential intervals over one kept-alive connection; the clock starts before the request is sent.
+The job is `date +%s%N`: what it prints into its task log is the moment at which the started process itself
+ran, so no time that Penstock reports of itself is used. It includes the program's own start (about 1 ms).
+Jobs come one by one at exponential intervals over one kept-alive connection; the clock starts before the
+request is sent.
 """
 
 import asyncio
@@ -35,7 +36,8 @@ JOB = {
 
 @contextlib.asynccontextmanager
 async def installation(kind: str) -> AsyncIterator[tuple[str, Path]]:
-    """(URL, folder of the task logs): `penstock up` on "embedded"; on "kafka" each service a process of its own."""
+    """(URL, folder of the task logs): `penstock up` on "embedded"; on "kafka" each service a process of its
+    own."""
     if kind == "kafka":
         async with servers(kind) as found, _services(found) as running:
             yield running

@@ -1,8 +1,11 @@
-"""`python -m tests.bench.live.turns`: four jobs, each bound by another resource, take turns on one virtual GPU: how fast each of them is, and all together.
+"""`python -m tests.bench.live.turns`: four jobs, each bound by another resource, take turns on one virtual
+GPU: how fast each of them is, and all together.
 
-`penstock up` on the embedded log, one node with one virtual GPU, profile `fifo`. Each job of `tilt/jobs/four_stages.py` runs alone first. Then all four are
-submitted, and a plan that a batcher would propose makes the three that wait members of a group with the one that runs. *Speed*: of a job's iterations in the
-group relative to alone, from the steps that it reports. *Total*: the sum; running in turn, one at a time, it is 1. Source: Muri Table 2 (four jobs: 2.00).
+`penstock up` on the embedded log, one node with one virtual GPU, profile `fifo`. Each job of
+`tilt/jobs/four_stages.py` runs alone first. Then all four are submitted, and a plan that a batcher would
+propose makes the three that wait members of a group with the one that runs. *Speed*: of a job's iterations in
+the group relative to alone, from the steps that it reports. *Total*: the sum; running in turn, one at a time,
+it is 1. Source: Muri Table 2 (four jobs: 2.00).
 
 `--no-turns`: the same with jobs that do not find their group's folder, so that they use everything at once.
 """
@@ -47,7 +50,8 @@ class Measured(NamedTuple):
 def measure(
     gateway: Gateway, folder: Path, *, take_turns: bool = True, seconds: float = TOGETHER_S
 ) -> dict[str, Measured]:
-    """By what each job is bound → what was measured. `folder`: that tasks can write to. All of them have ended then."""
+    """By what each job is bound → what was measured. `folder`: that tasks can write to. All of them have
+    ended then."""
     alone = {bound: _alone(gateway, folder, bound, take_turns=take_turns) for bound in BOUNDS}
     gate = folder / f"gate-{time.monotonic_ns()}"
     ids = [submit(gateway, folder, bound, "--until", str(gate), take_turns=take_turns) for bound in BOUNDS]
@@ -167,7 +171,8 @@ def main() -> None:
     print("bound by   alone ms  together ms  of it waiting  missed turns  speed")
     for bound, one in found.items():
         print(
-            f"{bound:<10} {one.alone_ms:8.1f} {one.together_ms:12.1f} {one.waited_ms:14.1f} {one.missed:13} {one.speed:6.2f}"
+            f"{bound:<10} {one.alone_ms:8.1f} {one.together_ms:12.1f} {one.waited_ms:14.1f} {one.missed:13} "
+            f"{one.speed:6.2f}"
         )
     print(f"total {sum(one.speed for one in found.values()):.2f} x of running in turn")
 

@@ -1,6 +1,8 @@
-"""The grouping genetic algorithm on bursts of several sizes: ms of the processor, and what it gains over the immediate path. `python -m tests.bench.scheduling.bursts`.
+"""The grouping genetic algorithm on bursts of several sizes: ms of the processor, and what it gains over the
+immediate path. `python -m tests.bench.scheduling.bursts`.
 
-A third of the nodes' GPUs are taken; each job has one to four workers of one or two GPUs. The immediate path is first fit on the same nodes, job by job.
+A third of the nodes' GPUs are taken; each job has one to four workers of one or two GPUs. The immediate path
+is first fit on the same nodes, job by job.
 """
 
 from time import process_time
@@ -90,7 +92,8 @@ def main() -> None:
     for jobs, nodes in SIZES:
         found, exact = measure(jobs, nodes), measure(jobs, nodes, exact=True)
         print(
-            f"{jobs} jobs on {nodes} nodes: {found.took_ms:.0f} ms, {found.children} children; starts {found.placed}, the immediate path {found.given}; "
+            f"{jobs} jobs on {nodes} nodes: {found.took_ms:.0f} ms, {found.children} children; starts "
+            f"{found.placed}, the immediate path {found.given}; "
             f"{found.share:.3f} of its cost; as in the paper {exact.share:.3f} in {exact.took_ms:.0f} ms"
         )
 

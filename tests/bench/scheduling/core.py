@@ -1,8 +1,8 @@
 """The placer's core alone, and the fold of its ledger: no IO, one core.
 
-A cell of N nodes × 8 GPUs is filled to 90 %, or, contended, until so many jobs wait; then jobs exit and arrive in
-turn. Each event is answered as the shell answers it: guard, fold, decide, fold the decisions, write the record's
-bytes. Times are those of the processor.
+A cell of N nodes × 8 GPUs is filled to 90 %, or, contended, until so many jobs wait; then jobs exit and
+arrive in turn. Each event is answered as the shell answers it: guard, fold, decide, fold the decisions, write
+the record's bytes. Times are those of the processor.
 """
 
 import gc
@@ -136,7 +136,8 @@ class CoreBench(Recorder):
             self.arrive()
 
     def churn(self, events: int) -> None:
-        """Arrivals and departures in turn: near the load, or near the length of the queue where there is one."""
+        """Arrivals and departures in turn: near the load, or near the length of the queue where there is
+        one."""
         held, waiting = len(self.running), len(self.core.state.queue)
         self.times_s.clear()
         while len(self.times_s) < events:

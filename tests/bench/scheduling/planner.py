@@ -1,7 +1,9 @@
-"""The planner of groups: one plan for many jobs, by Muri's algorithm and by ours, in ms of the processor. `python -m tests.bench.scheduling.planner`.
+"""The planner of groups: one plan for many jobs, by Muri's algorithm and by ours, in ms of the processor.
+`python -m tests.bench.scheduling.planner`.
 
-`few kinds`: 1,000 jobs of one GPU and 8 stage profiles on as many GPUs as a fourth of them needs, so that all are candidates and two rounds of matching are
-needed. `all different`: as many of which no two have the same profile. `weight`: of one matching of 200 such jobs, as a share of what rustworkx's matching of all jobs has.
+`few kinds`: 1,000 jobs of one GPU and 8 stage profiles on as many GPUs as a fourth of them needs, so that all
+are candidates and two rounds of matching are needed. `all different`: as many of which no two have the same
+profile. `weight`: of one matching of 200 such jobs, as a share of what rustworkx's matching of all jobs has.
 """
 
 from time import process_time
@@ -134,7 +136,8 @@ def main() -> None:
     distinct = plan_ms(None, 1_000, 1, 1_000)
     ours_distinct = plan_ms(Interleave, 1_000, 1, 1_000)
     print(
-        f"1,000 jobs, all different: muri-s {distinct:.0f} ms, interleave {ours_distinct:.0f} ms; weight {weight_distinct(MATCHED):.4%}"
+        f"1,000 jobs, all different: muri-s {distinct:.0f} ms, interleave {ours_distinct:.0f} ms; weight "
+        f"{weight_distinct(MATCHED):.4%}"
     )
 
 

@@ -1,7 +1,8 @@
-"""How long the placer is busy with one proposed plan: 200 jobs of three tasks on 128 nodes of 8 GPUs. `python -m tests.bench.scheduling.plans`.
+"""How long the placer is busy with one proposed plan: 200 jobs of three tasks on 128 nodes of 8 GPUs. `python
+-m tests.bench.scheduling.plans`.
 
-From the record's bytes as they are read to those of the ledger records that answer it, in ms of the processor: decode, judge, fold, explain,
-encode and hash. More than 512 tasks take a second record.
+From the record's bytes as they are read to those of the ledger records that answer it, in ms of the
+processor: decode, judge, fold, explain, encode and hash. More than 512 tasks take a second record.
 """
 
 import time
@@ -49,7 +50,8 @@ def plan_of(jobs: int, nodes: int) -> PlanProposed:
                     nodes=tuple(names[(WORKERS * number + rank) % nodes] for rank in range(WORKERS)),
                 ),
             ),
-            explanation="second of a batch that ends 40 s sooner than its jobs would one by one, with the least network cost",
+            explanation="second of a batch that ends 40 s sooner than its jobs would one by one, with the "
+            "least network cost",
         )
         for number in range(jobs)
     )
@@ -89,7 +91,8 @@ def main() -> None:
     print(f"{best.placed} of {JOBS} jobs placed, {best.refused} units refused")
     print(f"plan {best.plan_bytes:,} bytes, largest ledger record {best.record_bytes:,} bytes")
     print(
-        f"placer busy {min(one.busy_ms for one in found):.1f} ms at best, {median(one.busy_ms for one in found):.1f} ms in the median"
+        f"placer busy {min(one.busy_ms for one in found):.1f} ms at best, "
+        f"{median(one.busy_ms for one in found):.1f} ms in the median"
     )
 
 

@@ -1,4 +1,5 @@
-"""One placement with its explanation, per profile and size of the cell: `python -m tests.bench.scheduling.policies`.
+"""One placement with its explanation, per profile and size of the cell: `python -m
+tests.bench.scheduling.policies`.
 
 Cells of N nodes × 8 GPUs in racks of 20 and domains of 200, filled to 90 % with jobs of 1 – 8 GPUs whose
 memory is not round, spread at random so that every load class occurs. Nothing is placed while measuring.
@@ -68,7 +69,8 @@ def main(sizes: list[int]) -> None:
             for gang in GANGS:
                 median, p99 = measure(state, profile, *gang)
                 print(
-                    f"{nodes:>6} {profile:<14} {gang[0]:>7} {gang[1]:>7} {gang[2]:>4} {median:>8.1f} {p99:>8.1f}"
+                    f"{nodes:>6} {profile:<14} {gang[0]:>7} {gang[1]:>7} {gang[2]:>4} {median:>8.1f} "
+                    f"{p99:>8.1f}"
                 )
 
 

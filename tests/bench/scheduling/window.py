@@ -1,10 +1,13 @@
-"""Whether an open batch window slows the placer down: ends, starts and arrivals, ms of the processor, while one is open and without. `python -m tests.bench.scheduling.window`.
+"""Whether an open batch window slows the placer down: ends, starts and arrivals, ms of the processor, while
+one is open and without. `python -m tests.bench.scheduling.window`.
 
-A cell with hundreds of running jobs, and a burst of 200 that waits for its plan; the same cell without windows, where the burst has started at once. Each input is timed
-from the event to the bytes of its ledger record.
+A cell with hundreds of running jobs, and a burst of 200 that waits for its plan; the same cell without
+windows, where the burst has started at once. Each input is timed from the event to the bytes of its ledger
+record.
 
-In a window no job is placed one by one, so inputs that place a job at once exist only without one. Judged are those with the same work in both cells:
-ends of tasks (in the window with the burst still in the queue, which must not be tried) and reports of starts. Arrivals only queue in the window; they are reported beside.
+In a window no job is placed one by one, so inputs that place a job at once exist only without one. Judged are
+those with the same work in both cells: ends of tasks (in the window with the burst still in the queue, which
+must not be tried) and reports of starts. Arrivals only queue in the window; they are reported beside.
 """
 
 import gc
@@ -72,13 +75,19 @@ def _exited(cell: Recorder, job_id: str, now_ms: int) -> TaskExited:
     job = cell.state.jobs[job_id]
     [(task_id, task)] = job.tasks.items()
     return TaskExited(
-        node_id=task.place.node_id, task_id=task_id, token=job.token, cause="exited", exit_code=0,
-        started_ms=now_ms, exited_ms=now_ms,
-    )  # fmt: skip
+        node_id=task.place.node_id,
+        task_id=task_id,
+        token=job.token,
+        cause="exited",
+        exit_code=0,
+        started_ms=now_ms,
+        exited_ms=now_ms,
+    )
 
 
 def measure() -> tuple[Measured, Measured]:
-    """Without a window, and while one is open. Half of the old jobs end, the others report their start, and as many come: in a window these join the burst.
+    """Without a window, and while one is open. Half of the old jobs end, the others report their start, and
+    as many come: in a window these join the burst.
 
     Input by input in turn, so that another process slows both.
     """
@@ -106,7 +115,8 @@ def measure() -> tuple[Measured, Measured]:
 
 
 def p99s_ms(repeats: int = REPEATS) -> Mapping[str, tuple[float, float]]:
-    """Kind of input → p99 without a window and while one is open, ms. Every run has the same inputs: of each counts its shortest time, so that other processes do not count."""
+    """Kind of input → p99 without a window and while one is open, ms. Every run has the same inputs: of each
+    counts its shortest time, so that other processes do not count."""
     runs = [measure() for _ in range(repeats)]
     assert all(within.in_window and not without.in_window for without, within in runs)
     return {kind: (_p99_ms(kind, runs, 0), _p99_ms(kind, runs, 1)) for kind in runs[0][0].took_ms}
@@ -120,7 +130,8 @@ def _p99_ms(kind: str, runs: Sequence[tuple[Measured, Measured]], which: int) ->
 def main() -> None:
     for kind, (without_ms, within_ms) in p99s_ms().items():
         print(
-            f"{kind:<8} p99 without a window {without_ms:.3f} ms, while one is open {within_ms:.3f} ms, {within_ms / without_ms:.2f} times"
+            f"{kind:<8} p99 without a window {without_ms:.3f} ms, while one is open {within_ms:.3f} ms, "
+            f"{within_ms / without_ms:.2f} times"
         )
 
 

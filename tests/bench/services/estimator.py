@@ -1,8 +1,10 @@
-"""What estimates cost in the running service: one, a thousand at once, and while a model is trained on 10,000 runs.
+"""What estimates cost in the running service: one, a thousand at once, and while a model is trained on 10,000
+runs.
 
-The estimator is a process of its own (`watched_estimator`) on the embedded log, with the runs of a month in its store and
-a model learned from them. Jobs are distinct in batch size and GPUs, so that no answer is remembered from an earlier one. A
-second training begins by drift: runs that took more than was promised, written to the ledger as the placer would.
+The estimator is a process of its own (`watched_estimator`) on the embedded log, with the runs of a month in
+its store and a model learned from them. Jobs are distinct in batch size and GPUs, so that no answer is
+remembered from an earlier one. A second training begins by drift: runs that took more than was promised,
+written to the ledger as the placer would.
 """
 
 import asyncio
@@ -118,22 +120,35 @@ class Cell:
     async def broken_promise(self, job_id: str, spec: JobSpec, seq: int, used: Usage) -> None:
         """A whole run of a job that took more GPU memory than the model had promised."""
         place = TaskPlacement(
-            task_id=f"{job_id}.1.w0", role="worker", rank=0, node_id="n0", gpus=tuple(range(spec.resources.gpus or 1))
-        )  # fmt: skip
+            task_id=f"{job_id}.1.w0",
+            role="worker",
+            rank=0,
+            node_id="n0",
+            gpus=tuple(range(spec.resources.gpus or 1)),
+        )
         estimate = Estimate(
             worker=ResourceVector(gpus=1, cores=1, host_memory_mib=1_024, gpu_memory_mib=PROMISED_MIB),
-            confidence=0.8, tier="model", source="the bench", model_version="resources-bench",
-        )  # fmt: skip
+            confidence=0.8,
+            tier="model",
+            source="the bench",
+            model_version="resources-bench",
+        )
         await self.record(
             JobSubmitted(job_id=job_id, spec=spec),
             JobEstimated(job_id=job_id, estimate=estimate),
             PlacementDecided(job_id=job_id, attempt=1, tasks=(place,)),
             TaskExited(
-                node_id="n0", task_id=place.task_id, token=seq, cause="exited", exit_code=0, started_ms=0,
-                exited_ms=60_000, usage=used,
+                node_id="n0",
+                task_id=place.task_id,
+                token=seq,
+                cause="exited",
+                exit_code=0,
+                started_ms=0,
+                exited_ms=60_000,
+                usage=used,
             ),
             JobEnded(job_id=job_id, outcome="succeeded", exit_code=0),
-        )  # fmt: skip
+        )
 
     async def look(self, timeout_ms: int | None = None) -> None:
         """Reads the answers since."""
@@ -302,6 +317,7 @@ if __name__ == "__main__":  # python -m tests.bench.services.estimator: for work
             f"{name}: {len(values)}, p50 {statistics.median(values):.3f}, p99 {quantile(values, 0.99):.3f} ms"
         )
     print(
-        f"training {shown.training_s:.1f} s, CPU {shown.training_cpu_s:.1f} s; others {shown.others_cores:.2f} cores; "
+        f"training {shown.training_s:.1f} s, CPU {shown.training_cpu_s:.1f} s; others "
+        f"{shown.others_cores:.2f} cores; "
         f"{shown.rss_mib:.0f} MiB"
     )

@@ -1,7 +1,8 @@
-"""A cell's finished runs as the estimator keeps them, made up: for measuring speed, where what is learned does not matter.
+"""A cell's finished runs as the estimator keeps them, made up: for measuring speed, where what is learned
+does not matter.
 
-Networks as unequally popular as names of published traces, any batch size, one to eight GPUs of six kinds. Memory and
-utilisation have a way of their own per network and kind, so that no simple law explains them away.
+Networks as unequally popular as names of published traces, any batch size, one to eight GPUs of six kinds.
+Memory and utilisation have a way of their own per network and kind, so that no simple law explains them away.
 """
 
 import numpy as np
@@ -12,9 +13,13 @@ from penstock_services.estimator.core.records.runs import Allocation, Card, Fini
 from penstock_services.estimator.core.resource_model.gpus import facts_of
 
 CARDS = (
-    Card("T4", 15_360), Card("2080TI", 11_264), Card("V100", 32_510), Card("A10", 23_028), Card("A6000", 49_140),
+    Card("T4", 15_360),
+    Card("2080TI", 11_264),
+    Card("V100", 32_510),
+    Card("A10", 23_028),
+    Card("A6000", 49_140),
     Card("A100", 40_536),
-)  # fmt: skip
+)
 NETWORKS = 60
 OWNERS = 50
 POPULARITY = 1.3  # exponent of Zipf's law
@@ -53,11 +58,16 @@ class Month:
                 break
         gpus = job.resources.gpus or 1
         measured = Run(
-            ended_ms=float(seq * 1_000), seq=float(seq), run_ms=float(self._rng.uniform(1, 50) * 60_000), gpus=gpus,
-            busy_cores=float(self._rng.uniform(1, 8)), host_memory_mib=float(self._rng.uniform(2_000, 30_000)),
-            gpu_memory_mib=used_mib, gpu_utilisation_percent=busy,
+            ended_ms=float(seq * 1_000),
+            seq=float(seq),
+            run_ms=float(self._rng.uniform(1, 50) * 60_000),
+            gpus=gpus,
+            busy_cores=float(self._rng.uniform(1, 8)),
+            host_memory_mib=float(self._rng.uniform(2_000, 30_000)),
+            gpu_memory_mib=used_mib,
+            gpu_utilisation_percent=busy,
             gpu_utilisation_std=float(np.clip(3 + (100 - busy) / 5 * self._rng.uniform(0.5, 1.5), 0, 50)),
-        )  # fmt: skip
+        )
         return FinishedRun(
             seq, f"run-{seq}", job_info(job), Allocation(gpus, 1_000, 8, CARDS[kind]), None, measured, ""
         )

@@ -1,8 +1,9 @@
 """How long a cell is without decisions when its placer is restarted on a long ledger.
 
-A ledger of 100,000 records (1,000 nodes × 8 GPUs at 90 % load, about 7,000 GPUs in use) lies on the embedded log.
-The clock starts before the placer's process is started and stops when the ledger holds the answer to a job that
-was submitted meanwhile: interpreter, imports, connections, snapshot, fold and the new term are all in it.
+A ledger of 100,000 records (1,000 nodes × 8 GPUs at 90 % load, about 7,000 GPUs in use) lies on the embedded
+log. The clock starts before the placer's process is started and stops when the ledger holds the answer to a
+job that was submitted meanwhile: interpreter, imports, connections, snapshot, fold and the new term are all
+in it.
 
 With snapshots, as the projector takes them, the newest is as old as it can be: one record short of the next.
 """

@@ -1,5 +1,5 @@
-"""`python -m tests.bench.services.restore [RECORDS]`: how long a cell with so many ledger records is without decisions
-when its volumes are lost.
+"""`python -m tests.bench.services.restore [RECORDS]`: how long a cell with so many ledger records is without
+decisions when its volumes are lost.
 
 A ledger of 1,000,000 records by default (100 nodes × 8 GPUs at 90 % load) and as many inputs lie on a real
 Kafka, the tables in a real Postgres. `penstock backup` copies them, `penstock restore` puts the copy into an

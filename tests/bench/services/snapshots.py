@@ -1,4 +1,5 @@
-"""Longest stall of an event loop while a snapshot is written and read: `python -m tests.bench.services.snapshots [JOBS]`.
+"""Longest stall of an event loop while a snapshot is written and read: `python -m
+tests.bench.services.snapshots [JOBS]`.
 
 A cell with so many jobs in its queue (50,000 by default). A task on the loop sleeps 1 ms again and again; the
 longest time between two of its turns is the stall. `one call`: encoding and decoding on the loop itself.

@@ -1,4 +1,5 @@
-"""What step times and remaining times cost: a training on 10,000 runs, run times of a read's jobs, one remaining time.
+"""What step times and remaining times cost: a training on 10,000 runs, run times of a read's jobs, one
+remaining time.
 
 In this process, by the processor's time alone: the service trains in a worker, and does the rest on its loop.
 """
@@ -80,9 +81,14 @@ def _run(seq: int, rng: np.random.Generator) -> FinishedRun:
     places = np.unique(np.geomspace(1, iterations, CURVE_POINTS).astype(int))
     curve = tuple((float(step), 1 + 4 * step**-0.5 * exp(rng.normal(0, 0.02))) for step in places)
     measured = Run(
-        ended_ms=1_000 * seq, seq=seq, run_ms=iterations * step_ms, gpus=ring[0], total_gpus=gpus,
-        iterations=iterations, step_ms=step_ms,
-    )  # fmt: skip
+        ended_ms=1_000 * seq,
+        seq=seq,
+        run_ms=iterations * step_ms,
+        gpus=ring[0],
+        total_gpus=gpus,
+        iterations=iterations,
+        step_ms=step_ms,
+    )
     windows = tuple(step_ms * exp(rng.normal(0, 0.05)) for _ in range(WINDOWS))
     given = Allocation(ring[0], 1_000, 4, Card(card, 16_384))
     return FinishedRun(
@@ -123,7 +129,8 @@ def _ask(found: Found, learned: InUse[Durations], at_once: int, rng: np.random.G
 
 
 def _report_steps(found: Found, learned: InUse[Durations], rng: np.random.Generator) -> None:
-    """RUNNING jobs report their steps and losses at growing distances; an ETA is computed for every report."""
+    """RUNNING jobs report their steps and losses at growing distances; an ETA is computed for every
+    report."""
     ledger, head, now_ms = State(Topic.JOBS, 0), GENESIS, 0
     tier = StepTier(ledger.history, ledger.nearest, ledger.nodes)
     tier.use(learned)

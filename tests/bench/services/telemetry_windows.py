@@ -2,8 +2,8 @@
 
     python -m tests.bench.services.telemetry_windows [--samples 20000] [--nodes 100]
 
-CPU time, not wall time: other work on the machine disturbs it little. Faust's is that of its process without its start (the same process
-with an empty topic); its broker's is left out.
+CPU time, not wall time: other work on the machine disturbs it little. Faust's is that of its process without
+its start (the same process with an empty topic); its broker's is left out.
 """
 
 import argparse
@@ -64,7 +64,8 @@ def cpu_of_faust_s() -> float:
 async def by_faust(
     url: str, cell: int, then: Callable[[], Awaitable[None]] = lambda: asyncio.sleep(0)
 ) -> Read:
-    """A guard of this cell from its start until it has read everything; then what is done while it waits for more."""
+    """A guard of this cell from its start until it has read everything; then what is done while it waits for
+    more."""
     windows = FaustWindows(url, cell)
     began_s = time.perf_counter()
     await windows.begin()
@@ -91,10 +92,12 @@ async def measure(broker: KafkaBroker, samples: int, nodes: int) -> None:
     print(f"{records} samples of {nodes} nodes")
     print(f"log's reader: {ours_us:.0f} µs of CPU per sample, {ours.wall_s:.1f} s in all")
     print(
-        f"Faust: {faust_us:.0f} µs of CPU per sample ({faust_us / ours_us:.0f} ×), {faust.wall_s:.1f} s in all"
+        f"Faust: {faust_us:.0f} µs of CPU per sample ({faust_us / ours_us:.0f} ×), {faust.wall_s:.1f} s in "
+        "all"
     )
     print(
-        f"Faust's start: {empty.cpu_s:.1f} s of CPU, {empty.wall_s:.1f} s; from the changelog {again.wall_s:.1f} s"
+        f"Faust's start: {empty.cpu_s:.1f} s of CPU, {empty.wall_s:.1f} s; from the changelog "
+        f"{again.wall_s:.1f} s"
     )
 
 

@@ -1,7 +1,9 @@
-"""The estimator as it runs, watched: `python -m tests.bench.services.watched_estimator FILE` writes down how long each read took.
+"""The estimator as it runs, watched: `python -m tests.bench.services.watched_estimator FILE` writes down how
+long each read took.
 
-Two names of its shell are replaced before it starts, by ones that take the time: the function that makes one estimate,
-and the model's tier, whose questions for many jobs are timed. The log is wrapped. All else is the service itself.
+Two names of its shell are replaced before it starts, by ones that take the time: the function that makes one
+estimate, and the model's tier, whose questions for many jobs are timed. The log is wrapped. All else is the
+service itself.
 """
 
 import asyncio

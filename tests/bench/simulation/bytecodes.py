@@ -1,7 +1,9 @@
-"""`python -m tests.bench.simulation.bytecodes [PROFILE|CASE…]`: Python instructions per event, of the simulator and the core.
+"""`python -m tests.bench.simulation.bytecodes [PROFILE|CASE…]`: Python instructions per event, of the
+simulator and the core.
 
-Times of one tree differ by a third from run to run on a machine that others use; this count does not differ at all.
-It does not see what C code costs: beside it stand the times of `tests.bench.simulation.simulator` and `tests.bench.scheduling.core`.
+Times of one tree differ by a third from run to run on a machine that others use; this count does not differ
+at all. It does not see what C code costs: beside it stand the times of `tests.bench.simulation.simulator` and
+`tests.bench.scheduling.core`.
 """
 
 import sys

@@ -1,10 +1,12 @@
-"""Profiles in large cells: events per second of the simulator, `python -m tests.bench.simulation.large_cells [NAME …] [--steps N]`.
+"""Profiles in large cells: events per second of the simulator, `python -m tests.bench.simulation.large_cells
+[NAME …] [--steps N]`.
 
-NAME: a cell, a profile or a load. Jobs arrive over a week, more by day than by night; run times are spread evenly by
-their logarithm over four orders of magnitude, and most jobs have one GPU. Idle: a mean load of 0.9, where few jobs
-wait, as in all figures of the history. Contended: of 2, where hundreds wait from the second day on. Seconds are those
-of the processor. Events are arrivals and completions; a step of the simulator is one moment. `--steps` ends a run
-early: its figures are those of the trace's beginning, and equal ledgers have equal hashes.
+NAME: a cell, a profile or a load. Jobs arrive over a week, more by day than by night; run times are spread
+evenly by their logarithm over four orders of magnitude, and most jobs have one GPU. Idle: a mean load of 0.9,
+where few jobs wait, as in all figures of the history. Contended: of 2, where hundreds wait from the second
+day on. Seconds are those of the processor. Events are arrivals and completions; a step of the simulator is
+one moment. `--steps` ends a run early: its figures are those of the trace's beginning, and equal ledgers have
+equal hashes.
 """
 
 import argparse
@@ -87,7 +89,8 @@ def main(cells: dict[str, int], cases: list[Case], steps: int | None) -> None:
             figures = found.figures
             print(
                 f"{cluster} {jobs_in_trace} jobs {case!s:<18} {found.events_per_s:>7,.0f} events/s, "
-                f"{found.cpu_s:,.0f} s; {found.steps} steps, {figures.events} events, {figures.records} records, "
+                f"{found.cpu_s:,.0f} s; {found.steps} steps, {figures.events} events, {figures.records} "
+                "records, "
                 f"{figures.preemptions} preemptions, at most {found.most_waiting} waiting, "
                 f"{figures.unfinished_jobs} unfinished, mean JCT {figures.avg_jct_s:,.0f} s; "
                 f"ledger {figures.ledger_hash}",

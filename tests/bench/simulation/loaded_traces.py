@@ -1,9 +1,11 @@
-"""The simulator on Muri's loaded traces, where groups are planned at each event: `python -m tests.bench.simulation.loaded_traces [TRACE ...] [--jobs N] [--profile PROFILE ...]`.
+"""The simulator on Muri's loaded traces, where groups are planned at each event: `python -m
+tests.bench.simulation.loaded_traces [TRACE ...] [--jobs N] [--profile PROFILE ...]`.
 
-A loaded trace has more work than its 64 GPUs: dozens of jobs wait, so each arrival and each end leads to a plan, and a plan stops and starts jobs. Events are
-arrivals and completions, seconds those of the processor. Beside them how many times as long an event takes as under SRSF on the same jobs in
-the same process: that ratio hardly depends on the machine. Each line says whether the aim is met; none of them fails. The hash of the ledger shows whether two versions decided the same.
-Needs the data sets (`PENSTOCK_DATA`).
+A loaded trace has more work than its 64 GPUs: dozens of jobs wait, so each arrival and each end leads to a
+plan, and a plan stops and starts jobs. Events are arrivals and completions, seconds those of the processor.
+Beside them how many times as long an event takes as under SRSF on the same jobs in the same process: that
+ratio hardly depends on the machine. Each line says whether the aim is met; none of them fails. The hash of
+the ledger shows whether two versions decided the same. Needs the data sets (`PENSTOCK_DATA`).
 """
 
 import argparse
@@ -79,8 +81,10 @@ def main() -> int:
                 "" if aim is None else f" (aim {aim}: {'met' if figures.events_per_s >= aim else 'not met'})"
             )
             print(
-                f"{trace:<10} {profile:<11} {figures.events_per_s:>6,.0f} events/s{reached}, {found.us_per_event / alone:>5.1f} times as long as {YARDSTICK};"
-                f" per event {figures.records / figures.events:.1f} records, {figures.preemptions / figures.events:.1f} stops;"
+                f"{trace:<10} {profile:<11} {figures.events_per_s:>6,.0f} events/s{reached}, "
+                f"{found.us_per_event / alone:>5.1f} times as long as {YARDSTICK};"
+                f" per event {figures.records / figures.events:.1f} records, "
+                f"{figures.preemptions / figures.events:.1f} stops;"
                 f" mean JCT {figures.avg_jct_s:,.1f} s, ledger {figures.ledger_hash[:16]}",
                 flush=True,
             )

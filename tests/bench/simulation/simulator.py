@@ -1,8 +1,9 @@
 """The simulator through the real placer core: time per event, and what ten times the jobs make of it.
 
-Every job is there at the start, so nearly all of them wait: ten times the jobs are a queue ten times as long. A
-policy that looks at all who wait would take ten times as long for each event. Events are arrivals and completions;
-seconds are those of the processor; both sizes are run in turn in one process, and the best of each counts.
+Every job is there at the start, so nearly all of them wait: ten times the jobs are a queue ten times as long.
+A policy that looks at all who wait would take ten times as long for each event. Events are arrivals and
+completions; seconds are those of the processor; both sizes are run in turn in one process, and the best of
+each counts.
 """
 
 import gc

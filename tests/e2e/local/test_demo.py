@@ -1,4 +1,5 @@
-"""`penstock demo` as a visitor sees it: it must work the first time, and leave nothing behind whenever it is left."""
+"""`penstock demo` as a visitor sees it: it must work the first time, and leave nothing behind whenever it is
+left."""
 
 import re
 import shutil
@@ -24,9 +25,12 @@ LEFT_OUT = r"guard  left out: (this machine has one core|node-\d measures|node-\
 GROUPED = r"batcher  (?P<members>.+) share the GPU, asked for by batcher: take turns, efficiency .+"
 TOGETHER = {f"{bound}-together" for bound in ("storage", "cpu", "gpu", "network")}
 MOVED = (
-    r"migrator  digits-converges: (?P<here>node-\d) → (?P<there>node-\d), asked for by migrator: its loss falls slower and slower, and \d of 3 jobs .*",
-    r"migrator  digits-converges: moved from (?P<here>node-\d); its stop took .+ and cost .*; it goes on at iteration (?P<saved>[\d,]+)",
-    r"migrator  digits-converges: loss (?P<first>\S+) at iteration 1; (?P<before>\S+) at (?P<last>[\d,]+), its last report before the stop; "
+    r"migrator  digits-converges: (?P<here>node-\d) → (?P<there>node-\d), asked for by migrator: its loss "
+    r"falls slower and slower, and \d of 3 jobs .*",
+    r"migrator  digits-converges: moved from (?P<here>node-\d); its stop took .+ and cost .*; it goes on at "
+    r"iteration (?P<saved>[\d,]+)",
+    r"migrator  digits-converges: loss (?P<first>\S+) at iteration 1; (?P<before>\S+) at (?P<last>[\d,]+), "
+    r"its last report before the stop; "
     r"(?P<after>\S+) at (?P<back>[\d,]+), its first after it",
 )
 """What the summary has of a move."""
@@ -34,7 +38,8 @@ NAMES = ("digits-gang", "digits-ps", "diverges", "too-big", "softmax-endless", "
 
 
 class Demo:
-    """A process of `penstock demo`, in a folder and checkout of its own, so that its processes can be distinguished from all others."""
+    """A process of `penstock demo`, in a folder and checkout of its own, so that its processes can be
+    distinguished from all others."""
 
     def __init__(self, place: Path, *options: str) -> None:
         self._output = place / "demo.out"
@@ -42,9 +47,12 @@ class Demo:
         arguments = ["--folder", str(place / "state"), "--jobs", str(place / "checkout"), *options]
         with self._output.open("w") as output:
             self.process = subprocess.Popen(
-                [*PENSTOCK, "demo", *arguments], stdout=output, stderr=subprocess.STDOUT,
-                cwd=place / "checkout", env=environment(place / "home", PENSTOCK_TOKENS="/nowhere"),
-            )  # fmt: skip
+                [*PENSTOCK, "demo", *arguments],
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                cwd=place / "checkout",
+                env=environment(place / "home", PENSTOCK_TOKENS="/nowhere"),
+            )
 
     @property
     def printed(self) -> str:
@@ -72,7 +80,8 @@ def demo(place: Path, *options: str) -> Iterator[Demo]:
 
 
 def watched(place: Path, *options: str) -> tuple[str, list[str]]:
-    """(all output, lines of the summary) of a demo that ends well and leaves no process or file of its own elsewhere."""
+    """(all output, lines of the summary) of a demo that ends well and leaves no process or file of its own
+    elsewhere."""
     with demo(place, *options) as running:
         assert running.ended() == 0, running.printed
         output = running.printed
@@ -123,8 +132,9 @@ def test_the_demo_runs_real_jobs_to_their_expected_ends_and_explains_them(place:
 
 
 def test_the_batcher_lets_four_jobs_take_turns_on_one_gpu(place: Path) -> None:
-    """First each alone, so that its stages are known; then all at once. Nobody proposes anything but the batcher. Which of them share the GPU at first depends on
-    who comes first and what was measured; in the end each has."""
+    """First each alone, so that its stages are known; then all at once. Nobody proposes anything but the
+    batcher. Which of them share the GPU at first depends on who comes first and what was measured; in the end
+    each has."""
     _, lines = watched(place, "--turns")
     assert any(line.startswith("All 8 jobs ended as expected") for line in lines)
     assert any(line.startswith("penstock why gpu-together") for line in lines)
@@ -135,7 +145,8 @@ def test_the_batcher_lets_four_jobs_take_turns_on_one_gpu(place: Path) -> None:
 
 
 def test_the_migrator_moves_a_training_that_has_converged_and_its_loss_goes_on(place: Path) -> None:
-    """Three trainings on one node, two on the other, all of them with the SDK's checkpoints. However long the loss takes to its end, the demo waits for the move."""
+    """Three trainings on one node, two on the other, all of them with the SDK's checkpoints. However long the
+    loss takes to its end, the demo waits for the move."""
     _, summary = watched(place, "--moves")
     assert any(line.startswith("All 5 jobs ended as expected") for line in summary)
     assert any(line.startswith("penstock why digits-converges") for line in summary)

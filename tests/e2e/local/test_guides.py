@@ -1,4 +1,5 @@
-"""The root README and the guides, typed line by line on one installation: each command ends as the page says, and prints what it shows."""
+"""The root README and the guides, typed line by line on one installation: each command ends as the page says,
+and prints what it shows."""
 
 import shlex
 import shutil
@@ -41,7 +42,8 @@ def until_it_runs(up: Installation, job: str) -> None:
 
 
 def until_judged(up: Installation, job_id: str) -> None:
-    """A reader looks at a job that was left alone when it has been estimated: then it has a place, or waits."""
+    """A reader looks at a job that was left alone when it has been estimated: then it has a place, or
+    waits."""
     path = f"/v1/jobs/{job_id}"
     wait_until(lambda: up.gateway.get(path)["status"] != "submitted", lambda: f"the estimate of {job_id}")
 

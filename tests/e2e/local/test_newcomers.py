@@ -1,4 +1,5 @@
-"""First days of a newcomer: a job that needs more memory than was guessed, the Python client's page, folders and code."""
+"""First days of a newcomer: a job that needs more memory than was guessed, the Python client's page, folders
+and code."""
 
 import json
 import re
@@ -69,7 +70,8 @@ def test_a_job_that_outgrows_what_was_learned_runs_on_and_one_that_outgrows_its_
 def test_a_retry_is_estimated_with_what_another_run_has_shown_meanwhile(
     up: Installation, tmp_path: Path
 ) -> None:
-    """Nothing is known of either; the one succeeds, then the other's first attempt fails. What it needs is no guess any more."""
+    """Nothing is known of either; the one succeeds, then the other's first attempt fails. What it needs is no
+    guess any more."""
     go, job = tmp_path / "go", tmp_path / "job.yaml"
     script = f'until [ -z "$FAILS" ] || [ -e {go} ]; do sleep 0.05; done; exit "${{FAILS:-0}}"'
     job.write_text(
@@ -98,9 +100,13 @@ def test_the_python_client_does_what_its_page_says(up: Installation, place: Path
     outputs = []
     for example in examples:
         done = subprocess.run(
-            [sys.executable, "-c", example], capture_output=True, text=True, check=False, cwd=place,
+            [sys.executable, "-c", example],
+            capture_output=True,
+            text=True,
+            check=False,
+            cwd=place,
             env={**up.env, "PENSTOCK_SERVER": up.url},
-        )  # fmt: skip
+        )
         assert done.returncode == 0, f"{example}\n{done.stdout}\n{done.stderr}"
         outputs.append(done.stdout)
     first, sweep, wrong = outputs

@@ -33,8 +33,13 @@ def test_a_job_runs_and_its_phases_are_printed_as_they_happen(up: Installation) 
     assert answer.returncode == 0, answer.stderr + answer.stdout
     *lines, _ = [line for line in answer.stdout.splitlines()[1:] if line != "hello from the task"]
     assert [line.split()[2] for line in lines] == [
-        "submitted", "estimated", "placed", "started", "exited", "succeeded",
-    ]  # fmt: skip
+        "submitted",
+        "estimated",
+        "placed",
+        "started",
+        "exited",
+        "succeeded",
+    ]
     assert "hello from the task\n" in answer.stdout, "what the job prints"
     assert "queued" in answer.stdout.splitlines()[-1]
     assert "\x1b" not in answer.stdout, "no colour in a pipe"
@@ -72,12 +77,13 @@ def test_submit_ends_with_the_jobs_own_ending(
 
 
 def test_the_output_of_all_members_and_attempts(up: Installation, tmp_path: Path) -> None:
-    """A gang on two nodes fails when both members have printed, and is tried again: its output is printed with names as it comes, and can
-    be read again in parts."""
+    """A gang on two nodes fails when both members have printed, and is tried again: its output is printed
+    with names as it comes, and can be read again in parts."""
     mark = f"{tmp_path}/$PENSTOCK_ATTEMPT"
     program = (
         "echo attempt $PENSTOCK_ATTEMPT on $PENSTOCK_NODE_ID; echo rank $RANK >&2; "
-        f"touch {mark}.$RANK; until test -e {mark}.0 -a -e {mark}.1; do sleep 0.05; done; test $PENSTOCK_ATTEMPT = 2"
+        f"touch {mark}.$RANK; until test -e {mark}.0 -a -e {mark}.1; do sleep 0.05; done; test "
+        "$PENSTOCK_ATTEMPT = 2"
     )
     flags = ("--name", "gang-out", "--workers", "2", "--gpus", "2", "--max-attempts", "2")
     answer = up.run("submit", *flags, "--", "sh", "-c", program)
@@ -89,8 +95,11 @@ def test_the_output_of_all_members_and_attempts(up: Installation, tmp_path: Path
     assert (logs.returncode, logs.stderr) == (0, "")
     printed = [line.partition(" | ") for line in logs.stdout.splitlines()]
     assert [(name, text.split(" on ")[0]) for name, _, text in printed] == [
-        ("worker-0", "attempt 2"), ("worker-0", "rank 0"), ("worker-1", "attempt 2"), ("worker-1", "rank 1"),
-    ]  # fmt: skip
+        ("worker-0", "attempt 2"),
+        ("worker-0", "rank 0"),
+        ("worker-1", "attempt 2"),
+        ("worker-1", "rank 1"),
+    ]
     assert {text.split(" on ")[1] for _, _, text in printed[::2]} == {"node-0", "node-1"}
     assert "worker-1 | attempt 1 on" in up.run("logs", "gang-out", "--attempt", "1", "-f").stdout
     assert up.run("logs", "gang-out", "--task", "w1", "--tail", "1", "--since", "1h").stdout == "rank 1\n"
@@ -222,14 +231,18 @@ def test_filters_watch_and_several_ids(up: Installation, tmp_path: Path) -> None
     watching.kill()
     watching.communicate()
     assert made[0][:12] not in seen, "the other's events are not shown"
-    assert [json.loads(up.run("wait", *made, "-o", "json").stdout)["jobs"][n]["outcome"] for n in range(2)] == [
-        "cancelled", "cancelled",
-    ]  # fmt: skip
+    assert [
+        json.loads(up.run("wait", *made, "-o", "json").stdout)["jobs"][n]["outcome"] for n in range(2)
+    ] == [
+        "cancelled",
+        "cancelled",
+    ]
     assert up.run("watch", "leg-0", "--owner", "ana").returncode == 2
 
 
 def test_a_job_is_held_and_released(up: Installation, tmp_path: Path) -> None:
-    """An operator holds a job that hurts its node: the attempt may end, and the reason is shown to all who look."""
+    """An operator holds a job that hurts its node: the attempt may end, and the reason is shown to all who
+    look."""
     up.run("submit", "-d", "--name", "late", "--", *until_there(tmp_path / "never"))
     held = up.run("hold", "late", "--reason", "the data are being copied")
     assert "penstock release" in held.stdout, held.stderr
@@ -251,7 +264,8 @@ def test_a_job_is_held_and_released(up: Installation, tmp_path: Path) -> None:
 
 
 def test_a_key_belongs_to_one_job(up: Installation) -> None:
-    """A restarted pipeline step submits again; a copied key with another job is a mistake worth stopping for."""
+    """A restarted pipeline step submits again; a copied key with another job is a mistake worth stopping
+    for."""
     first = up.run("submit", "--detach", "--idempotency-key", "step-7", "--", "true")
     again = up.run("submit", "--detach", "--idempotency-key", "step-7", "--", "true")
     assert (first.returncode, again.returncode) == (0, 0)
@@ -278,7 +292,8 @@ def test_a_narrow_terminal_cuts_no_column_of_a_wide_table(up: Installation) -> N
 
 
 def test_what_a_job_could_steal_from_its_node_is_that_nodes_own(up: Installation) -> None:
-    """A job breaks out and reads the log's URL that its node-reporter has: no ledger, no orders of other nodes."""
+    """A job breaks out and reads the log's URL that its node-reporter has: no ledger, no orders of other
+    nodes."""
     assert up.run("submit", "--workers", "2", "--gpus", "2", "--", "true").returncode == 0, "both have orders"
     urls = list((up.folder / "nodes").glob("*/log-url"))
     assert len(urls) > 1
@@ -385,8 +400,15 @@ def test_looking_around(up: Installation, arguments: tuple[str, ...], words: tup
 
 
 @pytest.mark.parametrize(
-    "arguments", [("why", "nope"), ("logs", "nope"), ("describe", "job", "nope"), ("describe", "node", "nope"), ("cancel", "nope")]
-)  # fmt: skip
+    "arguments",
+    [
+        ("why", "nope"),
+        ("logs", "nope"),
+        ("describe", "job", "nope"),
+        ("describe", "node", "nope"),
+        ("cancel", "nope"),
+    ],
+)
 def test_an_unknown_name_is_reported_with_where_to_look(up: Installation, arguments: tuple[str, ...]) -> None:
     """A typing error."""
     answer = up.run(*arguments)

@@ -31,12 +31,17 @@ def test_what_happened_survives_a_restart(start: Start, place: Path) -> None:
     "made", ["state/postgres/data*", "state/postgres/data/postmaster.pid", "state/nodes/*"]
 )
 def test_ctrl_c_while_it_starts_leaves_nothing(place: Path, made: str) -> None:
-    """The impatient: wrong folder noticed, Ctrl-C before it is up; while its cluster is made, its services or its nodes start."""
+    """The impatient: wrong folder noticed, Ctrl-C before it is up; while its cluster is made, its services or
+    its nodes start."""
     home = place / "home"
     process = subprocess.Popen(
-        [*PENSTOCK, "up", "--folder", str(place / "state"), "--port", "0"], cwd=home, text=True,
-        stdout=subprocess.PIPE, stderr=subprocess.STDOUT, env=environment(home),
-    )  # fmt: skip
+        [*PENSTOCK, "up", "--folder", str(place / "state"), "--port", "0"],
+        cwd=home,
+        text=True,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        env=environment(home),
+    )
     until_made(place, made, process)
     process.send_signal(signal.SIGINT)
     output, _ = process.communicate()
@@ -48,13 +53,18 @@ def test_ctrl_c_while_it_starts_leaves_nothing(place: Path, made: str) -> None:
 
 @pytest.mark.parametrize(("command", "code"), [("up", 0), ("demo", 130)])
 def test_a_stop_during_the_imports_is_the_end(place: Path, command: str, code: int) -> None:
-    """Just installed, nothing is compiled yet: the imports take a minute on a busy machine, and there is nothing to end in order."""
+    """Just installed, nothing is compiled yet: the imports take a minute on a busy machine, and there is
+    nothing to end in order."""
     home, begun = place / "home", place / "begun"
     (place / "uvloop.py").write_text(f"import time; open({str(begun)!r}, 'w').close(); time.sleep(600)")
     process = subprocess.Popen(
-        [*PENSTOCK, command, "--folder", str(place / "state")], text=True, stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT, env=environment(home, PYTHONPATH=str(place)), cwd=ROOT,
-    )  # fmt: skip
+        [*PENSTOCK, command, "--folder", str(place / "state")],
+        text=True,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        env=environment(home, PYTHONPATH=str(place)),
+        cwd=ROOT,
+    )
     until_made(place, begun.name, process)
     process.terminate()
     assert process.communicate() == ("", None)

@@ -23,9 +23,13 @@ def test_a_wrong_setting_is_found_before_anything_starts(
     """A typo in the profile: Postgres was made and started first, ten seconds on a busy machine."""
     home = place / "home"
     done = subprocess.run(
-        [*PENSTOCK, "up", "--folder", str(place / "state"), "--port", "0"], capture_output=True, text=True,
-        check=False, env=environment(home, **{variable: text}), cwd=home,
-    )  # fmt: skip
+        [*PENSTOCK, "up", "--folder", str(place / "state"), "--port", "0"],
+        capture_output=True,
+        text=True,
+        check=False,
+        env=environment(home, **{variable: text}),
+        cwd=home,
+    )
     assert done.returncode == 2, done.stdout + done.stderr
     assert done.stderr.startswith(f"penstock: {variable}: "), done.stderr
     assert words in done.stderr
@@ -37,9 +41,21 @@ def test_a_folder_belongs_to_one_log(place: Path) -> None:
     (place / "state").mkdir()
     (place / "state" / "log").write_text("the embedded log\n")
     answer = subprocess.run(
-        [*PENSTOCK, "up", "--folder", str(place / "state"), "--log", "kafka://me:secret@127.0.0.1:9", "--port", "0"],
-        capture_output=True, text=True, check=False, env=environment(place / "home"),
-    )  # fmt: skip
+        [
+            *PENSTOCK,
+            "up",
+            "--folder",
+            str(place / "state"),
+            "--log",
+            "kafka://me:secret@127.0.0.1:9",
+            "--port",
+            "0",
+        ],
+        capture_output=True,
+        text=True,
+        check=False,
+        env=environment(place / "home"),
+    )
     assert answer.returncode == 2
     assert "belongs to the embedded log" in answer.stderr
     assert "secret" not in answer.stderr

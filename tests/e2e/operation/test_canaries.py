@@ -1,4 +1,5 @@
-"""Canary strings, sent in through every door: nowhere in ledger, tables, traces, logs, streams, dead letters, tasks."""
+"""Canary strings, sent in through every door: nowhere in ledger, tables, traces, logs, streams, dead letters,
+tasks."""
 
 import asyncio
 import contextlib
@@ -24,9 +25,11 @@ from tests.support.waiting import wait_until
 pytestmark = pytest.mark.postgres
 CANARIES = [new_canary(n) for n in range(79)]
 DSN, OTLP, OPERATOR, NODE, TOKEN, PUBLIC = CANARIES[50:56]
-"""Passwords in URLs; the keys of the cell and of a node; a token in use; a secret that every user could read."""
+"""Passwords in URLs; the keys of the cell and of a node; a token in use; a secret that every user could
+read."""
 REFUSED, RECORDS, LINE = CANARIES[56:68], CANARIES[68:78], CANARIES[78]
-"""In requests that are refused; in records that cannot be read; in the file of tokens, where no secret belongs."""
+"""In requests that are refused; in records that cannot be read; in the file of tokens, where no secret
+belongs."""
 DEAD_LETTER = b"penstock.input.dead_lettered"
 CREDENTIALS = {"keys/operator.key", "nodes/node-0/node.key", "nodes/node-0/log-url"}
 """Files that hold a canary because it is theirs, and that only the user may read."""
@@ -54,7 +57,8 @@ for place in places:
     found |= {(place, match) for match in re.findall(rb"canary[0-9x]+[0-9a-f]{18}", text)}
 print("read", seen, "found", sorted(found))
 """
-"""Looks where a hostile task would look, and prints what it finds: into its log, where the search finds it."""
+"""Looks where a hostile task would look, and prints what it finds: into its log, where the search finds
+it."""
 
 
 class Collector(BaseHTTPRequestHandler):
@@ -83,7 +87,8 @@ async def tables(dsn: str) -> bytes:
     """Every row of every table, but for the records that `write_records` has written."""
     connection = await asyncpg.connect(dsn)
     planted = await connection.execute(
-        "DELETE FROM penstock_log.records WHERE position('planted'::bytea IN headers) > 0 AND position('x-password'::bytea IN headers) > 0"
+        "DELETE FROM penstock_log.records WHERE position('planted'::bytea IN headers) > 0 AND "
+        "position('x-password'::bytea IN headers) > 0"
     )
     assert planted == f"DELETE {len(RECORDS)}"
     names = await connection.fetch(
@@ -178,19 +183,32 @@ def send_refused(up: Installation) -> None:
 
 
 async def write_records(dsn: str) -> None:
-    """A program with the right to write to the topics, of another version or hostile, writes what cannot be read."""
+    """A program with the right to write to the topics, of another version or hostile, writes what cannot be
+    read."""
     kinds = [
-        (Topic.JOBS, "penstock.job.submitted.v1", '{"job_id": "j", "spec": {"command": ["x"], "env": {"PASSWORD": ["{}"]}}}'),
-        (Topic.JOBS, "penstock.job.submitted.v1", '{"job_id": "j", "spec": {"command": ["x"], "env": {"PASSWORD": "{}"'),
+        (
+            Topic.JOBS,
+            "penstock.job.submitted.v1",
+            '{"job_id": "j", "spec": {"command": ["x"], "env": {"PASSWORD": ["{}"]}}}',
+        ),
+        (
+            Topic.JOBS,
+            "penstock.job.submitted.v1",
+            '{"job_id": "j", "spec": {"command": ["x"], "env": {"PASSWORD": "{}"',
+        ),
         (Topic.JOBS, "penstock.job.submitted.v9", '{"job_id": "j", "password": "{}"}'),
         (Topic.JOBS, "penstock.job.cancel_requested.v1", '{"reason": "{}"}'),
         (Topic.ESTIMATES, "penstock.job.estimated.v1", '{"job_id": "j", "estimate": "{}"}'),
         (Topic.PROPOSALS, "penstock.plan.proposed.v2", '{"proposal_id": ["{}"]}'),
         (Topic.NODES, "penstock.task.exited.v1", '{"node_id": "node-0", "cause": "{}"}'),
-        (Topic.NODES, "penstock.node.cordoned.v1", '{"node_id": "node-0", "drain": true, "by": "x", "reason": "{}"}'),
+        (
+            Topic.NODES,
+            "penstock.node.cordoned.v1",
+            '{"node_id": "node-0", "drain": true, "by": "x", "reason": "{}"}',
+        ),
         (Topic.NODES, "penstock.node.joined.v1", "PASSWORD={}"),
         (Topic.ORDERS, "penstock.order.start_task.v1", '{"token": 1, "command": "{}"}'),
-    ]  # fmt: skip
+    ]
     log = await EmbeddedLog(dsn, "mallory").start()
     for number, (canary, (topic, kind, text)) in enumerate(zip(RECORDS, kinds, strict=True)):
         known = {"ce_specversion": "1.0", "ce_id": f"planted-{number}", "ce_source": "/t", "ce_type": kind}
@@ -224,7 +242,8 @@ def reports(up: Installation, folder: Path) -> None:
 
 
 def send_in(up: Installation, canaries: list[str]) -> None:
-    """What a confused or hostile client sends where it does not belong; every request is refused or does not need it."""
+    """What a confused or hostile client sends where it does not belong; every request is refused or does not
+    need it."""
     good = up.token_file.read_text().strip()
     with httpx.Client(base_url=up.url, timeout=None) as http:
         for n, canary in enumerate(canaries):
@@ -277,7 +296,8 @@ def damage_tokens(up: Installation) -> None:
 
 
 def run_jobs(up: Installation) -> None:
-    """With secrets, without one that it needs, with one that every user could read, and one that looks around."""
+    """With secrets, without one that it needs, with one that every user could read, and one that looks
+    around."""
     needs = ("--gpus", "1", "--cores", "1")
     flags = [f"--secret=S{n}={'file' if n < 15 else 'env'}-{n}" for n in range(25)]
     done = up.run("submit", "--name", "secret", *needs, *flags, "--", "python3", "-c", TRAIN)
@@ -300,7 +320,8 @@ def run_jobs(up: Installation) -> None:
 
 
 def whole_stream(up: Installation) -> bytes:
-    """The cell's events, once the dead letters of all records that cannot be read are among them, but for an order, which is a node's to refuse."""
+    """The cell's events, once the dead letters of all records that cannot be read are among them, but for an
+    order, which is a node's to refuse."""
     ours = {"authorization": f"Bearer {up.token_file.read_text().strip()}"}
 
     def read() -> bytes:
@@ -313,7 +334,8 @@ def whole_stream(up: Installation) -> bytes:
 
 
 def test_canaries_are_found_nowhere(dsn: str, collector: str, place: Path, start: Start) -> None:
-    """Secrets of jobs, passwords in URLs, headers and bodies, tokens and keys, on their way through a whole installation."""
+    """Secrets of jobs, passwords in URLs, headers and bodies, tokens and keys, on their way through a whole
+    installation."""
     prepare(place)
     (place / "reports").mkdir()
     env = {f"PENSTOCK_SECRET_SHARED__ENV_{n}": CANARIES[n] for n in range(15, 25)}
@@ -321,9 +343,14 @@ def test_canaries_are_found_nowhere(dsn: str, collector: str, place: Path, start
     up = None
     try:
         up = start(
-            "--nodes", "1", PENSTOCK_DSN=url, PENSTOCK_SECRETS_DIR=str(place / "secrets"), PENSTOCK_LOG_LEVEL="DEBUG",
-            PENSTOCK_OTLP=collector.replace("://", f"://ana:{OTLP}@"), **env,
-        )  # fmt: skip
+            "--nodes",
+            "1",
+            PENSTOCK_DSN=url,
+            PENSTOCK_SECRETS_DIR=str(place / "secrets"),
+            PENSTOCK_LOG_LEVEL="DEBUG",
+            PENSTOCK_OTLP=collector.replace("://", f"://ana:{OTLP}@"),
+            **env,
+        )
         assert "the node-reporters have all rights of PENSTOCK_DSN" in up.printed()
         asyncio.run(write_records(dsn))
         send_with_a_token(up)
@@ -359,9 +386,14 @@ def test_canaries_are_found_nowhere(dsn: str, collector: str, place: Path, start
     )
     assert len(files) > 10_000
     everything = {
-        "tables": seen, "answers": json.dumps(answers).encode(), "stream": stream, "processes": running,
-        "traces": b"\n".join(Collector.bodies), "files": files, "screen": up.printed().encode(),
-    }  # fmt: skip
+        "tables": seen,
+        "answers": json.dumps(answers).encode(),
+        "stream": stream,
+        "processes": running,
+        "traces": b"\n".join(Collector.bodies),
+        "files": files,
+        "screen": up.printed().encode(),
+    }
     assert {where: found_in(text, allowed(where)) for where, text in everything.items()} == {
         where: [] for where in everything
     }
@@ -369,5 +401,6 @@ def test_canaries_are_found_nowhere(dsn: str, collector: str, place: Path, start
 
 
 def allowed(where: str) -> list[str]:
-    """Canaries to look for there: a node-reporter has its secrets and the collector's address in its environment."""
+    """Canaries to look for there: a node-reporter has its secrets and the collector's address in its
+    environment."""
     return [canary for canary in CANARIES if where != "processes" or canary not in {*CANARIES[15:25], OTLP}]

@@ -1,4 +1,5 @@
-"""infra/deploy/README.md, block by block: on machines made of namespaces (`make deploy-check`), and, in the CI run, its units and commands."""
+"""infra/deploy/README.md, block by block: on machines made of namespaces (`make deploy-check`), and, in the
+CI run, its units and commands."""
 
 import json
 import re
@@ -125,7 +126,8 @@ def test_the_units_leave_little_to_a_thief(tmp_path: Path, unit: str, exposure: 
 
 @pytest.fixture(scope="module")
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Machine]]:
-    """With what the page takes for granted: Kafka's programs, a Postgres, and Python's environment in the checkout."""
+    """With what the page takes for granted: Kafka's programs, a Postgres, and Python's environment in the
+    checkout."""
     folder = tmp_path_factory.mktemp("machines")
     with machines(NAMES, folder, REPOSITORY) as found:
         prepare_desk(found, folder)
@@ -134,7 +136,8 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Mach
 
 
 def prepare_desk(found: dict[str, Machine], folder: Path) -> None:
-    """`scp` reaches the machines by their namespaces; `.venv` is the environment of this test. The code is that of an older commit."""
+    """`scp` reaches the machines by their namespaces; `.venv` is the environment of this test. The code is
+    that of an older commit."""
     inits = "".join(f"  root@{name}) init={found[name].init};;\n" for name in NAMES)
     script = f"""#!/bin/bash
 set -euo pipefail
@@ -175,19 +178,30 @@ def prepare_store(store: Machine) -> None:
         ("kafka-storage.sh", "kafka.tools.StorageTool"),
         ("kafka-server-start.sh", "kafka.Kafka"),
     ):
-        java = f'exec {shutil.which("java")} -Xmx256m -XX:+UseSerialGC -XX:TieredStopAtLevel=1 -cp "/opt/kafka/libs/*" {main} "$@"'
+        java = (
+            f"exec {shutil.which('java')} -Xmx256m -XX:+UseSerialGC -XX:TieredStopAtLevel=1 -cp "
+            f'"/opt/kafka/libs/*" {main} "$@"'
+        )
         path = f"/opt/kafka/bin/{program}"
         store.run(
-            f"printf '#!/bin/sh\\n%s\\n' {shlex.quote(java)} > {path}; chmod +x {path}; chmod -R go+rX /opt/kafka"
+            f"printf '#!/bin/sh\\n%s\\n' {shlex.quote(java)} > {path}; chmod +x {path}; chmod -R go+rX "
+            "/opt/kafka"
         )
     programs, data = find_binaries().folder, "/var/lib/postgresql/penstock"
-    unit = f"[Service]\nUser=postgres\nExecStart={programs}/postgres -D {data} -k /run/postgresql\nRuntimeDirectory=postgresql\n"
+    unit = (
+        f"[Service]\nUser=postgres\nExecStart={programs}/postgres -D {data} -k "
+        "/run/postgresql\nRuntimeDirectory=postgresql\n"
+    )
     store.run(
-        f"id -u postgres || useradd --system postgres; command -v psql || ln -s {programs}/psql /usr/local/bin/psql\n"
+        f"id -u postgres || useradd --system postgres; command -v psql || ln -s {programs}/psql "
+        "/usr/local/bin/psql\n"
         f"install -d -o postgres -m 700 /var/lib/postgresql {data}\n"
-        f"runuser -u postgres -- {programs}/initdb -D {data} --auth-local=peer --auth-host=scram-sha-256 >/dev/null\n"
-        f"printf '{unit}' > /etc/systemd/system/postgresql.service; systemctl daemon-reload; systemctl start postgresql\n"
-        "for _ in $(seq 100); do runuser -u postgres -- psql -qc 'SELECT 1' >/dev/null 2>&1 && exit; sleep 0.1; done; exit 1"
+        f"runuser -u postgres -- {programs}/initdb -D {data} --auth-local=peer --auth-host=scram-sha-256 "
+        ">/dev/null\n"
+        f"printf '{unit}' > /etc/systemd/system/postgresql.service; systemctl daemon-reload; systemctl start "
+        "postgresql\n"
+        "for _ in $(seq 100); do runuser -u postgres -- psql -qc 'SELECT 1' >/dev/null 2>&1 && exit; sleep "
+        "0.1; done; exit 1"
     )
 
 
@@ -230,7 +244,8 @@ def follow(
 def version_of(machine: Machine, unit: str) -> str:
     """Of the code that the unit's process runs, by the folder of its Python."""
     return machine.run(
-        f"pid=$(systemctl show -p MainPID --value {unit}); python=$(tr '\\0' '\\n' < /proc/$pid/cmdline | head -1)\n"
+        f"pid=$(systemctl show -p MainPID --value {unit}); python=$(tr '\\0' '\\n' < /proc/$pid/cmdline | "
+        "head -1)\n"
         "$python -c \"from importlib.metadata import version; print(version('penstock'))\""
     ).strip()
 
@@ -279,7 +294,10 @@ END
 
 
 def penstock(desk: Machine, *words: str) -> str:
-    settings = "export PENSTOCK_SERVER=https://control:8742 PENSTOCK_CA=deploy/ca.pem PENSTOCK_TOKEN_FILE=deploy/my.token"
+    settings = (
+        "export PENSTOCK_SERVER=https://control:8742 PENSTOCK_CA=deploy/ca.pem "
+        "PENSTOCK_TOKEN_FILE=deploy/my.token"
+    )
     path = f"PYTHONPATH={REPOSITORY}/libs:{REPOSITORY}/services"
     return desk.run(f"{settings}; {path} .venv/bin/penstock {shlex.join(words)}")
 
@@ -324,7 +342,8 @@ def places(found: dict[str, Any]) -> list[str]:
 
 @pytest.mark.slow
 def test_the_page_is_followed_word_by_word(cluster: dict[str, Machine]) -> None:
-    """Six machines that have nothing of Penstock; at the end jobs run, the doctor is content, and an upgrade stops no job."""
+    """Six machines that have nothing of Penstock; at the end jobs run, the doctor is content, and an upgrade
+    stops no job."""
     desk = cluster["desk"]
     follow(cluster, *"12345")
     ready = {name: ("ready", cluster[name].address) for name in NODES}

@@ -1,6 +1,6 @@
-"""The whole system as separate processes on a real Kafka that knows each of them by name, gives it only the rights of
-infra/kafka/acls.yaml, and encrypts every connection with a certificate of a self-made authority. In Postgres each has a role of its
-own."""
+"""The whole system as separate processes on a real Kafka that knows each of them by name, gives it only the
+rights of infra/kafka/acls.yaml, and encrypts every connection with a certificate of a self-made authority. In
+Postgres each has a role of its own."""
 
 import asyncio
 import contextlib
@@ -208,7 +208,8 @@ def test_the_ledger_decides_the_same_again(system: System) -> None:
 
 @pytest.mark.usefixtures("ended")
 def test_the_read_models_equal_a_replay(system: System) -> None:
-    """The same auditor does not trust the tables either: it takes an administrator, for tables beside those that there are."""
+    """The same auditor does not trust the tables either: it takes an administrator, for tables beside those
+    that there are."""
     refused = system.gateway.post("/v1/projections/verify")
     assert "give an administrator's URL" in refused["error"], "the gateway's own role may not"
     argv = [sys.executable, "-m", "penstock_services.projector", "verify"]
@@ -235,7 +236,8 @@ async def test_nobody_but_the_placer_writes_the_ledger_meanwhile(system: System,
 
 @pytest.mark.usefixtures("ended")
 def test_operators_command_nodes_with_the_key_of_the_cell(system: System) -> None:
-    """Gateway and placer share a key; what others write is refused in tests/integration/log/test_kafka_acls.py."""
+    """Gateway and placer share a key; what others write is refused in
+    tests/integration/log/test_kafka_acls.py."""
     for act in ("cordon", "uncordon"):
         assert system.gateway.post(f"/v1/nodes/n0/{act}", {"reason": "fans"})["applied"]
 
@@ -256,7 +258,8 @@ def test_a_service_under_a_wrong_identity_says_so_and_ends(system: System) -> No
 
 
 def test_a_certificate_of_a_stranger_is_refused_at_once(system: System, tmp_path: Path) -> None:
-    """An attacker between us and the broker shows a certificate of his own, or a new authority was not given out everywhere."""
+    """An attacker between us and the broker shows a certificate of his own, or a new authority was not given
+    out everywhere."""
     make_certificates(tmp_path)
     url = system.broker.url("projector").replace(str(system.broker.ca), str(tmp_path / "ca.pem"))
     argv = [sys.executable, "-m", "penstock_services.projector"]
@@ -269,7 +272,8 @@ def test_a_certificate_of_a_stranger_is_refused_at_once(system: System, tmp_path
 
 
 async def test_nothing_is_said_in_clear(system: System, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A URL without `?ca=` meets a listener that encrypts: it gets nowhere, with the password of an administrator."""
+    """A URL without `?ca=` meets a listener that encrypts: it gets nowhere, with the password of an
+    administrator."""
     monkeypatch.setattr("penstock.log.kafka.kafka.START_LIMIT_S", 1.0)
     url, _, _ = system.broker.url(ADMIN).partition("?")
     with pytest.raises(LogError, match="cannot be reached as admin"):
@@ -288,8 +292,9 @@ def complaints(system: System) -> dict[str, list[str]]:
 
 @pytest.mark.usefixtures("ended")
 def test_nobody_complains_and_a_restarted_broker_is_sat_out_with_one_line(system: System) -> None:
-    """Nothing was wrong so far: what a log warns of must be worth reading. Then the cluster is upgraded: nobody ends, jobs go on, and no log is flooded: it
-    has at most a line a minute, and one in all where the outage is short."""
+    """Nothing was wrong so far: what a log warns of must be worth reading. Then the cluster is upgraded:
+    nobody ends, jobs go on, and no log is flooded: it has at most a line a minute, and one in all where the
+    outage is short."""
     assert complaints(system) == {child.log_path.stem: [] for child in system.children}
     system.broker.restart()
     job_id = system.gateway.submit(["true"])
@@ -302,10 +307,15 @@ def test_nobody_complains_and_a_restarted_broker_is_sat_out_with_one_line(system
 
 
 async def test_a_plan_is_carried_out_unit_by_unit(system: System) -> None:
-    """A batcher plans for who waits while all GPUs are being freed: each unit is ordered whole and where it was proposed, and starts when its
-    node has seen who was there end, or is refused by itself. Nothing is done twice, late, or for a plan that is too large."""
+    """A batcher plans for who waits while all GPUs are being freed: each unit is ordered whole and where it
+    was proposed, and starts when its node has seen who was there end, or is refused by itself. Nothing is
+    done twice, late, or for a plan that is too large."""
     gateway, gate, ready = system.gateway, system.folder / "gate", system.folder / "ready"
-    saves = f"trap 'while ! test -e {gate}; do sleep 0.05; done; exit 1' TERM; touch {ready}.$RANK; while :; do sleep 0.05; done"
+    saves = (
+        f"trap 'while ! test -e {gate}; do sleep 0.05; done; exit 1' TERM; touch {ready}.$RANK; while "
+        ":; "
+        "do sleep 0.05; done"
+    )
     holds = gateway.submit(
         ["sh", "-c", saves], workers=4, resources={"gpus": 1, "cores": 1}, grace_ms=600_000
     )

@@ -1,4 +1,5 @@
-"""Reports of a real cell: figures and charts of its own ledger, remaining times, and how accurate those were."""
+"""Reports of a real cell: figures and charts of its own ledger, remaining times, and how accurate those
+were."""
 
 import json
 import re

@@ -98,7 +98,8 @@ def assert_connected(spans: list[Span]) -> None:
 
 
 def assert_ledger_times(spans: list[Span], row: dict[str, Any]) -> None:
-    """The last attempt's phases are what the ledger says, one after the other; the node's own times fit in."""
+    """The last attempt's phases are what the ledger says, one after the other; the node's own times fit
+    in."""
     [job] = named(spans, "job")
     queue, launch, run = (named(spans, name)[-1] for name in ("queue", "launch", "run"))
     for span, start, end in (
@@ -133,8 +134,9 @@ def described(gateway: Gateway, job_id: str) -> str:
 
 @pytest.mark.jaeger
 def test_each_job_is_one_trace_over_all_services(cell: Cell, jaeger: JaegerServer) -> None:
-    """A gang, a job that fails twice and one that is cancelled, submitted by a pipeline that has a trace of its
-    own. An engineer opens each in Jaeger and sees one tree from submission to exit, once, though a restart has exported it again."""
+    """A gang, a job that fails twice and one that is cancelled, submitted by a pipeline that has a trace of
+    its own. An engineer opens each in Jaeger and sees one tree from submission to exit, once, though a
+    restart has exported it again."""
     gateway = cell.start()
     gateway.until_nodes(2)
     gang_id = gateway.submit(["sleep", "0.3"], workers=2, headers={"traceparent": FOREIGN})
@@ -153,8 +155,18 @@ def test_each_job_is_one_trace_over_all_services(cell: Cell, jaeger: JaegerServe
     assert_connected(gang)
     assert_ledger_times(gang, rows[gang_id])
     assert sorted(span.name for span in gang) == [
-        "decide", "estimate", "job", "launch", "queue", "run", "start", "start", "submit", "task", "task",
-    ]  # fmt: skip
+        "decide",
+        "estimate",
+        "job",
+        "launch",
+        "queue",
+        "run",
+        "start",
+        "start",
+        "submit",
+        "task",
+        "task",
+    ]
     assert not any(span.failed for span in gang)
     assert named(gang, "submit")[0].attributes["caller"] == FOREIGN
     assert named(gang, "estimate")[0].attributes["tier"] == "default"
@@ -188,8 +200,8 @@ def test_each_job_is_one_trace_over_all_services(cell: Cell, jaeger: JaegerServe
 
 @pytest.mark.jaeger
 def test_a_run_of_no_length_exported_again_is_shown_once(jaeger: JaegerServer) -> None:
-    """A job fails in the very millisecond in which it runs. Somebody looks at its trace; the placer restarts and
-    tells it again."""
+    """A job fails in the very millisecond in which it runs. Somebody looks at its trace; the placer restarts
+    and tells it again."""
     job_id, at_ms = "j-short", 1_795_263_493_083
     settings = Settings(log_url="memory://", otlp=jaeger.otlp_endpoint)
     for life in ("j-first-life", "j-second-life"):

@@ -18,7 +18,8 @@ def rows_of(path: Path) -> dict[str, dict[str, str]]:
 
 
 def test_what_a_cell_ran_is_replayed_under_another_policy(up: Installation, place: Path) -> None:
-    """An operator wants to know what shortest-job-first would have done with the jobs that the cell has run."""
+    """An operator wants to know what shortest-job-first would have done with the jobs that the cell has
+    run."""
     needs, gate = ("--owner", "ana", "--cores", "1", "--gpus"), place / "gate"
     fails = ("sh", "-c", f"until test -e {gate}; do sleep 0.05; done; exit 3")
     assert (
@@ -34,8 +35,11 @@ def test_what_a_cell_ran_is_replayed_under_another_policy(up: Installation, plac
         "never": up.run("submit", "--model", "never", *needs, "16", "--", "true"),
     }
     assert {model: answer.returncode for model, answer in ran.items()} == {
-        "short": 0, "gang": 0, "broken": 10, "never": 13,
-    }  # fmt: skip
+        "short": 0,
+        "gang": 0,
+        "broken": 10,
+        "never": 13,
+    }
     assert (
         up.run(
             "submit", "--name", "long", "--model", "long", "--detach", *needs, "1", "--", *ENDLESS

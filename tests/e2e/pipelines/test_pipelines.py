@@ -53,9 +53,13 @@ def test_a_runner_that_hangs_up_cancels_its_job_and_a_killed_one_leaves_it_to_th
             signal.SIGHUP, signal.SIG_DFL
         )  # a child inherits it; who runs the tests may ignore it
         process = subprocess.Popen(
-            [*PENSTOCK, *line], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, cwd=ROOT,
+            [*PENSTOCK, *line],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            cwd=ROOT,
             env={**up.env, **GITLAB, "CI_JOB_ID": name, "PENSTOCK_SERVER": up.url},
-        )  # fmt: skip
+        )
         signal.signal(signal.SIGHUP, before)
         job_id = until_running(up, name, process)
         process.send_signal(stop)
@@ -182,9 +186,13 @@ async def killed_at(up: Installation, chunk: int, name: str) -> None:
         url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
         line = ("submit", "-q", "--tied", "--tied-grace", "1s", "--gpus", "0", "--name", name, "--", *ENDLESS)
         process = await asyncio.create_subprocess_exec(
-            *PENSTOCK, *line, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, cwd=ROOT,
+            *PENSTOCK,
+            *line,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            cwd=ROOT,
             env={**up.env, "PENSTOCK_SERVER": url},
-        )  # fmt: skip
+        )
         assert await process.wait() == -signal.SIGKILL
 
 
@@ -206,7 +214,8 @@ async def test_pipelines_that_are_killed_at_any_moment_leave_no_job(up: Installa
 
 
 def test_legs_of_a_matrix_that_are_one_job_are_told_so(up: Installation) -> None:
-    """GitHub sets the same variables in all legs: three of four trainings of a sweep never ran, and all legs were green."""
+    """GitHub sets the same variables in all legs: three of four trainings of a sweep never ran, and all legs
+    were green."""
     ci = {"GITHUB_REPOSITORY": "a/b", "GITHUB_RUN_ID": "7", "GITHUB_RUN_ATTEMPT": "1", "GITHUB_JOB": "train"}
     leg = ("submit", "--detach", "--", "true")
     first, second = up.run(*leg, **ci), up.run(*leg, **ci)

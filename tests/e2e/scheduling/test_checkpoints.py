@@ -88,8 +88,9 @@ def submitted(up: Installation, *arguments: str) -> str:
 
 @pytest.mark.parametrize("srtf", [(2, 1)], indirect=True)
 def test_a_job_goes_on_where_it_was_on_another_node(srtf: Installation) -> None:
-    """The nodes share no folder. A job makes way on one and gets the other, later an operator moves it back: twice its node fetches the
-    checkpoint from the other, and its loss file goes on. What `why` and `events` say of it names both nodes."""
+    """The nodes share no folder. A job makes way on one and gets the other, later an operator moves it back:
+    twice its node fetches the checkpoint from the other, and its loss file goes on. What `why` and `events`
+    say of it names both nodes."""
     gates, losses, end = (srtf.home / "hold", srtf.home / "quick"), srtf.home / "losses", srtf.home / "end"
     quick = ("--name", "quick", "--gpus", "1", "--", *until_there(gates[1]))
     gates[1].touch()

@@ -1,6 +1,8 @@
-"""The contention-guard on a live cell: a training gets the cores that it needs, and what slows it is slowed until it has ended.
+"""The contention-guard on a live cell: a training gets the cores that it needs, and what slows it is slowed
+until it has ended.
 
-`-s` shows the figures. The node counts more cores than this machine has, so jobs that have cores of their own still meet on real ones.
+`-s` shows the figures. The node counts more cores than this machine has, so jobs that have cores of their own
+still meet on real ones.
 """
 
 import json
@@ -81,7 +83,8 @@ if __name__ == "__main__":
     with multiprocessing.get_context("fork").Pool(hogs, os.setsid) as pool:
         pool.map(hog, range(hogs), chunksize=1)
 """
-"""Each in a session of its own, to which the kernel gives an equal part of a core. They are ready before they begin, at one moment."""
+"""Each in a session of its own, to which the kernel gives an equal part of a core. They are ready before they
+begin, at one moment."""
 SPINS = HOGS.format(imports="", prepares="pass", repeats="pass")
 STREAMS = HOGS.format(
     imports="import numpy\nsource = numpy.ones(int(sys.argv[3]) << 17)",
@@ -92,7 +95,8 @@ CORES = min(16, len(os.sched_getaffinity(0)))
 """Of this machine, as many as four probes reach by doubling."""
 WITHIN = 1.10
 STEADY = 1.05
-"""A training whose step time varies more while it is alone has no known speed, for the guard neither (`Settling`)."""
+"""A training whose step time varies more while it is alone has no known speed, for the guard neither
+(`Settling`)."""
 BACK_S = 10.0
 SPAN_S, STAYS_S = 2.0, 3.0
 ALONE_S = 15.0
@@ -150,7 +154,8 @@ def decided(up: Installation, name: str) -> list[dict[str, Any]]:
 
 
 def cell(place: Path, contention: dict[str, object], cores: int) -> Iterator[Installation]:
-    """Its services come before what else runs on this machine, as its jobs do, each with an equal part of a core: as on a machine of their own."""
+    """Its services come before what else runs on this machine, as its jobs do, each with an equal part of a
+    core: as on a machine of their own."""
     env = {"PENSTOCK_CONTENTION": json.dumps(contention)}
     with installed(place, "--virtual-gpus", "1", "--cores", str(cores), **env) as running:
         for pid in family(running.process.pid):
@@ -177,9 +182,10 @@ def eliminating(place: Path) -> Iterator[Installation]:
 def test_a_training_gets_the_cores_that_it_needs_and_no_more(
     searching: Installation, threads: int, size: int, work: str, flags: tuple[str, ...], fewest: int
 ) -> None:
-    """One training states no cores, so it begins with one; its loader could use more than the node has. The other begins with all; it uses one for a few
-    milliseconds of each step, for the rest of which it waits for its GPU. Within four probes each has the fewest cores that make it as fast, within 5 %,
-    as any number: the operator then gives it each number in turn."""
+    """One training states no cores, so it begins with one; its loader could use more than the node has. The
+    other begins with all; it uses one for a few milliseconds of each step, for the rest of which it waits for
+    its GPU. Within four probes each has the fewest cores that make it as fast, within 5 %, as any number: the
+    operator then gives it each number in turn."""
     training = Training(searching, "trains", threads, size, *flags, work=work)
     before_others(training.pid())
     began_s = time.monotonic()  # clock: for the figure that is printed
@@ -202,7 +208,8 @@ def test_a_training_gets_the_cores_that_it_needs_and_no_more(
 
 
 def speeds_by_cores(training: Training) -> dict[int, float]:
-    """Steps per second with each number of cores of this machine: of the median step, in turns, so that other work of the machine meets each number."""
+    """Steps per second with each number of cores of this machine: of the median step, in turns, so that other
+    work of the machine meets each number."""
     took_s: dict[int, list[float]] = {cores: [] for cores in range(1, CORES + 1)}
     for _ in range(ROUNDS):
         for cores, found_s in took_s.items():
@@ -222,12 +229,15 @@ def speeds_by_cores(training: Training) -> dict[int, float]:
 def test_what_slows_a_training_is_slowed_until_it_has_ended(
     eliminating: Installation, hog: str, hogs: int, work: str, size: int
 ) -> None:
-    """A preprocessing job keeps every core of the machine busy beside a training: it computes, or it copies arrays larger than the last-level cache
-    beside a training that copies its batches. It loses cores until the training is as fast as alone, and gets them back when the training has ended.
+    """A preprocessing job keeps every core of the machine busy beside a training: it computes, or it copies
+    arrays larger than the last-level cache beside a training that copies its batches. It loses cores until
+    the training is as fast as alone, and gets them back when the training has ended.
 
-    The time, ten seconds at most, counts from the moment at which all of the job's processes begin. The training is as fast as alone when the mean of its
-    steps over 2 s is at most a tenth above the slowest such mean alone, for 3 s; alone was just before, on the same cores. Where other work of this machine
-    makes its speed alone unsteady, or one program on another core, which a job without GPUs keeps, already slows it, it may take two minutes."""
+    The time, ten seconds at most, counts from the moment at which all of the job's processes begin. The
+    training is as fast as alone when the mean of its steps over 2 s is at most a tenth above the slowest such
+    mean alone, for 3 s; alone was just before, on the same cores. Where other work of this machine makes its
+    speed alone unsteady, or one program on another core, which a job without GPUs keeps, already slows it, it
+    may take two minutes."""
     training = Training(eliminating, "trains", 1, size, "--cores", "1", work=work)
     before_others(training.pid())
     alone_from_s = time.monotonic()  # clock: alone on the machine, for the comparison
@@ -249,7 +259,8 @@ def test_what_slows_a_training_is_slowed_until_it_has_ended(
     back_s = wait_until(
         back,
         lambda: (
-            f"the speed of before: never slow, or slow for too long; {1_000 * bound_s / WITHIN:.1f} ms at most alone, then {each_second_ms(training, began_s)};"
+            f"the speed of before: never slow, or slow for too long; {1_000 * bound_s / WITHIN:.1f} ms at "
+            f"most alone, then {each_second_ms(training, began_s)};"
             f" cores of the job: {[len(one['cores']) for one in decided(eliminating, 'hogs')]}"
         ),
     )
@@ -257,7 +268,8 @@ def test_what_slows_a_training_is_slowed_until_it_has_ended(
     worst_s = max(found_s for _, found_s in means_after(training.steps(), began_s))
     steady = max(bound_s / WITHIN, one_beside_s) <= STEADY * alone_s
     print(
-        f"alone {1_000 * alone_s:.1f} ms, at most {1_000 * bound_s / WITHIN:.1f}; with one program on another core at most {1_000 * one_beside_s:.1f};"
+        f"alone {1_000 * alone_s:.1f} ms, at most {1_000 * bound_s / WITHIN:.1f}; with one program on "
+        f"another core at most {1_000 * one_beside_s:.1f};"
         f" beside them {1_000 * worst_s:.1f}"
     )
     print(f"back after {back_s:.1f} s; steady alone: {'yes' if steady else 'no, so two minutes would do'}")
@@ -272,7 +284,8 @@ def test_what_slows_a_training_is_slowed_until_it_has_ended(
 
 
 def beside_one_program_s(training: Training) -> float:
-    """The slowest mean step with one program on another core: cores of one machine may be threads of one core of another."""
+    """The slowest mean step with one program on another core: cores of one machine may be threads of one core
+    of another."""
     with subprocess.Popen([sys.executable, "-c", "while True: pass"], start_new_session=True) as program:
         began_s = time.monotonic()  # clock: alone on the machine, but for this program
         time.sleep(ALONE_S)  # clock: as long as it measures
@@ -309,7 +322,8 @@ def each_second_ms(training: Training, since_s: float) -> list[int]:
 
 
 def means_after(steps: list[tuple[float, float]], since_s: float) -> list[tuple[float, float]]:
-    """(ended at, mean seconds of the steps of the two seconds before) of each step that ended after this moment."""
+    """(ended at, mean seconds of the steps of the two seconds before) of each step that ended after this
+    moment."""
     found, first = [], 0
     for last, (at_s, _) in enumerate(steps):
         while steps[first][0] <= at_s - SPAN_S:

@@ -1,4 +1,5 @@
-"""An operator changes the cores of a running job: its step time follows, and everybody sees who asked for it and why."""
+"""An operator changes the cores of a running job: its step time follows, and everybody sees who asked for it
+and why."""
 
 import json
 import os
@@ -32,7 +33,8 @@ if __name__ == "__main__":
 CHANGED = 1.25  # at least; it is nearly 2 on an idle machine
 needs_two_cores = pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="needs two cores")
 PAIRS = 7
-"""Of measurements, of which the median counts: where something else spoils one in a hundred, it spoils four of them 3 times in ten million runs."""
+"""Of measurements, of which the median counts: where something else spoils one in a hundred, it spoils four
+of them 3 times in ten million runs."""
 
 
 def steps(path: Path) -> list[float]:
@@ -72,7 +74,8 @@ def affinities(pid: int) -> set[tuple[int, ...]]:
 
 
 def before_others(pid: int) -> None:
-    """Its session comes before what else runs on this machine: the kernel shares busy cores among sessions, and one has no more of two than of one."""
+    """Its session comes before what else runs on this machine: the kernel shares busy cores among sessions,
+    and one has no more of two than of one."""
     group = Path(f"/proc/{pid}/autogroup")
     if group.exists() and os.geteuid() == 0:
         group.write_text("-15")
@@ -140,7 +143,8 @@ def test_a_running_job_gets_another_core_and_gives_it_back(up: Installation, tmp
 
 
 def test_what_cannot_be_is_refused_with_the_reason(up: Installation, tmp_path: Path) -> None:
-    """More cores than there are, no such task, nobody who runs, no number: nothing changes, and nothing is in the log."""
+    """More cores than there are, no such task, nobody who runs, no number: nothing changes, and nothing is in
+    the log."""
     gate = tmp_path / "gate"
     up.run("submit", "-d", "--name", "modest", "--", *until_there(gate))
     up.until("modest", "running")

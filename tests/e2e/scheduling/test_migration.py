@@ -1,4 +1,5 @@
-"""A job whose loss hardly falls any more makes room on a live cell under `specon`: the migrator proposes it, the placer carries it out."""
+"""A job whose loss hardly falls any more makes room on a live cell under `specon`: the migrator proposes it,
+the placer carries it out."""
 
 import json
 import sys
@@ -28,7 +29,18 @@ def specon(place: Path) -> Iterator[Installation]:
 
 def train(up: Installation, name: str, *kind: str) -> str:
     """The node on which the job of this name trains until the file `end` is there."""
-    flags = ("--name", name, "--gpus", "1", "--checkpoint", "sdk", "--grace", "10m", "--env", f"PYTHONPATH={ROOT / 'libs'}")  # fmt: skip
+    flags = (
+        "--name",
+        name,
+        "--gpus",
+        "1",
+        "--checkpoint",
+        "sdk",
+        "--grace",
+        "10m",
+        "--env",
+        f"PYTHONPATH={ROOT / 'libs'}",
+    )
     command = ("--", sys.executable, "-c", TRAIN, str(up.home / name), str(up.home / "end"), *kind)
     answer = up.run("submit", "-d", *flags, *command)
     assert answer.returncode == 0, answer.stderr
@@ -38,8 +50,9 @@ def train(up: Installation, name: str, *kind: str) -> str:
 
 
 def test_a_converged_job_goes_on_elsewhere_and_loses_nothing(specon: Installation) -> None:
-    """Three on one node, one on the other, so that this one has the lowest score whether or not its neighbours were just watched. It moves once, goes
-    on where it was, and everybody sees why; the others stay."""
+    """Three on one node, one on the other, so that this one has the lowest score whether or not its
+    neighbours were just watched. It moves once, goes on where it was, and everybody sees why; the others
+    stay."""
     specon.gateway.until_nodes(2)
     assert specon.run("node", "cordon", "node-1").returncode == 0
     wait_until(lambda: listed(specon, "get", "nodes")["nodes"][1]["cordon"], "the cordon")

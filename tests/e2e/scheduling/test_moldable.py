@@ -1,4 +1,5 @@
-"""A moldable job on a live cell: two workers beside another job, four in its next attempt, which goes on at the checkpoint of the first."""
+"""A moldable job on a live cell: two workers beside another job, four in its next attempt, which goes on at
+the checkpoint of the first."""
 
 import json
 import sys
@@ -58,7 +59,8 @@ def workers(place: Path, attempt: int) -> list[dict[str, int]]:
 def test_the_next_attempt_has_more_workers_and_the_same_batch(
     four_gpus: Installation,
 ) -> None:
-    """66 samples an iteration, over two workers and then over four, 17 and 16 each; no sample is lost, and rank 0's checkpoint serves both shapes."""
+    """66 samples an iteration, over two workers and then over four, 17 and 16 each; no sample is lost, and
+    rank 0's checkpoint serves both shapes."""
     here = four_gpus
     held = ("submit", "-d", "--name", "held", "--gpus", "1", "--workers", "2", "--", *ENDLESS)
     assert here.run(*held).returncode == 0
@@ -66,9 +68,23 @@ def test_the_next_attempt_has_more_workers_and_the_same_batch(
     place = here.home / "seen"
     place.mkdir()
     flags = (
-        "--name", "mold", "--gpus", "1", "--workers", "4", "--min-workers", "1", "--global-batch-size", "66",
-        "--max-attempts", "2", "--checkpoint", "sdk", "--env", f"PYTHONPATH={ROOT / 'libs'}",
-    )  # fmt: skip
+        "--name",
+        "mold",
+        "--gpus",
+        "1",
+        "--workers",
+        "4",
+        "--min-workers",
+        "1",
+        "--global-batch-size",
+        "66",
+        "--max-attempts",
+        "2",
+        "--checkpoint",
+        "sdk",
+        "--env",
+        f"PYTHONPATH={ROOT / 'libs'}",
+    )
     answer = here.run("submit", "-d", *flags, "--", sys.executable, "-c", TRAIN, str(place))
     assert answer.returncode == 0, answer.stderr
     wait_until(lambda: len(workers(place, 1)) == 2, "both workers")

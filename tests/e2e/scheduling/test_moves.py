@@ -1,4 +1,5 @@
-"""An operator moves a running job on a live cell: it is stopped, and goes on where a place was kept for it."""
+"""An operator moves a running job on a live cell: it is stopped, and goes on where a place was kept for
+it."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -19,9 +20,13 @@ def two(place: Path) -> Iterator[Installation]:
 
 
 def test_a_running_job_goes_on_at_its_target(two: Installation) -> None:
-    """Others queue for the GPU to which it moves; they get the one that it leaves. What cannot be is refused with the reason."""
+    """Others queue for the GPU to which it moves; they get the one that it leaves. What cannot be is refused
+    with the reason."""
     ready, gate = two.home / "ready", two.home / "gate"
-    waits = f"trap 'until test -e {gate}; do sleep 0.05; done; exit 3' TERM; touch {ready}; while :; do sleep 0.05; done"
+    waits = (
+        f"trap 'until test -e {gate}; do sleep 0.05; done; exit 3' TERM; touch {ready}; while :; do "
+        "sleep 0.05; done"
+    )
     flags = ("--name", "mover", "--gpus", "1", "--grace", "10m")
     assert two.run("submit", "-d", *flags, "--", "sh", "-c", waits).returncode == 0
     two.until("mover", "running")
@@ -72,5 +77,7 @@ def test_a_running_job_goes_on_at_its_target(two: Installation) -> None:
     kinds = kinds_so_far()
     last = kinds.index("penstock.task.exited")
     assert kinds[last : last + 3] == [
-        "penstock.task.exited", "penstock.job.requeued", "penstock.placement.decided",
-    ]  # fmt: skip
+        "penstock.task.exited",
+        "penstock.job.requeued",
+        "penstock.placement.decided",
+    ]

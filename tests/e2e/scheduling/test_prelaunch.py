@@ -1,4 +1,5 @@
-"""Pre-scheduling in `penstock up`, with real processes: the next job launches while the one before saves, trains after it, and waits for none that goes on."""
+"""Pre-scheduling in `penstock up`, with real processes: the next job launches while the one before saves,
+trains after it, and waits for none that goes on."""
 
 import shutil
 import sys
@@ -60,7 +61,8 @@ def gateway(place: Path) -> Iterator[Gateway]:
 
 
 def test_a_launch_overlaps_the_save_and_the_training_does_not(gateway: Gateway, place: Path) -> None:
-    """The first job saves until the second one's process has begun; that one trains when the first one's last process is gone."""
+    """The first job saves until the second one's process has begun; that one trains when the first one's last
+    process is gone."""
     began, kinds = place / "began", {"resources": NEED, "prelaunch": True}
     ids = [
         gateway.submit([sys.executable, "-c", SAVES_LONG, str(began)], name="first", **kinds),
@@ -78,7 +80,8 @@ def test_a_launch_overlaps_the_save_and_the_training_does_not(gateway: Gateway, 
 
 
 def test_who_waits_for_one_that_goes_on_is_given_back(gateway: Gateway, place: Path) -> None:
-    """The first job had only saved a checkpoint: the second one, which has launched by then, gives its place up, and runs when the first has ended."""
+    """The first job had only saved a checkpoint: the second one, which has launched by then, gives its place
+    up, and runs when the first has ended."""
     marks = [place / name for name in ("save", "train", "end")]
     command = [sys.executable, "-c", TRAINS_ON, *map(str, marks)]
     first = gateway.submit(command, name="first", resources=NEED)
@@ -101,8 +104,10 @@ def test_who_waits_for_one_that_goes_on_is_given_back(gateway: Gateway, place: P
 
 @pytest.mark.slow
 def test_a_gpu_is_idle_for_at_least_thirty_percent_less(gateway: Gateway) -> None:
-    """Pairs of equal trainings of 5 s, of which the launch takes 1.5 s and the save half a second: in turn as they are, and with a launch of the second one before the first has ended. *Idle*:
-    from the last iteration of one to the first of the other. What is promised is the mean of three pairs, in the median of three runs."""
+    """Pairs of equal trainings of 5 s, of which the launch takes 1.5 s and the save half a second: in turn as
+    they are, and with a launch of the second one before the first has ended. *Idle*: from the last iteration
+    of one to the first of the other. What is promised is the mean of three pairs, in the median of three
+    runs."""
     learn(gateway)
     runs = [measure(gateway, PAIRS) for _ in range(RUNS)]
     saved = [less_idle(found) for found in runs]

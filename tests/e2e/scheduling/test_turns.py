@@ -1,5 +1,5 @@
-"""Four jobs, each bound by another resource, take turns on one virtual GPU of a live cell, as Muri's four do (Table 2); members that die, are
-stopped or join cost the others little."""
+"""Four jobs, each bound by another resource, take turns on one virtual GPU of a live cell, as Muri's four do
+(Table 2); members that die, are stopped or join cost the others little."""
 
 import os
 import shutil
@@ -44,7 +44,8 @@ def one_gpu() -> Iterator[tuple[Gateway, Path]]:
 
 
 def test_four_jobs_on_one_gpu_do_more_than_in_turn(one_gpu: tuple[Gateway, Path]) -> None:
-    """One runs, three wait; a plan makes them a group. None of them is restarted, none starves, and none waits in vain."""
+    """One runs, three wait; a plan makes them a group. None of them is restarted, none starves, and none
+    waits in vain."""
     gateway, folder = one_gpu
     runs: list[Mapping[str, Measured]] = []
     while not runs or (len(runs) < RUNS and not reached(runs[-1])):
@@ -82,7 +83,8 @@ def stages_of(gateway: Gateway, job_id: str) -> Any:
 def test_members_that_die_are_stopped_or_join_cost_the_others_less_than_a_second(
     one_gpu: tuple[Gateway, Path],
 ) -> None:
-    """Three share the GPU. One is killed, then one is cancelled and saves, then another one joins. The third trains on all the time, in one attempt."""
+    """Three share the GPU. One is killed, then one is cancelled and saves, then another one joins. The third
+    trains on all the time, in one attempt."""
     gateway, folder = one_gpu
     gate, times = folder / "gate-of-three", folder / "times"
     gate_and_times = ("--until", str(gate), "--times", str(times))
@@ -105,7 +107,11 @@ def test_members_that_die_are_stopped_or_join_cost_the_others_less_than_a_second
     moments.append(time.monotonic())  # clock: as the moment above
     gateway.post(f"/v1/jobs/{saves}/cancel")
     assert gateway.until_ended(saves)["outcome"] == "cancelled"
-    assert [event for event in gateway.get(f"/v1/jobs/{saves}/events?limit=1000")["events"] if event["type"] == "penstock.task.checkpointed"]  # fmt: skip
+    assert [
+        event
+        for event in gateway.get(f"/v1/jobs/{saves}/events?limit=1000")["events"]
+        if event["type"] == "penstock.task.checkpointed"
+    ]
     moments.append(time.monotonic())  # clock: as the moments above
     propose_group(gateway, [stays, joins])
     reported(gateway, joins)

@@ -141,7 +141,8 @@ def members(launcher: str, shape: Shape, out: Path) -> Iterator[tuple[dict[str, 
     "launcher", ["ddp", "torchrun", "lightning", "accelerate", "transformers", "deepspeed"]
 )
 def test_a_launcher_finds_its_ranks(launcher: str, shape: Shape, zygote: Zygote, tmp_path: Path) -> None:
-    """A user moves a script from a workstation, or from a cluster with torchrun, and changes no line of it."""
+    """A user moves a script from a workstation, or from a cluster with torchrun, and changes no line of
+    it."""
     meet(launcher, shape, zygote, tmp_path)
 
 

@@ -1,4 +1,5 @@
-"""`penstock profile` on a live cell, then jobs of the profiled network with deadlines: what is known of them, and which of them are refused."""
+"""`penstock profile` on a live cell, then jobs of the profiled network with deadlines: what is known of them,
+and which of them are refused."""
 
 import json
 import sys
@@ -27,15 +28,16 @@ for done in range(1, min(steps, 60) + 1):
 if steps > 60:
     signal.pause()
 """
-"""Does what a training does to a clock, its own: computing grows with the batch of each worker, synchronising comes on top. After 60 iterations it waits to be
-stopped, if it was to do more."""
+"""Does what a training does to a clock, its own: computing grows with the batch of each worker, synchronising
+comes on top. After 60 iterations it waits to be stopped, if it was to do more."""
 LONG = 2_000_000
 """Iterations of a job that takes hours by its step time, whatever the machine does meanwhile."""
 
 
 def test_few_runs_tell_what_jobs_may_promise(start: Start, tmp_path: Path) -> None:
-    """Three batches on one, two and four GPUs are nine placements; five runs at most, and all nine are known with an interval. A job of the
-    network then has odds, is warned of a deadline that it cannot meet, and is refused where it asks for that."""
+    """Three batches on one, two and four GPUs are nine placements; five runs at most, and all nine are known
+    with an interval. A job of the network then has odds, is warned of a deadline that it cannot meet, and is
+    refused where it asks for that."""
     script = tmp_path / "train.py"
     script.write_text(TRAIN)
     tmp_path.chmod(0o755)
@@ -62,9 +64,23 @@ def test_few_runs_tell_what_jobs_may_promise(start: Start, tmp_path: Path) -> No
 
 
 def _deadlines(here: Installation, command: tuple[str, ...], measured: dict[str, int]) -> None:
-    """The same command with a measured number of workers and batch, 20,000 iterations of some ten milliseconds."""
-    job = ("submit", "--name", "real", "--model", "napper", "--workers", str(measured["workers"]), "--gpus", "1",
-           "--global-batch-size", str(measured["batch"]), "--iterations", "20000")  # fmt: skip
+    """The same command with a measured number of workers and batch, 20,000 iterations of some ten
+    milliseconds."""
+    job = (
+        "submit",
+        "--name",
+        "real",
+        "--model",
+        "napper",
+        "--workers",
+        str(measured["workers"]),
+        "--gpus",
+        "1",
+        "--global-batch-size",
+        str(measured["batch"]),
+        "--iterations",
+        "20000",
+    )
     dry = here.run(*job, "--deadline", "1s", "--dry-run", *command)
     assert "in time with a probability of < 1 %" in dry.stderr
     assert "would hold with a probability of 95 %" in dry.stderr
@@ -87,8 +103,9 @@ def _deadlines(here: Installation, command: tuple[str, ...], measured: dict[str,
 def _forecasts_are_compared(
     here: Installation, job: tuple[str, ...], command: tuple[str, ...], at_once: int
 ) -> None:
-    """Jobs that would take hours fill the cell, and short ones wait for them. The long ones are cancelled, so all short ones start earlier than forecast; who has
-    to wait then is answered with odds that know how far the forecasts were off. `at_once`: as many as fit."""
+    """Jobs that would take hours fill the cell, and short ones wait for them. The long ones are cancelled, so
+    all short ones start earlier than forecast; who has to wait then is answered with odds that know how far
+    the forecasts were off. `at_once`: as many as fit."""
 
     def submitted(name: str, iterations: int) -> dict[str, Any]:
         flags = ("--detach", "-o", "json", "--deadline", "9000h", "--name", name)

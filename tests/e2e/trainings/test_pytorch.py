@@ -1,4 +1,5 @@
-"""The page "Run your PyTorch job": what it shows is what is there, and its commands run line by line where PyTorch is installed."""
+"""The page "Run your PyTorch job": what it shows is what is there, and its commands run line by line where
+PyTorch is installed."""
 
 import ast
 import re
@@ -111,7 +112,8 @@ def has_torch() -> bool:
 
 
 def test_the_page_runs_line_by_line(start: Start) -> None:
-    """Two workers on two nodes, stopped in the middle by a drain; the second attempt goes on, to the weights of a run without a stop."""
+    """Two workers on two nodes, stopped in the middle by a drain; the second attempt goes on, to the weights
+    of a run without a stop."""
     if not has_torch():
         pytest.skip(f"no PyTorch in {PYTHON.parents[1]}: `make pytorch` installs it and runs this test")
     commands = [line for line in typed() if not line.startswith(INSTALLS)]
@@ -152,9 +154,13 @@ def page_line(installation: Installation, line: str) -> str:
     words = shlex.split(line, comments=True)
     assert words[0] == "penstock", line
     done = subprocess.run(
-        [*PENSTOCK, *words[1:]], capture_output=True, text=True, check=False, cwd=ROOT,
+        [*PENSTOCK, *words[1:]],
+        capture_output=True,
+        text=True,
+        check=False,
+        cwd=ROOT,
         env={**installation.env, "PENSTOCK_SERVER": installation.url},
-    )  # fmt: skip
+    )
     assert done.returncode == 0, f"{line}\n{done.stdout}\n{done.stderr}\n{logs(installation)}"
     return done.stdout
 

@@ -134,7 +134,8 @@ class Repeats:
 
 
 async def unread_orders(cell: FaultCell) -> Counter[tuple[str, int, int]]:
-    """Unreadable orders on the nodes' partitions without exactly one dead letter, and letters about others."""
+    """Unreadable orders on the nodes' partitions without exactly one dead letter, and letters about
+    others."""
     left: Counter[tuple[str, int, int]] = Counter()
     for index in {node_partition(name) for name in cell.slots}:
         for record in await read_all(cell.log, Partition(Topic.ORDERS, index)):

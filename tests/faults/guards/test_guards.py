@@ -80,7 +80,8 @@ def test_a_record_must_be_the_next_one() -> None:
 
 
 def test_a_record_must_be_of_the_current_term() -> None:
-    """Only `TermStarted` raises the term, by one; nothing else may be written under an old or invented one."""
+    """Only `TermStarted` raises the term, by one; nothing else may be written under an old or invented
+    one."""
     head = chain(1, 2)
     for term in (1, 3):
         assert read_valid(head, write(head, plain(term))[1]) is None
@@ -98,7 +99,8 @@ def cell() -> CellDriver:
 
 
 def test_a_second_submission_starts_no_second_job(cell: CellDriver) -> None:
-    """The gateway did not hear that its append succeeded, and appends again: while the job runs, and after."""
+    """The gateway did not hear that its append succeeded, and appends again: while the job runs, and
+    after."""
     cell.join(node_spec("n1"))
     cell.submit("a")
     again = JobSubmitted(job_id="a", spec=job_spec())
@@ -128,7 +130,8 @@ def test_a_message_with_another_token_is_refused(cell: CellDriver) -> None:
 
 
 def test_a_cancellation_does_not_undo_success(cell: CellDriver) -> None:
-    """All workers have succeeded, the parameter server is being stopped; now the user's cancellation arrives."""
+    """All workers have succeeded, the parameter server is being stopped; now the user's cancellation
+    arrives."""
     cell.join(node_spec("n1"))
     cell.submit("a", job_spec(ps=1))
     cell.start("a")
@@ -272,7 +275,8 @@ def submission(job_id: str) -> Sequence[Event]:
 
 @pytest.mark.parametrize("after_write", [False, True])
 def test_a_failed_append_to_the_ledger_costs_no_decision(after_write: bool) -> None:
-    """The broker's leader changes at the very moment of the append: the record is lost, or only its answer."""
+    """The broker's leader changes at the very moment of the append: the record is lost, or only its
+    answer."""
 
     async def scenario(stage: Stage) -> None:
         log = stage.start(placer.run)
@@ -330,7 +334,8 @@ def test_an_order_follows_only_from_a_record_that_was_read_back() -> None:
 
 
 def test_a_dead_letter_survives_a_crash_beside_its_record() -> None:
-    """Record and letter go to two partitions: the broker takes the record, and the placer dies before the rest."""
+    """Record and letter go to two partitions: the broker takes the record, and the placer dies before the
+    rest."""
 
     async def scenario(stage: Stage) -> None:
         log = stage.start(placer.run)
@@ -373,7 +378,8 @@ def test_a_replaced_placer_stands_by() -> None:
 
 
 def test_a_placer_decides_only_once_its_own_term_was_read_back() -> None:
-    """Two placers start at once: the loser's `TermStarted` is void, and so would be all that it wrote after."""
+    """Two placers start at once: the loser's `TermStarted` is void, and so would be all that it wrote
+    after."""
 
     async def scenario(stage: Stage) -> None:
         log = MemoryLog(stage.broker, "service")
@@ -413,8 +419,8 @@ def test_an_estimate_is_sent_until_it_arrives() -> None:
 
 
 def test_a_late_copy_of_a_joining_kills_nobody(cell: CellDriver) -> None:
-    """A node's append of its joining timed out, but the broker writes it seconds later, after the retry and after
-    a task has started: taken at its word, that task would be lost, and its GPU given away under it."""
+    """A node's append of its joining timed out, but the broker writes it seconds later, after the retry and
+    after a task has started: taken at its word, that task would be lost, and its GPU given away under it."""
     joins = [NodeJoined(node=node_spec("n1", boot=boot), incarnation=n) for n, boot in ((1, "b1"), (2, "b2"))]
     for join in joins:
         cell.feed(join)

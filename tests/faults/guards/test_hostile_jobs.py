@@ -1,7 +1,9 @@
-"""Jobs that mean harm, on a real node-reporter with real processes: each is contained, or the node reports that it cannot be.
+"""Jobs that mean harm, on a real node-reporter with real processes: each is contained, or the node reports
+that it cannot be.
 
-Every attack is bounded: in processes, bytes and seconds, so that a test that fails harms no machine. The reporter is
-root here, its jobs are root with few capabilities or `nobody`; where tests are not root, they are the tests' own user.
+Every attack is bounded: in processes, bytes and seconds, so that a test that fails harms no machine. The
+reporter is root here, its jobs are root with few capabilities or `nobody`; where tests are not root, they are
+the tests' own user.
 """
 
 import ctypes
@@ -38,9 +40,14 @@ from tests.support.waiting import await_until
 PYTHON = "/usr/bin/python3"  # which every user can run
 ROOT = os.geteuid() == 0
 OPEN_ON_SUCH_A_NODE = {
-    "exit record beside its folder", "exit record by its path", "another task's folder",
-    "the reporter's files", "processes of others", "SIGKILL to a bystander", "its FIFO replaced",
-}  # fmt: skip
+    "exit record beside its folder",
+    "exit record by its path",
+    "another task's folder",
+    "the reporter's files",
+    "processes of others",
+    "SIGKILL to a bystander",
+    "its FIFO replaced",
+}
 """Attacks that succeed where neither namespaces nor another user are to be had: the judge sees them."""
 
 
@@ -93,7 +100,8 @@ def credential_in_a_keyring() -> None:
 
 
 def outside(folder: Path, stack: ExitStack) -> Path:
-    """What lies beside the reporter's folders: a setuid program, and a disk of 4 MiB where the tests may mount one."""
+    """What lies beside the reporter's folders: a setuid program, and a disk of 4 MiB where the tests may
+    mount one."""
     found = folder / "outside"
     (found / "disk").mkdir(parents=True)
     if ROOT:
@@ -110,7 +118,8 @@ def outside(folder: Path, stack: ExitStack) -> Path:
 async def attacked(
     options: Options, broker: MemoryBroker, cell: Cell, folder: Path, bystander: int
 ) -> dict[str, str]:
-    """Runs every attack on one node, all at once; what each of them got, and what the judge saw from outside."""
+    """Runs every attack on one node, all at once; what each of them got, and what the judge saw from
+    outside."""
     found: dict[str, str] = {}
     with ExitStack() as stack:
         place = outside(folder, stack)
@@ -177,7 +186,8 @@ async def test_every_attack_is_contained(
 async def test_where_nothing_is_enforced_the_node_says_so_and_the_judge_sees_it(
     options: Options, broker: MemoryBroker, cell: Cell, folder: Path, bystander: int
 ) -> None:
-    """A machine that gives neither namespaces nor cgroups: attacks get through, and no GPU of the node is shared."""
+    """A machine that gives neither namespaces nor cgroups: attacks get through, and no GPU of the node is
+    shared."""
     options = replace(options, isolation=IsolationChoice.NONE)
     found = await attacked(options, broker, cell, folder, bystander)
     assert found.keys() >= OPEN_ON_SUCH_A_NODE
@@ -212,7 +222,8 @@ async def test_what_a_job_left_behind_is_dead_before_its_killed_shim_is_reported
     isolation: IsolationChoice, options: Options, broker: MemoryBroker, cell: Cell
 ) -> None:
     """A job escapes with a double fork, a session of its own and an empty environment; then the OOM killer
-    picks its shim. The node reports the GPU as free; a process that still holds it there would be a second user."""
+    picks its shim. The node reports the GPU as free; a process that still holds it there would be a second
+    user."""
     options = replace(options, isolation=isolation)
     try:
         LinuxHost(options)

@@ -64,9 +64,13 @@ def test_a_task_notices_whom_it_meets(tmp_path: Path) -> None:
 
     def start(attempt: int) -> "subprocess.Popen[bytes]":
         env = {
-            "PENSTOCK_NODE_ID": "n1", "PENSTOCK_JOB_ID": "a", "PENSTOCK_ATTEMPT": str(attempt),
-            "PENSTOCK_TASK_ID": f"a.{attempt}.w0", "PENSTOCK_TOKEN": str(attempt), "PENSTOCK_GPUS": "GPU-0",
-        }  # fmt: skip
+            "PENSTOCK_NODE_ID": "n1",
+            "PENSTOCK_JOB_ID": "a",
+            "PENSTOCK_ATTEMPT": str(attempt),
+            "PENSTOCK_TASK_ID": f"a.{attempt}.w0",
+            "PENSTOCK_TOKEN": str(attempt),
+            "PENSTOCK_GPUS": "GPU-0",
+        }
         return subprocess.Popen(
             [sys.executable, "-I", "-S", judge_task.__file__, str(tmp_path), FOR_EVER],
             env={**os.environ, **env},

@@ -67,7 +67,8 @@ NOTICED_BY = {
 
 @pytest.mark.postgres
 def test_every_missing_guard_is_noticed(postgres_dsn: str, scale: int) -> None:
-    """A developer simplifies a line that looked superfluous. The CI run breaks every ninth guard, `make faults` all of them."""
+    """A developer simplifies a line that looked superfluous. The CI run breaks every ninth guard, `make
+    faults` all of them."""
     assert len(NOTICED_BY) >= PROMISED
     assert set(NOTICED_BY) <= set(MUTANTS)
     broken = list(NOTICED_BY)[:: CI_STEP if scale == 1 else 1]
@@ -76,9 +77,12 @@ def test_every_missing_guard_is_noticed(postgres_dsn: str, scale: int) -> None:
     env = {name: value for name, value in os.environ.items() if not name.startswith("PENSTOCK_")}
     done = subprocess.run(
         [sys.executable, "-m", "tests.faults.mutate"],
-        env={**env, "PENSTOCK_DSN": postgres_dsn}, input=json.dumps(wanted), capture_output=True, text=True,
+        env={**env, "PENSTOCK_DSN": postgres_dsn},
+        input=json.dumps(wanted),
+        capture_output=True,
+        text=True,
         check=False,
-    )  # fmt: skip
+    )
     assert done.returncode == 0, done.stderr[-4_000:]
     status: dict[str, int] = json.loads(done.stdout.splitlines()[-1])
     assert status.pop("") == 0, f"the tests fail without any mutant:\n{done.stderr[-4_000:]}"

@@ -84,7 +84,8 @@ async def replays(stage: Stage) -> None:
 
 
 def test_a_policy_that_raises_always_holds_up_nothing_but_placements(bug: Bug) -> None:
-    """An upgrade brings a policy that raises for every job: running jobs end, cancellations stop, nodes join and leave.
+    """An upgrade brings a policy that raises for every job: running jobs end, cancellations stop, nodes join
+    and leave.
 
     The placer stays in office meanwhile; once the policy is mended the waiting jobs start by themselves.
     """
@@ -122,7 +123,8 @@ def test_a_policy_that_raises_always_holds_up_nothing_but_placements(bug: Bug) -
 
 
 def test_a_job_on_which_the_policy_raises_holds_up_no_other(bug: Bug) -> None:
-    """One job of an odd shape trips the policy. It stands first in line; everybody behind it is placed all the same."""
+    """One job of an odd shape trips the policy. It stands first in line; everybody behind it is placed all
+    the same."""
 
     async def scenario(stage: Stage) -> None:
         stage.start(placer.run)
@@ -142,7 +144,8 @@ def test_a_job_on_which_the_policy_raises_holds_up_no_other(bug: Bug) -> None:
 
 
 def test_a_plan_that_cannot_be_folded_is_not_carried_out(monkeypatch: pytest.MonkeyPatch, bug: Bug) -> None:
-    """The policy names a node that is not in the cell: the fold refuses that decision, and the exit before it stands."""
+    """The policy names a node that is not in the cell: the fold refuses that decision, and the exit before it
+    stands."""
 
     async def scenario(stage: Stage) -> None:
         stage.start(placer.run)

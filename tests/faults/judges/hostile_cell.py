@@ -354,9 +354,14 @@ class HostileCell(RandomCell):
     def _forges(self) -> None:
         """One of them; none may become a fact."""
         lies: list[Callable[[], Event | None]] = [
-            self._fault_of_yesterday, self._leaves_again, self._time_left_of_before, self._of_another_node,
-            self._cancel_of_a_stranger, self._same_name, self._same_gpu,
-        ]  # fmt: skip
+            self._fault_of_yesterday,
+            self._leaves_again,
+            self._time_left_of_before,
+            self._of_another_node,
+            self._cancel_of_a_stranger,
+            self._same_name,
+            self._same_gpu,
+        ]
         lie = lies[int(self.rng.integers(len(lies)))]()
         if lie is None:
             return
@@ -386,10 +391,19 @@ class HostileCell(RandomCell):
             return None
         task = next(iter(job.tasks.values()))
         others = sorted(self.state.nodes.keys() - {task.place.node_id})
-        return None if not others else TaskExited(
-            node_id=others[0], task_id=task.place.task_id, token=job.token, cause="exited", exit_code=0,
-            started_ms=self.now_ms, exited_ms=self.now_ms,
-        )  # fmt: skip
+        return (
+            None
+            if not others
+            else TaskExited(
+                node_id=others[0],
+                task_id=task.place.task_id,
+                token=job.token,
+                cause="exited",
+                exit_code=0,
+                started_ms=self.now_ms,
+                exited_ms=self.now_ms,
+            )
+        )
 
     def _cancel_of_a_stranger(self) -> Event | None:
         job = self._some(list(self.state.jobs.values()))

@@ -1,4 +1,5 @@
-"""Kill -9 of tasks, node-reporters and the placer while jobs save and move between two nodes: nothing runs twice, no saved work is lost."""
+"""Kill -9 of tasks, node-reporters and the placer while jobs save and move between two nodes: nothing runs
+twice, no saved work is lost."""
 
 import asyncio
 import itertools
@@ -93,7 +94,8 @@ class Known:
         self.nodes: dict[tuple[str, int], str] = {}
         self.fetched: list[CheckpointFetched] = []
         self.lines: dict[str, list[str]] = {}
-        """Job → what the ledger says of its attempts, for the message of a failed test: offset, ledger time, fact."""
+        """Job → what the ledger says of its attempts, for the message of a failed test: offset, ledger time,
+        fact."""
 
     async def read(self, log: Log) -> "Known":
         replica = Replica()
@@ -171,7 +173,8 @@ def node_of(job: JobState) -> str:
 
 
 async def kill_one(cell: FaultCell, number: int) -> str:
-    """A job is asked to move, or to save; somewhere on that way somebody dies. Whom it was; empty: nobody was there to kill."""
+    """A job is asked to move, or to save; somewhere on that way somebody dies. Whom it was; empty: nobody was
+    there to kill."""
     rng = cell.rng
     running = [job for job in cell.follower.replica.state.jobs.values() if job.status is JobStatus.RUNNING]
     if running:
@@ -212,7 +215,8 @@ def listens(cell: FaultCell, job: JobState) -> bool:
 
 
 async def saved_now(cell: FaultCell, job: JobState, number: int) -> bool:
-    """Asks a job to save. Whether the ledger knows of it while the attempt runs; one that was killed before saves nothing any more."""
+    """Asks a job to save. Whether the ledger knows of it while the attempt runs; one that was killed before
+    saves nothing any more."""
     await cell.until(lambda: listens(cell, job), f"a run of {job.job_id}")
     attempt, before = job.attempt, job.checkpoint
     asked = JobCheckpointRequested(job_id=job.job_id, reason="before a move", by="test")
@@ -222,9 +226,11 @@ async def saved_now(cell: FaultCell, job: JobState, number: int) -> bool:
 
 
 async def move_undisturbed(cell: FaultCell) -> tuple[str, int]:
-    """Nobody is killed any more: a job saves, and then goes on at the other node. The task there, and the iteration that was known.
+    """Nobody is killed any more: a job saves, and then goes on at the other node. The task there, and the
+    iteration that was known.
 
-    The last kill may have met the task that is to move, and a node that is slower than the other one's patience hands nothing over: then its next attempt.
+    The last kill may have met the task that is to move, and a node that is slower than the other one's
+    patience hands nothing over: then its next attempt.
     """
     job_id = next(iter(cell.users.acknowledged))
     jobs = cell.follower.replica.state.jobs
@@ -239,8 +245,12 @@ async def move_undisturbed(cell: FaultCell) -> tuple[str, int]:
         here = node_of(job)
         there = "r2" if here == "r1" else "r1"
         move = MigrationProposed(
-            proposal_id=f"last-move-{number}", proposer="test", job_id=job_id, nodes=(there,), reason="undisturbed"
-        )  # fmt: skip
+            proposal_id=f"last-move-{number}",
+            proposer="test",
+            job_id=job_id,
+            nodes=(there,),
+            reason="undisturbed",
+        )
         await send(cell, Topic.PROPOSALS, move, f"last-move-{number}")
         await cell.until(
             lambda: job.attempt > attempt and job.status is JobStatus.RUNNING,  # noqa: B023
@@ -273,9 +283,10 @@ def losses(job_id: str, path: Path, known: Known) -> tuple[Counter[str], list[Lo
 async def test_kills_during_saves_and_moves(
     make_cell: MakeCell, dsn: str, scale: int, tmp_path: Path
 ) -> None:
-    """Three trainings on two nodes that share no folder, moved to and fro. Each attempt begins at an iteration that was saved, and at none
-    before the latest that the ledger knew of, unless its node says why; the scripts check themselves that nothing is missing or done twice.
-    At last one of them moves while nobody dies: it goes on where it was for sure."""
+    """Three trainings on two nodes that share no folder, moved to and fro. Each attempt begins at an
+    iteration that was saved, and at none before the latest that the ledger knew of, unless its node says why;
+    the scripts check themselves that nothing is missing or done twice. At last one of them moves while nobody
+    dies: it goes on where it was for sure."""
     key = tmp_path / "logs.key"
     key.touch(0o600)
     key.write_bytes(b"k" * 32)
@@ -318,7 +329,8 @@ async def test_kills_during_saves_and_moves(
         lost += its_losses
     failed = {fact.task_id: fact.problem for fact in known.fetched if fact.problem}
     print(
-        f"\n{dict(kills)} killed; {counts['went on']} attempts went on at a checkpoint, {counts['moved']} began on the other node, "
+        f"\n{dict(kills)} killed; {counts['went on']} attempts went on at a checkpoint, {counts['moved']} "
+        "began on the other node, "
         f"{len(known.fetched) - len(failed)} fetched, {len(failed)} could not: {failed}\n{verdict.summary()}"
     )
     assert verdict.problems == []

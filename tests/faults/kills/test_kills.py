@@ -15,7 +15,8 @@ from tests.faults.processes.judge import Verdict, judge
 EMBEDDED_KILLS = 30  # in the CI run; `make faults` multiplies by 30
 KAFKA_KILLS = 20
 NODE_KILLS = 12
-AT_ONCE = 8  # jobs under way: enough that each failpoint is passed often, and the machine waits for deaths, not for jobs
+# jobs under way: enough that each failpoint is passed often, and the machine waits for deaths, not for jobs
+AT_ONCE = 8
 MACHINES_LIVE = 8  # times as long as services
 SERVICES = ("placer", "estimator", "projector", "gateway")
 
@@ -28,7 +29,8 @@ def names_of(*prefixes: str) -> set[str]:
 async def kill_and_judge(
     cell: FaultCell, kills: int, nodes: list[Slot], to_visit: set[str], log_url: str, dsn: str
 ) -> Verdict:
-    """Kills until enough died and every point was visited, lets everything come to rest, then asks the judge."""
+    """Kills until enough died and every point was visited, lets everything come to rest, then asks the
+    judge."""
     services = cell.services(*SERVICES)
     await cell.start(*nodes, *services)
     armed = [slot.name for slot in (*nodes, *services) if slot.failpoints is not None]
@@ -67,7 +69,8 @@ async def test_kills_on_the_embedded_log(make_cell: MakeCell, dsn: str, scale: i
     await kill_and_judge(cell, EMBEDDED_KILLS * scale, cell.judges(3), names_of(*SERVICES), dsn, dsn)
 
 
-@pytest.mark.slow  # tests/integration/node_reporter/process/test_node_reporter_kills.py kills one at each of its failpoints
+# tests/integration/node_reporter/process/test_node_reporter_kills.py kills one at each of its failpoints
+@pytest.mark.slow
 @pytest.mark.postgres
 async def test_kills_of_node_reporters(make_cell: MakeCell, dsn: str, scale: int) -> None:
     """The real node-reporters die as often as the rest; their tasks run on and are found again."""

@@ -24,7 +24,8 @@ SERVICES = ("placer", "estimator", "projector", "gateway")
 async def live_through(
     cell: FaultCell, outage: Callable[[], Awaitable[None]], outages: int, settings: Settings
 ) -> None:
-    """Load, outages in its middle, rest, judgement. Services may sit an outage out or give up and be restarted."""
+    """Load, outages in its middle, rest, judgement. Services may sit an outage out or give up and be
+    restarted."""
     services = cell.services(*SERVICES, armed=False)
     for slot in services:
         slot.may_exit = True

@@ -1,7 +1,8 @@
-"""Three brokers that hold copies of each other's records: each dies, restarts and hands its leadership over under load.
+"""Three brokers that hold copies of each other's records: each dies, restarts and hands its leadership over
+under load.
 
-A record counts once it is in two copies (`min.insync.replicas=2`), so any one broker may go. Two at once end all writes until
-one is back, and nothing that was acknowledged is lost then either.
+A record counts once it is in two copies (`min.insync.replicas=2`), so any one broker may go. Two at once end
+all writes until one is back, and nothing that was acknowledged is lost then either.
 """
 
 import asyncio
@@ -48,7 +49,8 @@ def cluster() -> Iterator[KafkaCluster]:
 def test_a_port_that_is_taken_before_its_use_is_replaced(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Another process has bound the port of a broker between its choice and the broker's start: the brokers start again on other ports."""
+    """Another process has bound the port of a broker between its choice and the broker's start: the brokers
+    start again on other ports."""
     choose, asked = KafkaBroker.choose_ports, itertools.count()
     found = KafkaCluster(tmp_path, 1)
     with socket.socket() as taken:
@@ -111,7 +113,8 @@ async def rounds(cluster: KafkaCluster, count: int) -> AsyncIterator[int]:
 
 
 class Watched(Load):
-    """Remembers the longest time without any acknowledgement, in looks of this process, which are rarer on a busy machine."""
+    """Remembers the longest time without any acknowledgement, in looks of this process, which are rarer on a
+    busy machine."""
 
     def __init__(self, log: Log) -> None:
         super().__init__(log, LEDGER)
@@ -133,7 +136,8 @@ class Watched(Load):
 
 @contextlib.asynccontextmanager
 async def under_load(cluster: KafkaCluster) -> AsyncIterator[Watched]:
-    """Writers on one connection, readers on two; at the end everything acknowledged is there once, in order, for both."""
+    """Writers on one connection, readers on two; at the end everything acknowledged is there once, in order,
+    for both."""
     logs = [open_log(cluster.url(), name) for name in ("one", "two")]
     seen: tuple[list[Record], list[Record]] = ([], [])
     for log in logs:
@@ -207,7 +211,8 @@ async def refused(log: KafkaLog) -> str:
 
 @pytest.mark.slow
 async def test_a_broker_is_killed_and_leaders_move_under_load(cluster: KafkaCluster, scale: int) -> None:
-    """Its machine dies, another one leads, the first comes back and leads again; then one is stopped for an upgrade."""
+    """Its machine dies, another one leads, the first comes back and leads again; then one is stopped for an
+    upgrade."""
     async with under_load(cluster) as load:
         async for number in rounds(cluster, scale):
             first = await leader(cluster) if number % 2 == 0 else cluster.brokers[number % 3]
@@ -226,7 +231,8 @@ async def test_a_broker_is_killed_and_leaders_move_under_load(cluster: KafkaClus
 
 @pytest.mark.slow
 async def test_two_brokers_die_at_once(cluster: KafkaCluster, scale: int) -> None:
-    """A rack loses its power: the copy that is left does not count alone, and goes on when another one is back."""
+    """A rack loses its power: the copy that is left does not count alone, and goes on when another one is
+    back."""
     async with under_load(cluster) as load:
         async for number in rounds(cluster, scale):
             await load.flows()

@@ -100,7 +100,8 @@ def send(cell: FaultCell, name: str, number: signal.Signals) -> None:
 
 
 async def stop_at_work(cell: FaultCell, name: str, turn: int) -> None:
-    """Stops a placer in the middle of a read: it wakes up with records that it has decided on and not yet written."""
+    """Stops a placer in the middle of a read: it wakes up with records that it has decided on and not yet
+    written."""
     burst = []
     for number in range(BURST):
         event = JobCancelRequested(job_id=f"nobody-{turn}-{number}")
@@ -135,7 +136,8 @@ async def rest_and_judge(cell: FaultCell) -> int:
     indirect=True,
 )
 async def test_a_zombie_wakes_up(cell: FaultCell) -> None:
-    """The machine of placer A swaps itself to death in the middle of work; B takes over; A's machine recovers.
+    """The machine of placer A swaps itself to death in the middle of work; B takes over; A's machine
+    recovers.
 
     What A still writes is void, what it still orders is refused or was never sent, and then it stands by: in
     the next round it is B that sleeps, and A that takes over.
@@ -157,7 +159,8 @@ async def test_a_zombie_wakes_up(cell: FaultCell) -> None:
         await asyncio.sleep(3 * TAKEOVER_MS / 1_000)  # clock: it must not take over, and could in this time
         later = (await records(cell))[len(asleep) :]
         for first in starts(later):
-            # On a busy machine either may find the other too slow, as a standby placer may: never before its patience is over.
+            # On a busy machine either may find the other too slow, as a standby placer may: never before its
+            # patience is over.
             if by(cell, sleeper, first):
                 assert first.now_ms >= woken_ms + TAKEOVER_MS, "the zombie took the office back"
         assert {raw.term for raw in later} <= {raw.term for raw in starts(later)} | {asleep[-1].term}
@@ -178,9 +181,11 @@ async def test_a_zombie_wakes_up(cell: FaultCell) -> None:
     indirect=True,
 )
 async def test_a_standby_takes_over_from_the_dead(cell: FaultCell) -> None:
-    """The placer is gone for good. Nobody sends heartbeats: another one notices because an input stays unanswered.
+    """The placer is gone for good. Nobody sends heartbeats: another one notices because an input stays
+    unanswered.
 
-    On a busy machine the standby placer may find the other one too slow just before its death, and be on its way into office: then once more.
+    On a busy machine the standby placer may find the other one too slow just before its death, and be on its
+    way into office: then once more.
     """
     await cell.start(placer("a"))
     for number in itertools.count():

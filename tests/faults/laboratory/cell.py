@@ -1,7 +1,8 @@
 """A small cell of real services under faults, then a calm phase in which everything must come to its end.
 
-Real are the placer's, the estimator's, the batcher's, the migrator's, the contention-guard's and the node-reporter's shells and cores with all that they call; simulated are
-the log, the machines under the node-reporters and the users.
+Real are the placer's, the estimator's, the batcher's, the migrator's, the contention-guard's and the
+node-reporter's shells and cores with all that they call; simulated are the log, the machines under the
+node-reporters and the users.
 """
 
 # clocks: all of it runs in virtual time
@@ -306,7 +307,8 @@ class Laboratory:
                 self.world.at(job.cancel_s + 1.0, lambda: self.cancel(job.job_id))
 
     def lose_input(self, place: Partition, *, anew: bool) -> None:
-        """It is truncated at its end, or created anew. But not both ledger and joinings: then no record is left of the nodes."""
+        """It is truncated at its end, or created anew. But not both ledger and joinings: then no record is
+        left of the nodes."""
         if place.topic == Topic.NODES and self.judge.has_lost:
             return
         self.nodes_lost = self.nodes_lost or place.topic == Topic.NODES
@@ -334,8 +336,8 @@ class Laboratory:
             self._end_unaware()
 
     def _end_unaware(self) -> None:
-        """Placers that would be in office again, asleep or with no record of those that are lost: neither can notice the loss, so an
-        administrator ends them before a restore (placer's README)."""
+        """Placers that would be in office again, asleep or with no record of those that are lost: neither can
+        notice the loss, so an administrator ends them before a restore (placer's README)."""
         term, end = self.judge.replica.state.term, self.broker.end(LEDGER)
         for candidate in self.placers:
             replica = self.replicas.get(candidate.name)
@@ -376,7 +378,8 @@ class Laboratory:
                 self.world.at(0.0, self._compare)
 
     def _compare(self) -> None:
-        """A placer at the same record of the same term has the same state as the ledger, neither more nor less."""
+        """A placer at the same record of the same term has the same state as the ledger, neither more nor
+        less."""
         state = self.judge.replica.state
         for name, replica in self.replicas.items():
             same = _moment(replica.state) == _moment(state)

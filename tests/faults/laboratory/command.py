@@ -1,7 +1,7 @@
 """The laboratory's command line: one seed in detail, many over all cores, or the mutants.
 
-Exit codes: 0 every run was sound (every mutant was noticed), 1 one was not (with the commands that replay them),
-2 bad options, 130 Ctrl-C.
+Exit codes: 0 every run was sound (every mutant was noticed), 1 one was not (with the commands that replay
+them), 2 bad options, 130 Ctrl-C.
 """
 
 import argparse
@@ -41,7 +41,8 @@ def parser() -> argparse.ArgumentParser:
     """The options; those behind `--faults` override what the seed would choose."""
     found = argparse.ArgumentParser(
         prog=COMMAND,
-        description="Runs of a small cell of real services under faults, in virtual time, judged after every record.",
+        description="Runs of a small cell of real services under faults, in virtual time, judged after every "
+        "record.",
     )
     what = found.add_mutually_exclusive_group(required=True)
     what.add_argument("--seed", type=int, help="this one run, and how it went")

@@ -62,7 +62,8 @@ class Hunt(NamedTuple):
 
 
 def guarded(options: Options) -> Outcome:
-    """One run, in the main thread of its process; ended when it takes far more turns or processor time than any sound one."""
+    """One run, in the main thread of its process; ended when it takes far more turns or processor time than
+    any sound one."""
     try:
         with bounded():
             return live(options)
@@ -111,7 +112,8 @@ def _pool(workers: int, **given: Any) -> Iterator[Pool]:
 
 @contextmanager
 def rarely_collecting() -> Iterator[None]:
-    """A run makes little garbage: look for cycles rarely, and not at what is there by now, of which a forked process would copy every page."""
+    """A run makes little garbage: look for cycles rarely, and not at what is there by now, of which a forked
+    process would copy every page."""
     before = gc.get_threshold()
     gc.freeze()
     gc.set_threshold(GC_THRESHOLD)
@@ -192,7 +194,8 @@ def gather(outcomes: Iterator[Outcome], progress: Callable[[Outcome], None], res
     )
 
 
-# ------------------------------------------------------------------------------------------------------- mutants
+# -------------------------------------------------------------------------------------------------------
+# mutants
 
 
 def hunt(name: str, seeds: int = MUTANT_SEEDS, *, directed: bool = True) -> Hunt:
@@ -239,5 +242,6 @@ def _fits(name: str) -> str:
 
 
 def misfits(names: Sequence[str]) -> list[str]:
-    """Mutants whose function is not in the product any more, with what is missing. All are put into this process."""
+    """Mutants whose function is not in the product any more, with what is missing. All are put into this
+    process."""
     return [found for name in names if (found := _fits(name))]

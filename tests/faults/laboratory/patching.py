@@ -31,9 +31,10 @@ def mutant(
 ) -> Callable[[Callable[[], None]], Callable[[], None]]:
     """Enters a function that puts one bug into this process.
 
-    `faults` (comma-separated) and `options` direct its runs: a bug that shows under one kind of fault only is found
-    in one or two runs with that kind, and in twenty with all kinds. `first`: for one that shows in few runs even so, a
-    seed in which it did; where it does not any more, the hunt goes on from seed 0 and only takes longer.
+    `faults` (comma-separated) and `options` direct its runs: a bug that shows under one kind of fault only is
+    found in one or two runs with that kind, and in twenty with all kinds. `first`: for one that shows in few
+    runs even so, a seed in which it did; where it does not any more, the hunt goes on from seed 0 and only
+    takes longer.
     """
 
     def enter(put_in: Callable[[], None]) -> Callable[[], None]:

@@ -53,7 +53,8 @@ HITS = {
     "processes of the contention-guard": (2, 29),
     "processes of reporters": (9, 249),
 }
-"""What must happen, else the runs prove nothing: so often in one run; and the number of runs in which it did."""
+"""What must happen, else the runs prove nothing: so often in one run; and the number of runs in which it
+did."""
 EVENTS: dict[str, tuple[int, float]] = {
     name: (least, rate(hits, RUNS)) for name, (least, hits) in HITS.items()
 } | {name: (1, rate(FAULT_HITS, RUNS)) for name in FAULTS if name not in (*RATES, "prelaunch")}
@@ -104,10 +105,11 @@ def happened(outcome: Outcome) -> list[str]:
 
 @pytest.mark.parametrize("part", range(PARTS), ids=parts(PARTS))
 def test_every_run_is_sound_and_every_job_comes_to_its_end(part: int, scale: int) -> None:
-    """A year of bad luck on small clusters: services die anywhere, machines vanish, zombies decide, disks do not sync.
+    """A year of bad luck on small clusters: services die anywhere, machines vanish, zombies decide, disks do
+    not sync.
 
-    All of it must really have happened. What is frequent is counted; of the rest each part goes on until it has met its share. A sound
-    product misses none of this but once in a million runs of the test.
+    All of it must really have happened. What is frequent is counted; of the rest each part goes on until it
+    has met its share. A sound product misses none of this but once in a million runs of the test.
     """
     seeds = SEEDS if scale == 1 else SEEDS_AT_LENGTH
     runs = [*map(Options, seeds), *(Options(seed, profile=profile) for seed, profile in BESIDE)][part::PARTS]
@@ -136,7 +138,8 @@ def _until_met(missing: Sequence[str], part: int) -> None:
 
 @pytest.mark.parametrize("rare", RARE, ids=parts(len(RARE)))
 def test_what_is_rare_happens_too(rare: Rare) -> None:
-    """A job that converges while another node is free, a burst that a plan places, a job without GPUs beside a training that it slows."""
+    """A job that converges while another node is free, a burst that a plan places, a job without GPUs beside
+    a training that it slows."""
     most = seeds_for(rate(rare.hits, RARE_RUNS), len(RARE))
     with rarely_collecting():
         assert any(
@@ -146,7 +149,8 @@ def test_what_is_rare_happens_too(rare: Rare) -> None:
 
 
 def test_a_seed_is_a_run_in_any_process() -> None:
-    """A failure that cannot be repeated on another machine is a rumour: sets and dicts must not decide anything."""
+    """A failure that cannot be repeated on another machine is a rumour: sets and dicts must not decide
+    anything."""
     found = set()
     for hash_seed in ("0", "4711"):
         env = {**os.environ, "PYTHONHASHSEED": hash_seed}

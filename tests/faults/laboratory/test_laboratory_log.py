@@ -1,4 +1,5 @@
-"""The laboratory's log keeps the promises of `penstock.log.port`, in Kafka's manner and in the embedded log's."""
+"""The laboratory's log keeps the promises of `penstock.log.port`, in Kafka's manner and in the embedded
+log's."""
 
 # clocks: all of it runs in virtual time
 
@@ -44,7 +45,8 @@ def test_conformance(name: str, *, conditional: bool) -> None:
 
 
 def _append_all(rates: Rates, act: Callable[[Process], None]) -> tuple[int, int, set[str]]:
-    """(records, orders, errors) after commits of one record and one order, while `act` happens to their writer."""
+    """(records, orders, errors) after commits of one record and one order, while `act` happens to their
+    writer."""
 
     async def run() -> tuple[int, int, set[str]]:
         world = World(7, rates)

@@ -1,4 +1,5 @@
-"""A laboratory that finds nothing may be blind: plausible bugs are put in, one at a time, and must be noticed."""
+"""A laboratory that finds nothing may be blind: plausible bugs are put in, one at a time, and must be
+noticed."""
 
 import pytest
 
@@ -39,8 +40,8 @@ new one moves none. Each is noticed at its first seed; all of the list take half
 def test_nearly_every_bug_is_noticed(part: int, scale: int) -> None:
     """Somebody simplifies a line that looked superfluous, and all other tests still pass.
 
-    The CI run directs each hunt by the mutant's scenario, and must notice all that it hunts; `make faults` hunts all of them,
-    among runs with all kinds of faults.
+    The CI run directs each hunt by the mutant's scenario, and must notice all that it hunts; `make faults`
+    hunts all of them, among runs with all kinds of faults.
     """
     assert len(MUTANTS) >= PROMISED
     directed = scale == 1
@@ -59,7 +60,8 @@ def test_every_mutant_fits_the_code() -> None:
 
 
 def test_a_mutant_that_no_longer_fits_is_no_survivor() -> None:
-    """The function that a mutant breaks was removed long ago: it must not count as a bug that nobody noticed."""
+    """The function that a mutant breaks was removed long ago: it must not count as a bug that nobody
+    noticed."""
     with pytest.raises(LookupError, match="nowhere"):
         replace(lambda: None, lambda: None)
 

@@ -1,7 +1,7 @@
 """Virtual time, random numbers, fault rates and the trace of one run.
 
-Everything happens on one event loop whose time jumps, and every random number comes from one seeded generator: a
-seed is a run, byte for byte.
+Everything happens on one event loop whose time jumps, and every random number comes from one seeded
+generator: a seed is a run, byte for byte.
 """
 
 import asyncio
@@ -34,7 +34,8 @@ class Rates(NamedTuple):
     crash: float = 0.0
     """Per step of a service (an append, a read, a journal write, a failpoint): it is killed instead."""
     append: float = 0.0
-    """Per append: it fails before, after or in the middle of the write, or lands later than its failure is known."""
+    """Per append: it fails before, after or in the middle of the write, or lands later than its failure is
+    known."""
     late: float = 0.0
     longest_s: float = 5.0
     usual_s: float = 0.05
@@ -91,7 +92,8 @@ class World:
             self.fail(error)
 
     def fail(self, error: BaseException) -> None:
-        """Ends the run; the first failure counts. An exception that is not a `Violation` is one of rule `crash`."""
+        """Ends the run; the first failure counts. An exception that is not a `Violation` is one of rule
+        `crash`."""
         if not self.failed.done():
             crash = Violation("crash", f"{type(error).__name__}: {error}")
             self.failed.set_result(error if isinstance(error, Violation) else crash)

@@ -2,10 +2,10 @@
 
     python -m tests.faults.processes.broken_disk FOLDER [--healthy]
 
-Starts a real node-reporter over a log in memory in FOLDER, breaks the disk (a seccomp filter on this process; the
-launcher of tasks was started before and is not touched), sends one order to start `/bin/touch FOLDER/ran` and waits until
-the file is there or the node reports that its disk fails. Which of the two shows if the order was acted on before its token
-was on the disk (LAW 4).
+Starts a real node-reporter over a log in memory in FOLDER, breaks the disk (a seccomp filter on this process;
+the launcher of tasks was started before and is not touched), sends one order to start `/bin/touch FOLDER/ran`
+and waits until the file is there or the node reports that its disk fails. Which of the two shows if the order
+was acted on before its token was on the disk (LAW 4).
 """
 
 import asyncio
@@ -34,7 +34,8 @@ RETURN_ALLOW, RETURN_ERRNO = 0x7FFF0000, 0x00050000
 
 
 def break_disk() -> None:
-    """From now on this thread and its children cannot sync. Raises OSError where the kernel has no seccomp."""
+    """From now on this thread and its children cannot sync. Raises OSError where the kernel has no
+    seccomp."""
     first, second = SYNCS[platform.machine()]
     program = b"".join(
         struct.pack("HBBI", *instruction)

@@ -1,10 +1,11 @@
-"""A whole cell of real processes under faults: supervised services, users who insist, and a follower who watches.
+"""A whole cell of real processes under faults: supervised services, users who insist, and a follower who
+watches.
 
 Services are forked from a `Zygote`, restarted whenever they end, and armed with one failpoint after another.
-A service that ends in any other way than by our kill is written down in `crashes`. Only where its last word is that the log
-did not answer in time, as on a busy machine, it may end: its supervisor starts it again.
-All waiting is for events and ends with the whole run (`tests.support.waiting`); a failed test tells the cell's seed, its
-state, where the services wait, and what they logged.
+A service that ends in any other way than by our kill is written down in `crashes`. Only where its last word
+is that the log did not answer in time, as on a busy machine, it may end: its supervisor starts it again. All
+waiting is for events and ends with the whole run (`tests.support.waiting`); a failed test tells the cell's
+seed, its state, where the services wait, and what they logged.
 """
 
 import asyncio
@@ -144,7 +145,8 @@ class Users:
         self._numbers = 0
 
     async def post(self, spec: JobSpec, key: str) -> str:
-        """Through the gateway until it accepts; the job's id. No answer and 503 mean: again, with the same key."""
+        """Through the gateway until it accepts; the job's id. No answer and 503 mean: again, with the same
+        key."""
         body, headers = encode(spec).decode(), {"Idempotency-Key": key, "content-type": "application/json"}
         async with httpx.AsyncClient(base_url=self.gateway or "", timeout=None, verify=False) as client:
             while True:
@@ -173,9 +175,14 @@ class Users:
                 return
 
     async def submit(
-        self, command: Sequence[str], allowed: frozenset[str] = SUCCEEDED, *, gpus: int = 1, workers: int = 1,
+        self,
+        command: Sequence[str],
+        allowed: frozenset[str] = SUCCEEDED,
+        *,
+        gpus: int = 1,
+        workers: int = 1,
         attempts: int = 1,
-    ) -> str:  # fmt: skip
+    ) -> str:
         """One job, acknowledged. Its outcome must be one of `allowed`."""
         self._numbers += 1
         job_id = f"job-{self._numbers}"
@@ -194,7 +201,8 @@ class Users:
         return job_id
 
     async def some_job(self) -> None:
-        """One of a mixture: plain ones, gangs, failing ones, cancelled ones; now and then it is only garbage."""
+        """One of a mixture: plain ones, gangs, failing ones, cancelled ones; now and then it is only
+        garbage."""
         rng = self._rng
         seconds = f"{rng.uniform(0.005, 0.12):.3f}"
         kind = rng.random()
@@ -249,8 +257,8 @@ class FaultCell:
         self._held = ExitStack()
         """Stories of failures, and the gateway's port."""
         self.answered: Mapping[str, int] = {}
-        """Where the inputs ended, by topic, when all of them were answered. What lands later, of a process that has
-        ended long since, need not be."""
+        """Where the inputs ended, by topic, when all of them were answered. What lands later, of a process
+        that has ended long since, need not be."""
 
     async def open(self) -> None:
         await self.log.create(TOPICS)
@@ -324,20 +332,35 @@ class FaultCell:
     def nodes(self, count: int, *, armed: bool = True, gpus: int = 4) -> list[Slot]:
         """Real node-reporters r1 … r`count`; their tasks judge themselves."""
         self.users.task_program = (
-            sys.executable, "-I", "-S", judge_task.__file__, str(self.histories),
-        )  # fmt: skip
+            sys.executable,
+            "-I",
+            "-S",
+            judge_task.__file__,
+            str(self.histories),
+        )
         return [
             Slot(
                 f"r{i}",
                 "penstock_services.node_reporter",
                 (
-                    "--node-id", f"r{i}", "--allow-root", "--virtual-gpus", str(gpus), "--cores", "64", "--host-memory", "64GiB",
-                    "--state-dir", str(self.folder / f"r{i}"), "--log-dir", str(self.folder / "logs"),
+                    "--node-id",
+                    f"r{i}",
+                    "--allow-root",
+                    "--virtual-gpus",
+                    str(gpus),
+                    "--cores",
+                    "64",
+                    "--host-memory",
+                    "64GiB",
+                    "--state-dir",
+                    str(self.folder / f"r{i}"),
+                    "--log-dir",
+                    str(self.folder / "logs"),
                 ),
                 failpoints=failpoint_cycle("node", self.rng, self.kills) if armed else None,
             )
             for i in range(1, count + 1)
-        ]  # fmt: skip
+        ]
 
     @property
     def service_kills(self) -> int:
@@ -377,7 +400,8 @@ class FaultCell:
             self.zygote.signal(slot.process, number)
 
     async def kill_at_random(self, names: Sequence[str], why: str = "random", times: int = 1) -> None:
-        """For ever: the ledger grows by `times` as many records as `BETWEEN_KILLS`, then one of these services dies."""
+        """For ever: the ledger grows by `times` as many records as `BETWEEN_KILLS`, then one of these
+        services dies."""
         head = self.follower.replica
         while True:
             seq = head.head.seq + times * int(self.rng.integers(*BETWEEN_KILLS))
@@ -395,7 +419,8 @@ class FaultCell:
                 self.kill(slot.name, "disarm")
 
     async def stop(self, *names: str) -> None:
-        """SIGTERM once they are ready, for before that nobody listens to it; a service that does not end well is a crash."""
+        """SIGTERM once they are ready, for before that nobody listens to it; a service that does not end well
+        is a crash."""
         chosen = [self.slots[name] for name in names or list(self.slots)]
         await self.until(lambda: all(slot.settled for slot in chosen), "the readiness of all who stop")
         living = []
@@ -432,8 +457,9 @@ class FaultCell:
         self.answered = await await_until(self.follower.answered, "answers to all inputs")
 
     async def rest(self) -> None:
-        """Settles for good: who was killed last is back, for a placer then writes a record; nodes stop first, for they
-        may still repeat themselves; then all is answered, also what the log had still under way for them when they ended.
+        """Settles for good: who was killed last is back, for a placer then writes a record; nodes stop first,
+        for they may still repeat themselves; then all is answered, also what the log had still under way for
+        them when they ended.
         """
         await self.settle()
         await self.until(lambda: all(slot.settled for slot in self.slots.values()), "the readiness of all")
@@ -463,7 +489,8 @@ class FaultCell:
         return path.read_text(errors="replace")[-TAIL_CHARS:] if path.exists() else "(no output)"
 
     def trace(self) -> str:
-        """What a failed test tells of the cell. Afterwards each log of a living service ends with where its tasks wait."""
+        """What a failed test tells of the cell. Afterwards each log of a living service ends with where its
+        tasks wait."""
         living = [
             slot.process for slot in self.slots.values() if slot.process and not slot.process.ended.is_set()
         ]
@@ -474,9 +501,18 @@ class FaultCell:
         lines = [
             f"seed {self.seed}: ledger seq {state.seq}, term {state.term}, {len(state.ended)} jobs ended of "
             f"{len(self.users.acknowledged)} acknowledged, frozen {state.frozen!r}, kills {dict(self.kills)}",
-            *(f"  {job.job_id} {job.status} attempt {job.attempt} {job.failure}" for job in list(state.jobs.values())[:20]),
-            *(f"  node {node.spec.node_id} {node.status} holds {list(node.tasks)}" for node in state.nodes.values()),
-            *(f"  {slot.name}: {'ready' if slot.settled else 'not ready'}, armed {slot.armed}" for slot in self.slots.values()),
+            *(
+                f"  {job.job_id} {job.status} attempt {job.attempt} {job.failure}"
+                for job in list(state.jobs.values())[:20]
+            ),
+            *(
+                f"  node {node.spec.node_id} {node.status} holds {list(node.tasks)}"
+                for node in state.nodes.values()
+            ),
+            *(
+                f"  {slot.name}: {'ready' if slot.settled else 'not ready'}, armed {slot.armed}"
+                for slot in self.slots.values()
+            ),
             f"crashes: {self.crashes}",
-        ]  # fmt: skip
+        ]
         return "\n".join(lines)

@@ -1,7 +1,7 @@
 """What may arrive at a door and should not: malformed, late, oversized, absurd, from the future, twice.
 
-Everything comes from one seeded random generator. Nothing here is a believable false report about a living task or node
-(an authenticated node that lies can do as it likes with its own GPUs); it may be anything else.
+Everything comes from one seeded random generator. Nothing here is a believable false report about a living
+task or node (an authenticated node that lies can do as it likes with its own GPUs); it may be anything else.
 """
 
 from collections.abc import Callable, Sequence
@@ -16,26 +16,48 @@ from penstock.model.schema.topics import MAX_EVENT_BYTES, Topic
 MAX_VALUE_BYTES = 300_000
 DEEP = 20_000
 TYPES = {
-    Topic.JOBS: ("penstock.job.submitted.v1", "penstock.job.cancel_requested.v1", "penstock.job.hold_requested.v1", "penstock.job.release_requested.v1", "penstock.job.checkpoint_requested.v1"),
+    Topic.JOBS: (
+        "penstock.job.submitted.v1",
+        "penstock.job.cancel_requested.v1",
+        "penstock.job.hold_requested.v1",
+        "penstock.job.release_requested.v1",
+        "penstock.job.checkpoint_requested.v1",
+    ),
     Topic.ESTIMATES: (
-        "penstock.job.estimated.v1", "penstock.model.trained.v1", "penstock.job.eta_estimated.v1",
-        "penstock.profile.planned.v1", "penstock.stages.profiled.v1",
+        "penstock.job.estimated.v1",
+        "penstock.model.trained.v1",
+        "penstock.job.eta_estimated.v1",
+        "penstock.profile.planned.v1",
+        "penstock.stages.profiled.v1",
     ),
     Topic.NODES: (
-        "penstock.task.exited.v1", "penstock.task.started.v1", "penstock.node.left.v1", "penstock.node.changed.v1",
-        "penstock.gpu.faulted.v1", "penstock.order.refused.v1", "penstock.node.suspected.v1",
-        "penstock.task.phase_changed.v1", "penstock.task.checkpointed.v1", "penstock.task.checkpoint_fetched.v1", "penstock.steps.measured.v1",
+        "penstock.task.exited.v1",
+        "penstock.task.started.v1",
+        "penstock.node.left.v1",
+        "penstock.node.changed.v1",
+        "penstock.gpu.faulted.v1",
+        "penstock.order.refused.v1",
+        "penstock.node.suspected.v1",
+        "penstock.task.phase_changed.v1",
+        "penstock.task.checkpointed.v1",
+        "penstock.task.checkpoint_fetched.v1",
+        "penstock.steps.measured.v1",
         "penstock.stages.measured.v1",
     ),
     Topic.PROPOSALS: (
-        "penstock.plan.proposed.v2", "penstock.plan.proposed.v1", "penstock.migration.proposed.v1", "penstock.cores.proposed.v1",
+        "penstock.plan.proposed.v2",
+        "penstock.plan.proposed.v1",
+        "penstock.migration.proposed.v1",
+        "penstock.cores.proposed.v1",
         "penstock.throttle.proposed.v1",
     ),
     Topic.ORDERS: (
-        "penstock.order.start_task.v1", "penstock.order.stop_task.v1", "penstock.order.set_cores.v1",
+        "penstock.order.start_task.v1",
+        "penstock.order.stop_task.v1",
+        "penstock.order.set_cores.v1",
     ),
     Topic.LEDGER: ("penstock.ledger.record.v1",),
-}  # fmt: skip
+}
 
 Headers = tuple[tuple[str, bytes], ...]
 
@@ -58,10 +80,21 @@ class Generator:
         self._gpus = gpus
         self._count = 0
         self._kinds: tuple[Callable[[Topic], Garbage], ...] = (
-            self._bytes, self._no_object, self._deep, self._oversized, self._not_a_number, self._unknown_type,
-            self._unknown_version, self._bad_headers, self._wrong_door, self._missing, self._extreme, self._late,
-            self._late, self._late,
-        )  # fmt: skip
+            self._bytes,
+            self._no_object,
+            self._deep,
+            self._oversized,
+            self._not_a_number,
+            self._unknown_type,
+            self._unknown_version,
+            self._bad_headers,
+            self._wrong_door,
+            self._missing,
+            self._extreme,
+            self._late,
+            self._late,
+            self._late,
+        )
 
     def draw(self, topic: Topic) -> Garbage:
         self._count += 1
@@ -75,7 +108,9 @@ class Generator:
         return int(self._rng.integers(low, high))
 
     def _number(self) -> Any:
-        return self._pick((-1, 0, 1, 2**31, 2**53, 2**63, 2**64, 10**30, 0.5, -0.0, 1e308, "1", None, True, [], {}))  # fmt: skip
+        return self._pick(
+            (-1, 0, 1, 2**31, 2**53, 2**63, 2**64, 10**30, 0.5, -0.0, 1e308, "1", None, True, [], {})
+        )
 
     def _headers(self, type_name: str, **other: bytes) -> Headers:
         found = {
@@ -181,10 +216,17 @@ class Generator:
             fields[name] = self._pick(
                 ("", "x" * 1_000, "ghost\x00", "../../etc", "ghost ", "-ghost", 7, None)
             )
-        return Garbage("extreme", self._headers(type_name), orjson.dumps(fields, option=orjson.OPT_PASSTHROUGH_DATETIME, default=str) if not _too_big(fields) else str(fields).encode())  # fmt: skip
+        return Garbage(
+            "extreme",
+            self._headers(type_name),
+            orjson.dumps(fields, option=orjson.OPT_PASSTHROUGH_DATETIME, default=str)
+            if not _too_big(fields)
+            else str(fields).encode(),
+        )
 
     def _late(self, topic: Topic) -> Garbage:
-        """Readable, but about jobs, tasks and nodes that are not, or not any more; proposals that cannot be."""
+        """Readable, but about jobs, tasks and nodes that are not, or not any more; proposals that cannot
+        be."""
         type_name = self._pick(TYPES[topic])
         return Garbage("late", self._headers(type_name), orjson.dumps(self._fields(type_name)))
 
@@ -206,9 +248,24 @@ class Generator:
             ):
                 return {"job_id": job_id, "reason": "because"}
             case "job.estimated":
-                return {"job_id": job_id, "estimate": {"worker": {"gpus": integer(0, 9)}, "confidence": 0.5, "tier": "model", "source": "s"}}  # fmt: skip
+                return {
+                    "job_id": job_id,
+                    "estimate": {
+                        "worker": {"gpus": integer(0, 9)},
+                        "confidence": 0.5,
+                        "tier": "model",
+                        "source": "s",
+                    },
+                }
             case "model.trained":
-                return {"model_version": "m1", "sha256": "0" * 64, "runs": 1, "first_run_ms": 1, "last_run_ms": 2, "metrics": {"r2": 0.5}}  # fmt: skip
+                return {
+                    "model_version": "m1",
+                    "sha256": "0" * 64,
+                    "runs": 1,
+                    "first_run_ms": 1,
+                    "last_run_ms": 2,
+                    "metrics": {"r2": 0.5},
+                }
             case "task.exited":
                 return {**task, "cause": "exited", "exit_code": 0, "started_ms": 1, "exited_ms": 2}
             case "task.started":
@@ -224,7 +281,14 @@ class Generator:
             case "node.left":
                 return {"node_id": self._pick(self._nodes), "boot_id": "an-older-boot", "proof": "fenced"}
             case "node.changed":
-                return {"node": {"node_id": "ghost-node", "boot_id": "b", "cores": integer(0, 4), "host_memory_mib": 64}}  # fmt: skip
+                return {
+                    "node": {
+                        "node_id": "ghost-node",
+                        "boot_id": "b",
+                        "cores": integer(0, 4),
+                        "host_memory_mib": 64,
+                    }
+                }
             case "gpu.faulted":
                 return {"node_id": "ghost-node", "gpu": integer(0, 16), "fault": "xid"}
             case "node.suspected":
@@ -235,24 +299,34 @@ class Generator:
                 return self._proposal(type_name)
 
     def _proposal(self, type_name: str) -> dict[str, Any]:
-        """Plans that cannot be: GPUs that are not there or given twice, cores beyond the node, partial gangs."""
+        """Plans that cannot be: GPUs that are not there or given twice, cores beyond the node, partial
+        gangs."""
         job_id = self._pick(self._waiting)
         places = [
             {
-                "task_id": f"{job_id}.{int(self._rng.integers(1, 3))}.w{rank}", "role": "worker", "rank": rank,
+                "task_id": f"{job_id}.{int(self._rng.integers(1, 3))}.w{rank}",
+                "role": "worker",
+                "rank": rank,
                 "node_id": self._pick(self._nodes),
                 "gpus": [int(self._rng.integers(0, 16)) for _ in range(int(self._rng.integers(0, 6)))],
-                "cores": [int(self._rng.integers(0, 200))], "host_memory_mib": int(self._rng.integers(0, 1 << 24)),
+                "cores": [int(self._rng.integers(0, 200))],
+                "host_memory_mib": int(self._rng.integers(0, 1 << 24)),
             }
             for rank in range(int(self._rng.integers(1, 4)))
-        ]  # fmt: skip
+        ]
         plan = {"job_id": job_id, "tasks": places}
         return {
-            "proposal_id": f"p{self._count}", "proposer": "batcher",
+            "proposal_id": f"p{self._count}",
+            "proposer": "batcher",
             "read": [{"kind": "job", "id": job_id, "version": int(self._rng.integers(0, 9))}],
-            "kind": self._pick(("batch", "group")), "plans": [plan], "plan": plan, "reason": "why not",
-            "task_id": "ghost.1.w0", "cores": int(self._rng.integers(0, 2_000)), "memory_bandwidth_percent": 50,
-        }  # fmt: skip
+            "kind": self._pick(("batch", "group")),
+            "plans": [plan],
+            "plan": plan,
+            "reason": "why not",
+            "task_id": "ghost.1.w0",
+            "cores": int(self._rng.integers(0, 2_000)),
+            "memory_bandwidth_percent": 50,
+        }
 
 
 def _too_big(fields: dict[str, Any]) -> bool:

@@ -1,6 +1,7 @@
 """Scripts of hostile jobs for `/usr/bin/python3`, each bounded in processes and bytes; none goes on for ever.
 
-A script prints `GOT what` when it got what it must not have. What it cannot know itself is judged from outside.
+A script prints `GOT what` when it got what it must not have. What it cannot know itself is judged from
+outside.
 """
 
 import os
@@ -97,10 +98,13 @@ def again(depth):
 if os.fork() == 0: os.setsid(); again(150)
 sys.exit(3)
 """,
-    "the namespaces of init": "attempt('a namespace', lambda: call('setns', os.open(f'/proc/{BYSTANDER}/ns/pid', 0), 0)); escape(); sys.exit(3)",
-    # ------------------------------------------------------------------------------------------ to forge records
+    "the namespaces of init": "attempt('a namespace', lambda: call('setns', "
+    "os.open(f'/proc/{BYSTANDER}/ns/pid', 0), 0)); escape(); sys.exit(3)",
+    # ------------------------------------------------------------------------------------------ to forge
+    # records
     "exit record beside its folder": "attempt('the record', write, '../exit.json', RECORD); sys.exit(3)",
-    "exit record by its path": "attempt('the record', write, f'{STATE}/tasks/{KEY}/exit.json', RECORD); sys.exit(3)",
+    "exit record by its path": "attempt('the record', write, f'{STATE}/tasks/{KEY}/exit.json', RECORD); "
+    "sys.exit(3)",
     "exit record by a link": """
 try: os.symlink(os.path.abspath("mine"), f"{STATE}/tasks/{KEY}/exit.json")
 except OSError: sys.exit(3)
@@ -139,9 +143,12 @@ got("a link for its folder"); sys.exit(3)
 path = os.environ["PENSTOCK_PHASE_FILE"]
 attempt("its FIFO", os.unlink, path); sys.exit(3)
 """,
-    # --------------------------------------------------------------------------------------- to read credentials
-    "environments of others": "find(glob.glob('/proc/[0-9]*/environ') + [f'/proc/{BYSTANDER}/environ']); sys.exit(3)",
-    "the reporter's files": "find([f'{STATE}/secret', f'{STATE}/journal.sqlite', f'{STATE}/journal.sqlite-wal']); sys.exit(3)",
+    # --------------------------------------------------------------------------------------- to read
+    # credentials
+    "environments of others": "find(glob.glob('/proc/[0-9]*/environ') + [f'/proc/{BYSTANDER}/environ']); "
+    "sys.exit(3)",
+    "the reporter's files": "find([f'{STATE}/secret', f'{STATE}/journal.sqlite', "
+    "f'{STATE}/journal.sqlite-wal']); sys.exit(3)",
     "leaked descriptors": """
 for name in os.listdir("/proc/self/fd"):
     if int(name) > 2:
@@ -176,7 +183,8 @@ class Handle(ctypes.Structure): _fields_ = [("bytes", ctypes.c_uint), ("type", c
 handle = Handle(8, 1, b"\\x02")
 attempt("a file handle", call, "open_by_handle_at", os.open("/", 0), ctypes.byref(handle), 0); sys.exit(3)
 """,
-    # ------------------------------------------------------------------------------------------- to signal others
+    # ------------------------------------------------------------------------------------------- to signal
+    # others
     "SIGKILL to its shim": """
 try: os.kill(os.getppid(), 9) if CONFINED else None
 except PermissionError: pass
@@ -194,8 +202,10 @@ except ProcessLookupError: pass
 time.sleep(0.1); sys.exit(3)
 """,
     "SIGKILL to a bystander": "attempt('a signal through', os.kill, BYSTANDER, 0); sys.exit(3)",
-    # ------------------------------------------------------------------------------------------ to change the node
-    "a mount": "attempt('a mount', call, 'mount', b'none', b'/mnt', b'tmpfs', 0, b'size=4k') and libc.umount(b'/mnt'); sys.exit(3)",
+    # ------------------------------------------------------------------------------------------ to change the
+    # node
+    "a mount": "attempt('a mount', call, 'mount', b'none', b'/mnt', b'tmpfs', 0, b'size=4k') and "
+    "libc.umount(b'/mnt'); sys.exit(3)",
     "a device node": "attempt('a device', os.mknod, 'disk', 0o60600, os.makedev(254, 0)); sys.exit(3)",
     "raw disks": """
 for name in os.listdir("/sys/block"):
@@ -213,8 +223,10 @@ path = "/proc/sys/kernel/core_pattern"; same = open(path).read()
 attempt("a kernel setting", write, path, same); sys.exit(3)
 """,
     "the machine's name": "attempt('the name', socket.sethostname, socket.gethostname()); sys.exit(3)",
-    "the machine's clock": "attempt('the clock', time.clock_settime, time.CLOCK_REALTIME, time.time()); sys.exit(3)",
-    "real-time priority": "attempt('priority', os.sched_setscheduler, 0, os.SCHED_FIFO, os.sched_param(1)); sys.exit(3)",
+    "the machine's clock": "attempt('the clock', time.clock_settime, time.CLOCK_REALTIME, time.time()); "
+    "sys.exit(3)",
+    "real-time priority": "attempt('priority', os.sched_setscheduler, 0, os.SCHED_FIFO, os.sched_param(1)); "
+    "sys.exit(3)",
     "safe from the OOM killer": "attempt('safety', write, '/proc/self/oom_score_adj', '-1000'); sys.exit(3)",
     "another cgroup": """
 for path in glob.glob("/sys/fs/cgroup/*/cgroup.procs") + glob.glob("/sys/fs/cgroup/cgroup.procs"):
@@ -230,7 +242,8 @@ sys.exit(3)
 if os.getuid() and os.path.exists(OUTSIDE + "/id") and " euid=0" in os.popen(OUTSIDE + "/id").read(): got("root")
 sys.exit(3)
 """,
-    # ----------------------------------------------------------------------------------------------- to fill things
+    # ----------------------------------------------------------------------------------------------- to fill
+    # things
     "3 MiB of output": "[os.write(1, b'#' * 65_536) for _ in range(48)]; sys.exit(3)",
     "its FIFO full": """
 fifo = os.open(os.environ["PENSTOCK_PHASE_FILE"], os.O_WRONLY | os.O_NONBLOCK)

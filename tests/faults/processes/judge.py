@@ -1,8 +1,9 @@
-"""The verdict on real processes: what nodes really did, what users were promised and what the log holds must agree.
+"""The verdict on real processes: what nodes really did, what users were promised and what the log holds must
+agree.
 
-Nothing here asks a service: the inputs are the nodes' histories (`judge_node`, `judge_task`), the list of acknowledged
-submissions, and the raw partitions of the log. The rules are the laboratory's (`ledger_rules`, `process_rules`); `double`,
-`twice`, `check` and `replay` are of this judge.
+Nothing here asks a service: the inputs are the nodes' histories (`judge_node`, `judge_task`), the list of
+acknowledged submissions, and the raw partitions of the log. The rules are the laboratory's (`ledger_rules`,
+`process_rules`); `double`, `twice`, `check` and `replay` are of this judge.
 """
 
 import json
@@ -127,7 +128,8 @@ async def read_all(log: Log, partition: Partition) -> list[Record]:
 
 
 async def judge_ledger(verdict: Verdict, log: Log, answered: Mapping[str, int]) -> LedgerRules:
-    """Every record, order and dead letter by the rules; the cell's invariants at the end; the whole ledger decided again."""
+    """Every record, order and dead letter by the rules; the cell's invariants at the end; the whole ledger
+    decided again."""
     inputs: dict[str, list[int]] = {
         topic: [record.offset for record in await read_all(log, Partition(topic, 0))]
         for topic in INPUT_TOPICS
@@ -195,7 +197,8 @@ async def judge(
 ) -> Verdict:
     """Everything. The cell must be quiet: all services stopped.
 
-    `answered`: topic → offset before which all inputs must have their records; what landed later found no placer any more.
+    `answered`: topic → offset before which all inputs must have their records; what landed later found no
+    placer any more.
 
     `exact_letters`: no dead letter is there twice, since nobody was killed (a restart may send one again).
     """

@@ -1,16 +1,16 @@
 """The judge: an independent fake node that really starts processes and keeps its own history of them.
 
 It shares no code with the node-reporter and trusts the placer's orders: whatever carries a token above the
-highest it has seen for the GPUs is started at once, even where another process still runs. A placer that gives
-a GPU out twice therefore shows up as two living processes in the history, not as a refusal.
+highest it has seen for the GPUs is started at once, even where another process still runs. A placer that
+gives a GPU out twice therefore shows up as two living processes in the history, not as a refusal.
 
     python -m tests.faults.processes.judge_node --node-id n1 --gpus 4 --history FILE
 
 The history is append-only, one JSON object per line, written and fsynced before a start and after an exit
-(and before the exit is reported): `{at_ns, kind, node, boot, gpus (UUIDs), job, attempt, task, token, pid, code}`.
-`at_ns` is CLOCK_MONOTONIC, one clock for all processes of this machine. Kinds: `boot`, `start`, `exit`,
-`died` (the judge's own machine crashed: its children died with it, proven at the next boot), `refused`,
-`duplicate`. A kill -9 of the judge is a crash of its machine.
+(and before the exit is reported): `{at_ns, kind, node, boot, gpus (UUIDs), job, attempt, task, token, pid,
+code}`. `at_ns` is CLOCK_MONOTONIC, one clock for all processes of this machine. Kinds: `boot`, `start`,
+`exit`, `died` (the judge's own machine crashed: its children died with it, proven at the next boot),
+`refused`, `duplicate`. A kill -9 of the judge is a crash of its machine.
 """
 
 import argparse
@@ -62,15 +62,19 @@ class History:
         entry: dict[str, Any] = {"at_ns": at_ns, "kind": kind, "node": self._node, **more}
         if isinstance(order, StartTask):
             entry |= {
-                "gpus": list(order.gpu_uuids), "job": order.job_id, "attempt": order.attempt,
-                "task": order.task_id, "token": order.token,
-            }  # fmt: skip
+                "gpus": list(order.gpu_uuids),
+                "job": order.job_id,
+                "attempt": order.attempt,
+                "task": order.task_id,
+                "token": order.token,
+            }
         self._file.write(json.dumps(entry).encode() + b"\n")
         os.fsync(self._file.fileno())
 
 
 def read_history(path: Path) -> list[dict[str, Any]]:
-    """All entries in order; a line that a crash cut short (it was not fsynced: nothing followed) is left out."""
+    """All entries in order; a line that a crash cut short (it was not fsynced: nothing followed) is left
+    out."""
     entries = []
     for line in path.read_bytes().split(b"\n"):
         try:
@@ -138,7 +142,8 @@ class JudgeNode:
                 os.kill(child.pid, signal.SIGKILL)
 
     def _bury(self) -> None:
-        """What the history leaves open ran when this machine crashed: the kernel killed it; that is checked."""
+        """What the history leaves open ran when this machine crashed: the kernel killed it; that is
+        checked."""
         living: dict[tuple[str, int], dict[str, Any]] = {}
         for entry in self._history.entries:
             key = (entry.get("task", ""), entry.get("token", 0))
@@ -328,7 +333,8 @@ def _start_ticks(pid: int) -> int:
 
 
 def _await_death(pid: int, ticks: int) -> None:
-    """Of a child of the crashed machine, which the kernel kills; a node whose child lives on is never ready."""
+    """Of a child of the crashed machine, which the kernel kills; a node whose child lives on is never
+    ready."""
     try:
         descriptor = os.pidfd_open(pid)
     except ProcessLookupError:

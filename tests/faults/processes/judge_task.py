@@ -1,9 +1,10 @@
 """A task that judges by itself where it runs: for nodes that keep no history of their own.
 
 Run as `python -I -S judge_task.py FOLDER SECONDS [EXIT_CODE]` with a node's task environment. It holds a lock
-per GPU that the driver would give it, per task and per attempt for as long as it lives (the kernel lets go at its death, however it dies) and
-writes its start and end into `FOLDER/NODE.jsonl`, in the form of `judge_node`'s history. Whoever finds a lock
-taken writes `double` (GPU) or `twice` (job). Standard library only: it starts in a few milliseconds.
+per GPU that the driver would give it, per task and per attempt for as long as it lives (the kernel lets go at
+its death, however it dies) and writes its start and end into `FOLDER/NODE.jsonl`, in the form of
+`judge_node`'s history. Whoever finds a lock taken writes `double` (GPU) or `twice` (job). Standard library
+only: it starts in a few milliseconds.
 """
 
 import fcntl
@@ -20,9 +21,13 @@ def begin(folder: str) -> Callable[..., None]:
     node, job, attempt = env["PENSTOCK_NODE_ID"], env["PENSTOCK_JOB_ID"], env["PENSTOCK_ATTEMPT"]
     task, gpus = env["PENSTOCK_TASK_ID"], [gpu for gpu in env["PENSTOCK_GPUS"].split(",") if gpu]
     who = {
-        "node": node, "job": job, "attempt": int(attempt), "task": task, "token": int(env["PENSTOCK_TOKEN"]),
+        "node": node,
+        "job": job,
+        "attempt": int(attempt),
+        "task": task,
+        "token": int(env["PENSTOCK_TOKEN"]),
         "pid": os.getpid(),
-    }  # fmt: skip
+    }
     history = os.open(os.path.join(folder, f"{node}.jsonl"), os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
 
     def write(kind: str, **more: object) -> None:

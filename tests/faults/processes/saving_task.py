@@ -1,7 +1,8 @@
 """A task that trains, saves with the SDK and judges by itself where it runs (`judge_task`).
 
-Run as `python saving_task.py FOLDER`. Its training is a sum that no iteration may be missing from or be in twice. Each iteration and
-each save is a line of `FOLDER/JOB.steps`: attempt, `step` or `save`, iteration. It ends when `FOLDER/end` is there.
+Run as `python saving_task.py FOLDER`. Its training is a sum that no iteration may be missing from or be in
+twice. Each iteration and each save is a line of `FOLDER/JOB.steps`: attempt, `step` or `save`, iteration. It
+ends when `FOLDER/end` is there.
 """
 
 import json

@@ -230,7 +230,8 @@ def _ignore(_number: int, _frame: FrameType | None) -> None:
 
 
 def _show_tasks(_number: int, _frame: FrameType | None) -> None:
-    """In a child that does not end: where each of its tasks waits, from the outermost coroutine inwards, on stderr."""
+    """In a child that does not end: where each of its tasks waits, from the outermost coroutine inwards, on
+    stderr."""
     for task in asyncio.all_tasks():
         waiting: Any = task.get_coro()
         while (frame := getattr(waiting, "cr_frame", None)) is not None:
@@ -292,9 +293,10 @@ def _import_room(module: str) -> None:
     """Every module of a service's shell, which brings in all it uses. (Its `__main__` would run it.)"""
     package = importlib.import_module(f"{module}.shell")
     for folder in package.__path__:
-        for file in sorted(Path(folder).glob("*.py")):
+        for file in sorted(Path(folder).rglob("*.py")):
             if file.stem not in ("__init__", "launcher"):
-                importlib.import_module(f"{module}.shell.{file.stem}")
+                name = ".".join(file.relative_to(folder).with_suffix("").parts)
+                importlib.import_module(f"{module}.shell.{name}")
 
 
 if __name__ == "__main__":

@@ -73,7 +73,8 @@ breaks(
     (
         evolve_tasks.job_of_task,
         "    job_id = node.tasks.get(task_id) if node is not None else None\n",
-        "    job_id = next((found.tasks[task_id] for found in state.nodes.values() if task_id in found.tasks), None)\n",
+        "    job_id = next((found.tasks[task_id] for found in state.nodes.values() if task_id in "
+        "found.tasks), None)\n",
     ),
     judge="senders",
     seed=1,

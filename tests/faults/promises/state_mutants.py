@@ -54,7 +54,8 @@ breaks(
     "A node becomes free, and the unit that waited for the node waits on.",
     (
         StillWaiting._changed_nodes,
-        "return {node_id for node_id, version in self._node_versions.items() if before.get(node_id) != version}",
+        "return {node_id for node_id, version in self._node_versions.items() if before.get(node_id) != "
+        "version}",
         "return set()",
     ),
     tests=("tests/unit/ledger/fold/test_waits_end.py",),

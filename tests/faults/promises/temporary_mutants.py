@@ -29,7 +29,8 @@ breaks(
     "A node is silent when a throttle ends; afterwards nobody remembers the throttle.",
     (
         adjustments.expired,
-        '    if _lasts(job):\n        yield timer(state, job.job_id, "adjustment", ADJUSTED_FOR_MS, job.attempt)\n',
+        '    if _lasts(job):\n        yield timer(state, job.job_id, "adjustment", ADJUSTED_FOR_MS, '
+        "job.attempt)\n",
         "",
     ),
     judge="hostile",

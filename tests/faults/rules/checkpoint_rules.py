@@ -1,5 +1,6 @@
-"""What must hold of checkpoints in log and orders, by the judge's own bookkeeping: a start names the latest that its job has reported, where
-all of its tasks can have it, and a node hands it over to no other node than the one where the ledger has placed that attempt."""
+"""What must hold of checkpoints in log and orders, by the judge's own bookkeeping: a start names the latest
+that its job has reported, where all of its tasks can have it, and a node hands it over to no other node than
+the one where the ledger has placed that attempt."""
 
 from typing import Any, NamedTuple
 
@@ -29,7 +30,8 @@ class Placed(NamedTuple):
 
 
 class CheckpointRules:
-    """`wrong` is asked before each fact is booked, `wrong_order` for each order; both return what is wrong, None: nothing."""
+    """`wrong` is asked before each fact is booked, `wrong_order` for each order; both return what is wrong,
+    None: nothing."""
 
     def __init__(self, book: Book) -> None:
         self._book = book
@@ -41,11 +43,13 @@ class CheckpointRules:
         """(token, task id) of each request to save."""
         self._latest: dict[str, Latest] = {}
         self.fetched_by: dict[tuple[int, str], Latest] = {}
-        """(token, job) of an attempt → what it has fetched; orders that are repeated then name it where it is now."""
+        """(token, job) of an attempt → what it has fetched; orders that are repeated then name it where it is
+        now."""
         self._named: dict[tuple[int, str], str | None] = {}
         """(token, job) of a gang's attempt → the checkpoint that the first of its start orders names."""
         self._lost = False
-        """There is a history that is lost: what its attempts saved, whose numbers are given again, is as good as other checkpoints."""
+        """There is a history that is lost: what its attempts saved, whose numbers are given again, is as good
+        as other checkpoints."""
 
     def include(self, other: "CheckpointRules") -> None:
         """Orders of a lost history are judged by that history, too."""

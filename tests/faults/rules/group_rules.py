@@ -1,4 +1,5 @@
-"""What must hold of groups, by the judge's own bookkeeping: equal places rank by rank, room for all, no stranger, nobody restarted."""
+"""What must hold of groups, by the judge's own bookkeeping: equal places rank by rank, room for all, no
+stranger, nobody restarted."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -81,7 +82,10 @@ class GroupRules:
             for other, slots in node.holders.items():
                 owner = self._book.job_of(other)
                 if set(slots) & set(place["gpus"]) and (owner is None or owner.group != fact["group"]):
-                    yield f"{place['task_id']} gets GPUs {place['gpus']} of {place['node_id']}, {other} has {slots}"
+                    yield (
+                        f"{place['task_id']} gets GPUs {place['gpus']} of {place['node_id']}, {other} has "
+                        f"{slots}"
+                    )
             beside = [
                 job.places[task_id]
                 for job in members.values()
@@ -91,7 +95,9 @@ class GroupRules:
             promised_mib = sum(found["gpu_memory_mib"] for found in (place, *beside))
             room_mib = min((gpu["memory_mib"] for gpu in node.spec["gpus"]), default=0)
             if place["gpus"] and promised_mib > room_mib:
-                yield f"{place['task_id']} joins, and {promised_mib} MiB of {room_mib} are promised of its GPUs"
+                yield (
+                    f"{place['task_id']} joins, and {promised_mib} MiB of {room_mib} are promised of its GPUs"
+                )
 
 
 def _may_meet(specs: list[dict[str, Any]]) -> bool:

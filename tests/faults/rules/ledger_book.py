@@ -1,4 +1,5 @@
-"""The judge's own reading of the ledger: plain JSON, a chain rule and a bookkeeping that share no code with the product.
+"""The judge's own reading of the ledger: plain JSON, a chain rule and a bookkeeping that share no code with
+the product.
 
 It holds only what rules are judged by: which job waits, which gang has which places, which node may be used.
 """
@@ -100,8 +101,8 @@ class Node:
         return self.slots.get(slot, f"no GPU in slot {slot}")
 
     def bind(self) -> None:
-        """After a new inventory. While anything is held, what is known keeps its slot, and what is new takes one of a
-        GPU that is gone and not held, or the next one; else slots are indexes."""
+        """After a new inventory. While anything is held, what is known keeps its slot, and what is new takes
+        one of a GPU that is gone and not held, or the next one; else slots are indexes."""
         found = [gpu["uuid"] for gpu in self.spec["gpus"]]
         held = {slot for slots in self.holders.values() for slot in slots}
         if not held:
@@ -307,7 +308,8 @@ class Book:
         job.target = {}
 
     def could_fit(self, job: Job) -> bool:
-        """A sufficient test: whether the gang fits nodes that are not gone, if they were empty; shares as whole GPUs."""
+        """A sufficient test: whether the gang fits nodes that are not gone, if they were empty; shares as
+        whole GPUs."""
         names = ("cores", "host_memory_mib", "bandwidth_mbps")
         left = [
             (node.spec["gpus"], [len(node.spec["gpus"]), *(node.spec[name] for name in names)])

@@ -1,12 +1,17 @@
-"""Safety rules of the event log, for the fault laboratory and for real processes: chain, causes, orders, dead letters.
+"""Safety rules of the event log, for the fault laboratory and for real processes: chain, causes, orders, dead
+letters.
 
-Judged by the log's bytes alone, with a chain rule and a bookkeeping that share no code with the product (`ledger_book`).
-A judge gives every partition's records, dead letters first; each method raises `Violation` and can go on afterwards.
+Judged by the log's bytes alone, with a chain rule and a bookkeeping that share no code with the product
+(`ledger_book`). A judge gives every partition's records, dead letters first; each method raises `Violation`
+and can go on afterwards.
 
-Rules: `time` (the ledger's time never goes back), `law2` (each input exactly one record, in order), `letter` (dead letters
-match records), `placement` (only what waits and is not held, whole gangs, on sound nodes), `freeze` (no mass eviction), `outcome` (each job
-is submitted and ends once, with no task left), `estimate` (one per job, and one for each attempt that follows on one which ran out
-of memory), `checkpoint` (starts and fetches), `core` (what lives on a node shares no core), `group` (see `group_rules`), `prelaunch` (see `prelaunch_rules`), `hold` (commands are obeyed, old ones not, and no job ends by waiting while it is held), `attempt` (a task starts once), `order` (orders follow from valid records alone).
+Rules: `time` (the ledger's time never goes back), `law2` (each input exactly one record, in order), `letter`
+(dead letters match records), `placement` (only what waits and is not held, whole gangs, on sound nodes),
+`freeze` (no mass eviction), `outcome` (each job is submitted and ends once, with no task left), `estimate`
+(one per job, and one for each attempt that follows on one which ran out of memory), `checkpoint` (starts and
+fetches), `core` (what lives on a node shares no core), `group` (see `group_rules`), `prelaunch` (see
+`prelaunch_rules`), `hold` (commands are obeyed, old ones not, and no job ends by waiting while it is held),
+`attempt` (a task starts once), `order` (orders follow from valid records alone).
 """
 
 from collections import Counter
@@ -78,7 +83,8 @@ def _united(one: Mapping[Key, dict[int, T]], other: Mapping[Key, dict[int, T]]) 
 
 
 class LedgerRules:
-    """One cell's log. `next_input(topic, offset)`: the first input at this offset or behind it, None without one."""
+    """One cell's log. `next_input(topic, offset)`: the first input at this offset or behind it, None without
+    one."""
 
     def __init__(self, next_input: Callable[[str, int], int | None]) -> None:
         book = self.book = Book()
@@ -125,8 +131,8 @@ class LedgerRules:
         self._cause: Fact = {}
 
     def after(self, records: Iterable[bytes]) -> "LedgerRules":
-        """The rules as they were when these were all records, of a ledger that has lost the others; what those decided may still
-        be ordered, as no node can know of the loss yet."""
+        """The rules as they were when these were all records, of a ledger that has lost the others; what
+        those decided may still be ordered, as no node can know of the loss yet."""
         found = LedgerRules(self._next_input)
         found.letters, found.injected = self.letters, self.injected
         for value in records:
@@ -170,7 +176,8 @@ class LedgerRules:
         self._failure(found, str(found.get("reason") or ""))
 
     def _failure(self, found: Fact, reason: str) -> None:
-        """A bug is a finding; one that the run put into policies costs choices, and never the input's own fact."""
+        """A bug is a finding; one that the run put into policies costs choices, and never the input's own
+        fact."""
         undecided = reason.startswith("undecided: ")
         injected = undecided and self.injected is not None and self.injected in reason
         if reason.startswith("failed: ") or (undecided and not injected):
@@ -217,7 +224,8 @@ class LedgerRules:
         return [place for place in self.letters if place not in explained]
 
     def order(self, headers: Headers, value: bytes) -> tuple[bytes, Fact] | None:
-        """A node gets no order but what a valid record decided (LAW 4). Kind and order; None: it is not the placer's."""
+        """A node gets no order but what a valid record decided (LAW 4). Kind and order; None: it is not the
+        placer's."""
         labels = dict(headers)
         if labels.get("ce_source") != PLACER:
             return None
@@ -263,8 +271,9 @@ class LedgerRules:
         return kind, order
 
     def _after_adjustments(self, order: Fact, up_to: int) -> None:
-        """Before a placer orders anything by a decision of its own term, and before any start, a node has in its partition what was
-        changed there until then and it has not answered: else it obeys in another order than was decided."""
+        """Before a placer orders anything by a decision of its own term, and before any start, a node has in
+        its partition what was changed there until then and it has not answered: else it obeys in another
+        order than was decided."""
         for (task_id, token), changes in self.cores.items():
             job, newest = self.book.job_of(task_id), max(changes)
             if job is None or job.token != token or task_id not in job.living or job.stop_reason is not None:
@@ -386,7 +395,8 @@ class LedgerRules:
         self._term_token = self.book.token
 
     def _ledger_accepted(self, fact: Fact) -> None:
-        """What the lost records had changed is undone: each living task is to have again what this ledger gives it."""
+        """What the lost records had changed is undone: each living task is to have again what this ledger
+        gives it."""
         token = self.token_in(fact["epoch"])
         for job in self.book.jobs.values():
             for task_id in job.living:

@@ -1,4 +1,5 @@
-"""What must hold of moves, by the judge's own bookkeeping: nobody else gets a target, and no job loses its own without cause."""
+"""What must hold of moves, by the judge's own bookkeeping: nobody else gets a target, and no job loses its
+own without cause."""
 
 from typing import Any
 
@@ -74,7 +75,8 @@ class MoveRules:
         return {task_id: None for job in jobs for task_id in job.living}
 
     def _after(self, fact: dict[str, Any]) -> str | None:
-        """Only who is being stopped, and for whom nothing is kept there, is followed by somebody; who runs on, by such as wait for their GPUs."""
+        """Only who is being stopped, and for whom nothing is kept there, is followed by somebody; who runs
+        on, by such as wait for their GPUs."""
         early = fact.get("prelaunch", False)
         for job_id in fact.get("after", ()):
             job = self._book.jobs.get(job_id)
@@ -114,7 +116,11 @@ class MoveRules:
             for other, slots in node.holders.items():
                 whole = place.get("gpu_share_milli", WHOLE_GPU) == self._share(other) == WHOLE_GPU
                 if whole and other not in own and set(slots) & set(place["gpus"]):
-                    return f"{place['task_id']} gets GPUs {place['gpus']} of {place['node_id']}, {other} has {slots}"
+                    return (
+                        f"{place['task_id']} gets GPUs {place['gpus']} of {place['node_id']}, {other} "
+                        "has "
+                        f"{slots}"
+                    )
         return None
 
     def _share(self, task_id: str) -> int:

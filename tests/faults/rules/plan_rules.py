@@ -1,4 +1,5 @@
-"""What must hold of proposed plans, by the judge's own bookkeeping: whole units, once, in time, on the nodes that they name; and windows end."""
+"""What must hold of proposed plans, by the judge's own bookkeeping: whole units, once, in time, on the nodes
+that they name; and windows end."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -23,7 +24,8 @@ class PlanRules:
         self._kept: dict[str, tuple[Ref, list[str]]] = {}
         """Job → unit and nodes that are kept for it."""
         self._starting: dict[Ref, tuple[set[str], set[str]]] = {}
-        """Unit → the jobs that the present record has started, and those that it has to start: members of a group may run already."""
+        """Unit → the jobs that the present record has started, and those that it has to start: members of a
+        group may run already."""
         self._begun: dict[Ref, int] = {}
         """Unit → seq of the record that started it."""
         self._until_ms = 0
@@ -74,7 +76,10 @@ class PlanRules:
         starting, self._starting, over, self._over = self._starting, {}, self._over, False
         for ref, (jobs, planned) in starting.items():
             if jobs != planned:
-                return f"of the unit {ref} {sorted(jobs)} were started at seq {self._seq}, and not {sorted(planned - jobs)}"
+                return (
+                    f"of the unit {ref} {sorted(jobs)} were started at seq {self._seq}, and not "
+                    f"{sorted(planned - jobs)}"
+                )
         return f"seq {self._seq}: the time of the batch window is over, and it is open" if over else None
 
     def _unit(self, ref: Ref) -> dict[str, Any]:
@@ -179,7 +184,8 @@ class PlanRules:
         return any(job["job_id"] == job_id and job["nodes"] == list(nodes) for job in self._unit(ref)["jobs"])
 
     def _others(self, job_id: str, nodes: list[str], ref: Ref | None = None) -> str | None:
-        """Nothing of a node that is kept for a unit goes to a stranger. Units of one plan go by their order."""
+        """Nothing of a node that is kept for a unit goes to a stranger. Units of one plan go by their
+        order."""
         for other, (owner, kept) in self._kept.items():
             same_plan = ref is not None and ref[:2] == owner[:2] and ref[2] < owner[2]
             if other != job_id and owner != ref and not same_plan and not set(kept).isdisjoint(nodes):
@@ -193,7 +199,10 @@ class PlanRules:
             return found
         length_ms = self._book.settings.get("batch_window_ms", 0)
         if self._until_ms or fact["until_ms"] != self._book.now_ms + length_ms or not length_ms:
-            return f"a batch window opens until {fact['until_ms']} of {length_ms} ms, open until {self._until_ms}"
+            return (
+                f"a batch window opens until {fact['until_ms']} of {length_ms} ms, open until "
+                f"{self._until_ms}"
+            )
         self._until_ms = fact["until_ms"]
         self.windows += 1
         return None

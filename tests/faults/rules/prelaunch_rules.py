@@ -1,4 +1,5 @@
-"""What must hold of jobs that launch before their GPUs are free, by the judge's own bookkeeping: only those that wait for them, and not for ever."""
+"""What must hold of jobs that launch before their GPUs are free, by the judge's own bookkeeping: only those
+that wait for them, and not for ever."""
 
 from typing import Any
 

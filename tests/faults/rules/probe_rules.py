@@ -1,4 +1,5 @@
-"""What must hold of probes: a node's silence proves something after its lease and a margin, by one term's clock."""
+"""What must hold of probes: a node's silence proves something after its lease and a margin, by one term's
+clock."""
 
 from typing import Any
 
@@ -14,7 +15,8 @@ class ProbeRules:
     def __init__(self, book: Book) -> None:
         self._book = book
         self.latest: dict[str, tuple[int, int, int]] = {}
-        """Node → token of its latest probe, ledger time and term at which that was first known to be in the log."""
+        """Node → token of its latest probe, ledger time and term at which that was first known to be in the
+        log."""
 
     def wrong(self, kind: str, fact: dict[str, Any]) -> str | None:
         match kind:

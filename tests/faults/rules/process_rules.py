@@ -1,7 +1,8 @@
-"""Mutual exclusion of processes, for the fault laboratory and for real processes: GPUs, attempts, fencing tokens.
+"""Mutual exclusion of processes, for the fault laboratory and for real processes: GPUs, attempts, fencing
+tokens.
 
-Rules: `gpu` (a GPU is not overcommitted), `attempt` (one attempt of a job at a time, no task twice), `token` (fencing
-tokens on a GPU that one task has to itself never go back).
+Rules: `gpu` (a GPU is not overcommitted), `attempt` (one attempt of a job at a time, no task twice), `token`
+(fencing tokens on a GPU that one task has to itself never go back).
 """
 
 from collections.abc import Iterable
@@ -49,7 +50,8 @@ class ProcessRules:
                 raise Violation("attempt", f"{new} starts while {other} lives")
 
     def gpus_are_free(self, new: Running, living: Iterable[Running], *, grouped: bool = False) -> None:
-        """`living`: without members of its group. `grouped`: it has some, who may have started before it under later tokens."""
+        """`living`: without members of its group. `grouped`: it has some, who may have started before it
+        under later tokens."""
         users = list(living)
         for gpu in new.gpus:
             beside = [other for other in users if gpu in other.gpus]

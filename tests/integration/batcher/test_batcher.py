@@ -1,4 +1,5 @@
-"""The batcher as a process beside a placer, on Kafka under its own identity and on the embedded log: killed, hung, late."""
+"""The batcher as a process beside a placer, on Kafka under its own identity and on the embedded log: killed,
+hung, late."""
 
 import asyncio
 import itertools
@@ -53,7 +54,8 @@ KINDS = (BatchWindowOpened, BatchWindowClosed, PlacementDecided, ProposalAnswere
 
 
 class Clock:
-    """The ledger's time for its placer: it stands still until the test moves it, so that no window is over by chance."""
+    """The ledger's time for its placer: it stands still until the test moves it, so that no window is over by
+    chance."""
 
     passed_s = 0.0
 
@@ -65,7 +67,8 @@ class Clock:
 
 
 class Cell:
-    """Placer, estimator and three nodes of eight GPUs in this process, each with a log of its own; the batcher is a process.
+    """Placer, estimator and three nodes of eight GPUs in this process, each with a log of its own; the
+    batcher is a process.
 
     Of the cells on one log each has partitions of its own.
     """
@@ -229,7 +232,8 @@ async def cell(
 
 @pytest.mark.parametrize("cell", ["embedded", pytest.param("kafka", marks=pytest.mark.kafka)], indirect=True)
 async def test_a_burst_is_planned_by_the_batcher(cell: Cell) -> None:
-    """Six jobs at once: from the fourth on they wait, and one plan places them before the window is over. SIGTERM ends it with 0."""
+    """Six jobs at once: from the fourth on they wait, and one plan places them before the window is over.
+    SIGTERM ends it with 0."""
     async with cell.batcher() as batcher:
         await cell.until_running(await cell.burst())
         assert [fact.reason for fact in cell.of(BatchWindowClosed)] == ["answered"]
@@ -249,7 +253,8 @@ async def test_a_burst_is_planned_by_the_batcher(cell: Cell) -> None:
     ],
 )
 async def test_a_batcher_that_dies_costs_its_window_and_no_more(cell: Cell, failpoint: str) -> None:
-    """kill -9 while it plans, or right after: everybody runs when the window is over at the latest. The next one plans the next burst."""
+    """kill -9 while it plans, or right after: everybody runs when the window is over at the latest. The next
+    one plans the next burst."""
     async with cell.batcher(PENSTOCK_FAILPOINT=f"{failpoint}:1") as victim:
         names = await cell.burst()
         assert await victim.wait() == -signal.SIGKILL
@@ -264,7 +269,8 @@ async def test_a_batcher_that_dies_costs_its_window_and_no_more(cell: Cell, fail
 
 
 async def test_a_batcher_that_hangs_costs_its_window_and_no_more(cell: Cell, tmp_path: Path) -> None:
-    """SIGSTOP while it plans: all run when the window is over. When it goes on, its plan is late, and changes nothing."""
+    """SIGSTOP while it plans: all run when the window is over. When it goes on, its plan is late, and changes
+    nothing."""
     gate = tmp_path / "plan"
     async with cell.batcher(str(gate)) as batcher:
         names = await cell.burst()
@@ -282,7 +288,8 @@ async def test_a_batcher_that_hangs_costs_its_window_and_no_more(cell: Cell, tmp
 
 
 async def test_what_comes_late_twice_or_makes_no_sense_is_refused_and_recorded(cell: Cell) -> None:
-    """A copy of a plan that was done, one from an earlier window, jobs and nodes that nobody knows, and bytes that are no event."""
+    """A copy of a plan that was done, one from an earlier window, jobs and nodes that nobody knows, and bytes
+    that are no event."""
     async with cell.batcher():
         await cell.until_running(await cell.burst())
     [plan] = await cell.sent()

@@ -51,7 +51,8 @@ async def cell(dsn: str) -> AsyncIterator[Cell]:
 
 
 class Line:
-    """Between client and gateway: `cut` breaks what is open, and the next `cut_answers` answers are lost on the way."""
+    """Between client and gateway: `cut` breaks what is open, and the next `cut_answers` answers are lost on
+    the way."""
 
     def __init__(self, url: str) -> None:
         host, _, port = url.removeprefix("http://").partition(":")
@@ -101,7 +102,8 @@ class Line:
 
 
 async def test_an_answer_that_is_lost_twice_leads_to_one_job(cell: Cell) -> None:
-    """The gateway's machine is restarted in the moment of the submission: the pipeline must neither fail nor train twice."""
+    """The gateway's machine is restarted in the moment of the submission: the pipeline must neither fail nor
+    train twice."""
     line = Line(cell.url)
     async with line.laid() as url:
         line.cut_answers = 2
@@ -120,7 +122,8 @@ async def test_an_answer_that_is_lost_twice_leads_to_one_job(cell: Cell) -> None
 
 
 async def test_events_resume_where_the_line_broke(cell: Cell) -> None:
-    """A proxy closes streams after a minute: each event comes once, and a stored id continues in another process."""
+    """A proxy closes streams after a minute: each event comes once, and a stored id continues in another
+    process."""
     cell.placer.join(node_spec("n0", 2))
     cell.placer.run(["first"])
     await cell.tell()
@@ -152,7 +155,8 @@ async def test_events_resume_where_the_line_broke(cell: Cell) -> None:
 async def test_a_wait_ends_to_the_moment_and_with_each_job(
     cell: Cell, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """One job ends, the other hangs: the pipeline goes on after its limit, although the stream stays silent."""
+    """One job ends, the other hangs: the pipeline goes on after its limit, although the stream stays
+    silent."""
     monkeypatch.setattr(gateway_stream, "QUIET_S", DAY_S)
     monkeypatch.setattr(client_streams, "SILENCE_S", DAY_S)
     cell.placer.join(node_spec("n0", 2))
@@ -196,7 +200,8 @@ async def streams_of(cell: Cell, wanted: int) -> None:
 
 
 async def test_events_from_now_on_lose_none_where_the_line_breaks_at_once(cell: Cell) -> None:
-    """A monitor starts in a quiet cell. Its line breaks before the first event, and a job runs until it is back."""
+    """A monitor starts in a quiet cell. Its line breaks before the first event, and a job runs until it is
+    back."""
     await cell.tell()
     await cell.caught_up()
     line, seen = Line(cell.url), []
@@ -224,7 +229,8 @@ async def test_events_from_now_on_lose_none_where_the_line_breaks_at_once(cell: 
 
 
 async def test_a_wait_takes_names_and_never_returns_a_job_that_seems_not_to_have_ended(cell: Cell) -> None:
-    """A notebook waits for `nightly`. The read models have its end before the gateway's own copy of the ledger has it."""
+    """A notebook waits for `nightly`. The read models have its end before the gateway's own copy of the
+    ledger has it."""
     cell.placer.join(node_spec("n0", 2))
     cell.placer.submit("k1", spec=JobSpec(command=("true",), name="nightly"))
     cell.placer.start("k1")
@@ -372,7 +378,8 @@ def types(client: Client, aio: AsyncClient) -> None:
 
 
 async def test_a_watch_into_a_pipe_is_a_line_of_json_per_change_until_ctrl_c(cell: Cell) -> None:
-    """`penstock get jobs -w -o json --name nightly | jq .status`, with the number of lines bounded at its start."""
+    """`penstock get jobs -w -o json --name nightly | jq .status`, with the number of lines bounded at its
+    start."""
     cell.placer.join(node_spec("n0", 2))
     for job_id in ("k1", "k2"):
         cell.placer.submit(job_id, spec=JobSpec(command=("true",), name="nightly"))
@@ -380,9 +387,15 @@ async def test_a_watch_into_a_pipe_is_a_line_of_json_per_change_until_ctrl_c(cel
     await cell.caught_up()
     words = ("get", "jobs", "-w", "-o", "json", "--name", "nightly", "--limit", "1")
     watching = await asyncio.create_subprocess_exec(
-        sys.executable, "-c", "from penstock.cli.main import main; main()", "--server", cell.url, *words,
-        stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-    )  # fmt: skip
+        sys.executable,
+        "-c",
+        "from penstock.cli.main import main; main()",
+        "--server",
+        cell.url,
+        *words,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    )
     assert watching.stdout is not None
     first = json.loads(await watching.stdout.readline())
     assert (first["job_id"], first["outcome"]) == ("k2", None)
@@ -445,9 +458,12 @@ async def test_the_shell_completes_names_of_jobs_and_is_silent_without_a_gateway
             "PENSTOCK_SERVER": url,
         }
         done = subprocess.run(
-            [sys.executable, "-c", program], capture_output=True, text=True,
-            check=False, env=env | {"COMP_CWORD": str(len(words) - 1)},
-        )  # fmt: skip
+            [sys.executable, "-c", program],
+            capture_output=True,
+            text=True,
+            check=False,
+            env=env | {"COMP_CWORD": str(len(words) - 1)},
+        )
         assert done.stderr == ""
         return done.stdout.split()
 

@@ -61,9 +61,16 @@ async def test_a_notebook_asks_for_a_checkpoint_and_gets_it(cell: Cell) -> None:
         job = cell.placer.state.jobs["train"]
         cell.placer.feed(
             TaskCheckpointed(
-                node_id="n0", task_id="train.1.w0", token=job.token, at_ms=5, path="/c/i9", iteration=9, size_bytes=7, save_ms=250,
+                node_id="n0",
+                task_id="train.1.w0",
+                token=job.token,
+                at_ms=5,
+                path="/c/i9",
+                iteration=9,
+                size_bytes=7,
+                save_ms=250,
             )
-        )  # fmt: skip
+        )
         await cell.tell()
         assert await asking == Checkpoint(
             path="/c/i9",
@@ -109,9 +116,14 @@ async def test_a_script_of_an_operator_gives_a_running_job_other_cores(cell: Cel
     assert task.cores_adjusted is not None
     cell.placer.feed(
         TaskAdjusted(
-            node_id="n0", task_id="train.1.w0", token=job.token, order_token=task.cores_adjusted.token, what="cores", enforced="cpuset"
+            node_id="n0",
+            task_id="train.1.w0",
+            token=job.token,
+            order_token=task.cores_adjusted.token,
+            what="cores",
+            enforced="cpuset",
         )
-    )  # fmt: skip
+    )
     await cell.tell()
     expected = TaskCores(task_id="train.1.w0", cores=task.place.cores, applied=True, enforced="cpuset")
     assert len(expected.cores) == 4

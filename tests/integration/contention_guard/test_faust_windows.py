@@ -1,4 +1,5 @@
-"""Windows of telemetry by Faust on real Kafka are those that the plain reader makes of the same telemetry, also after a kill."""
+"""Windows of telemetry by Faust on real Kafka are those that the plain reader makes of the same telemetry,
+also after a kill."""
 
 import asyncio
 import contextlib
@@ -52,7 +53,8 @@ _cells = count(1)
 
 @pytest.fixture(scope="module")
 def broker(kafka: KafkaBroker) -> KafkaBroker:
-    """With Penstock's topics; telemetry has the times that a test gives it, so that a test of an hour takes seconds."""
+    """With Penstock's topics; telemetry has the times that a test gives it, so that a test of an hour takes
+    seconds."""
     kafka.create_topics()
 
     asyncio.run(changed(kafka, Topic.TELEMETRY, "retention.ms", "-1"))
@@ -149,7 +151,8 @@ def reading_process() -> psutil.Process:
 async def test_the_same_telemetry_gives_the_same_windows(
     broker: KafkaBroker, cell: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Nodes report, resend after outages, some late, and one reporter is broken: a guard starts on that and then follows.
+    """Nodes report, resend after outages, some late, and one reporter is broken: a guard starts on that and
+    then follows.
 
     Variables that Faust would take for its own settings change nothing.
     """
@@ -192,7 +195,8 @@ async def test_a_guard_that_is_killed_under_load_loses_no_sample(broker: KafkaBr
 
 @pytest.mark.slow
 async def test_after_a_kill_the_changelog_has_the_windows(broker: KafkaBroker, cell: int) -> None:
-    """A guard was away for longer than telemetry is retained: what it had merged is read from its own topic."""
+    """A guard was away for longer than telemetry is retained: what it had merged is read from its own
+    topic."""
     await append(broker, over_time(load(20, 500, [f"quiet{number}" for number in range(5)]), 20))
     expected = await plain(broker.url())
     async with by_faust(broker.url(), cell) as (_, found):
@@ -229,7 +233,8 @@ async def until_seen(expected: Windows, *seen: Windows) -> None:
 
 @pytest.mark.slow
 async def test_two_guards_of_a_cell_share_its_nodes(broker: KafkaBroker, cell: int) -> None:
-    """A new version is started beside the old one, and fails: the old one goes on with the windows of both."""
+    """A new version is started beside the old one, and fails: the old one goes on with the windows of
+    both."""
     nodes = [f"shared{number}" for number in range(20)]
     async with by_faust(broker.url(), cell) as (old, by_old):
         first = reading_process()
@@ -270,7 +275,8 @@ async def test_nothing_is_written_while_nothing_happens(broker: KafkaBroker, cel
 
 @pytest.mark.slow
 async def test_a_guard_ends_soon_though_the_broker_is_away(broker: KafkaBroker, cell: int) -> None:
-    """Kafka fails under load, then the guard is stopped: Faust alone would wait for its last writes for ever."""
+    """Kafka fails under load, then the guard is stopped: Faust alone would wait for its last writes for
+    ever."""
     async with by_faust(broker.url(), cell) as (windows, _):
         process = reading_process()
         await append(broker, over_time(load(41, 3_000, ["away1", "away2"]), 41))
@@ -284,7 +290,8 @@ async def test_a_guard_ends_soon_though_the_broker_is_away(broker: KafkaBroker, 
 
 @pytest.mark.slow
 async def test_the_guards_identity_may_do_exactly_this(folder: Path, cell: int) -> None:
-    """A broker that refuses what acls.yaml does not name, over TLS: the guard needs no more, and others may not do it."""
+    """A broker that refuses what acls.yaml does not name, over TLS: the guard needs no more, and others may
+    not do it."""
     with kafka_broker(folder, security="tls") as own:
         await asyncio.to_thread(own.create_topics)
         async with kafka_log(own.url("node-reporter")) as node:
@@ -327,7 +334,8 @@ async def test_a_changelog_that_forgets_is_refused(broker: KafkaBroker, cell: in
 
 @pytest.mark.slow
 async def test_the_service_on_kafka_hears_by_faust(broker: KafkaBroker) -> None:
-    """A training reports its step times: the guard's process asks for other cores, and Faust's ends with its attempt."""
+    """A training reports its step times: the guard's process asks for other cores, and Faust's ends with its
+    attempt."""
     cell = CellDriver(PlacerSettings(profile="fifo", contention=Contention()))
     cell.join(node_spec("n1", cores=24))
     cell.submit("a", need=estimate(1, cores=4))

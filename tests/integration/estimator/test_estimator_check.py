@@ -1,4 +1,5 @@
-"""The models that are kept, and whether the very one of then says the same again: from the ledger, the store and the gateway."""
+"""The models that are kept, and whether the very one of then says the same again: from the ledger, the store
+and the gateway."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -32,7 +33,8 @@ SPEC = JobSpec(owner="guest", command=("python", "new.py"), model="bert", batch_
 
 
 class LearnedCell:
-    """A cell with a month behind it, its gateway, and its estimator, whose answers the placer takes into the ledger."""
+    """A cell with a month behind it, its gateway, and its estimator, whose answers the placer takes into the
+    ledger."""
 
     def __init__(self, cell: Cell, placer: CellDriver) -> None:
         self.cell, self.placer = cell, placer
@@ -123,7 +125,8 @@ async def statement(dsn: str, text: str) -> None:
 async def test_a_job_is_estimated_again_by_the_model_of_then(
     dsn: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """An auditor asks a month later: did this number really come from that model? By then the cell has other cards."""
+    """An auditor asks a month later: did this number really come from that model? By then the cell has other
+    cards."""
     async with learned(dsn) as predicted:
         job_id, estimate = await predicted.estimated()
         assert estimate.tier == "model"
@@ -167,7 +170,8 @@ async def test_a_job_is_estimated_again_by_the_model_of_then(
 
 
 async def test_what_the_model_did_not_say_is_found_out(dsn: str, capsys: pytest.CaptureFixture[str]) -> None:
-    """Numbers in the ledger that no model ever told, a model that was changed or is gone, and jobs without any."""
+    """Numbers in the ledger that no model ever told, a model that was changed or is gone, and jobs without
+    any."""
     async with learned(dsn) as predicted:
         job_id, estimate = await predicted.estimated()
         more = msgspec.structs.replace(estimate.worker, gpu_memory_mib=estimate.worker.gpu_memory_mib + 1)
@@ -195,8 +199,11 @@ async def test_what_the_model_did_not_say_is_found_out(dsn: str, capsys: pytest.
         row, steps = (await predicted.get("/v1/estimator/models"))["models"]
         assert (steps["kind"], steps["in_use"], steps["whole"]) == ("steps", True, True)
         assert (row["version"], row["kind"], row["in_use"], row["whole"]) == (
-            estimate.model_version, "resources", True, True,
-        )  # fmt: skip
+            estimate.model_version,
+            "resources",
+            True,
+            True,
+        )
         assert row["runs"] <= JOBS
         assert row["metrics"]["error"] > 0
         await statement(dsn, "UPDATE models SET body = set_byte(body, length(body) - 1, 7)")
@@ -214,7 +221,8 @@ async def test_what_the_model_did_not_say_is_found_out(dsn: str, capsys: pytest.
 
 
 async def test_before_the_estimator_ever_ran_there_is_no_model(dsn: str) -> None:
-    """A fresh installation: an empty list, no error. A job that nobody has estimated yet cannot be checked."""
+    """A fresh installation: an empty list, no error. A job that nobody has estimated yet cannot be
+    checked."""
     async with running(dsn) as cell:
         assert (await cell.http.get("/v1/estimator/models")).json() == {"ok": True, "models": []}
         accepted = await cell.http.post("/v1/jobs", json={"command": ["true"]})

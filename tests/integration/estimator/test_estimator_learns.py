@@ -1,4 +1,5 @@
-"""The estimator learns while it serves: runs end, a model is trained beside the answers, told, kept, and used again."""
+"""The estimator learns while it serves: runs end, a model is trained beside the answers, told, kept, and used
+again."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -41,9 +42,15 @@ async def finish(placer: Placer, number: int) -> None:
     job_id, used = f"run-{number}", 800 + MIB_PER_SAMPLE[model] * batch
     place = TaskPlacement(task_id=f"{job_id}.1.w0", role="worker", rank=0, node_id="node-1", gpus=(0,))
     exited = TaskExited(
-        node_id="node-1", task_id=place.task_id, token=1, cause="exited", exit_code=0, started_ms=0, exited_ms=60_000,
+        node_id="node-1",
+        task_id=place.task_id,
+        token=1,
+        cause="exited",
+        exit_code=0,
+        started_ms=0,
+        exited_ms=60_000,
         usage=Usage(gpu_memory_mib=int(used * noise.uniform(0.98, 1.02)), gpu_utilisation_percent=70.0),
-    )  # fmt: skip
+    )
     await placer.record(
         JobSubmitted(job_id=job_id, spec=spec(model, batch, f"user-{number % 5}")),
         PlacementDecided(job_id=job_id, attempt=1, tasks=(place,)),
@@ -88,8 +95,8 @@ async def cell(runs: int) -> tuple[Log, Placer]:
 
 
 async def test_a_cell_learns_what_a_new_batch_size_needs(dsn: str) -> None:
-    """Three networks ran with four batch sizes each; a colleague tries a fifth one. After a restart the same model
-    answers, and the runs are not learned twice."""
+    """Three networks ran with four batch sizes each; a colleague tries a fifth one. After a restart the same
+    model answers, and the runs are not learned twice."""
     log, placer = await cell(MIN_NEW - 1)
     async with serving(log, settings(dsn)):
         first = await answer(placer, log, "before", spec("bert", 24))
@@ -137,7 +144,8 @@ def gated(gate: Path, function: Callable[..., Any], *arguments: Any) -> Any:
 async def test_answers_do_not_wait_for_a_training(
     dsn: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A training takes seconds, in the worker process; meanwhile submissions are answered as ever. Here it goes on when they were."""
+    """A training takes seconds, in the worker process; meanwhile submissions are answered as ever. Here it
+    goes on when they were."""
     gate, run = tmp_path / "answered", WorkerPool.run
 
     async def held(pool: WorkerPool, function: Callable[..., Any], *arguments: Any) -> Any:

@@ -66,7 +66,8 @@ async def test_many_jobs_that_predict_at_once_hold_up_no_submission() -> None:
 
 
 async def test_a_restart_answers_only_what_is_open() -> None:
-    """It was down while one job told its steps; the other had been answered, and the placer has committed that."""
+    """It was down while one job told its steps; the other had been answered, and the placer has committed
+    that."""
     broker = MemoryBroker()
     placer = await cell(broker)
     tasks = [await placer.begin(name, spec(64, "ada", 100_000, 1), name) for name in ("answered", "open")]
@@ -82,7 +83,8 @@ async def test_a_restart_answers_only_what_is_open() -> None:
 
 
 async def test_without_the_right_to_write_it_says_so_and_ends() -> None:
-    """The cluster's rights were set up wrongly: no endless retry hides that, here as little as for submissions."""
+    """The cluster's rights were set up wrongly: no endless retry hides that, here as little as for
+    submissions."""
     broker = MemoryBroker()
     placer = await cell(broker)
     task = await placer.begin("job", spec(64, "ada", 1_000, 1))

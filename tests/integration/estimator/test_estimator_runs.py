@@ -1,4 +1,5 @@
-"""What the estimator keeps in Postgres: each finished run once, with the place in the ledger that it stands for."""
+"""What the estimator keeps in Postgres: each finished run once, with the place in the ledger that it stands
+for."""
 
 import math
 
@@ -44,7 +45,8 @@ def same(one: FinishedRun, other: FinishedRun) -> bool:
 
 
 async def test_runs_come_back_as_they_were_and_only_once(dsn: str) -> None:
-    """Killed between the append and its answer: the successor reads the same records again and writes them again."""
+    """Killed between the append and its answer: the successor reads the same records again and writes them
+    again."""
     store = await RunStore.open(dsn, "default")
     await store.add([run(5), run(9, rejected="gpu_memory_mib: 17300 on a card of 16384")], 12)
     await store.add([run(5), run(7)], 9)
@@ -56,7 +58,8 @@ async def test_runs_come_back_as_they_were_and_only_once(dsn: str) -> None:
 
 
 async def test_a_restart_knows_the_history(dsn: str) -> None:
-    """Of each key the newest runs, of jobs that were killed nothing but that: as the memory before the restart had them."""
+    """Of each key the newest runs, of jobs that were killed nothing but that: as the memory before the
+    restart had them."""
     store = await RunStore.open(dsn, "default")
     runs = [run(seq, key=bytes([seq % 3]), memory_mib=seq) for seq in range(1, 200)]
     await store.add(
@@ -73,7 +76,8 @@ async def test_a_restart_knows_the_history(dsn: str) -> None:
 
 
 async def test_old_runs_go_and_the_model_in_use_stays(dsn: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A cell of years: neither runs nor models grow for ever, but what answers today must survive a restart."""
+    """A cell of years: neither runs nor models grow for ever, but what answers today must survive a
+    restart."""
     monkeypatch.setattr(module, "MAX_RUNS", 3)
     monkeypatch.setattr(module, "MAX_MODELS", 2)
     store = await RunStore.open(dsn, "a-cell")

@@ -66,9 +66,15 @@ class Placer:
         """A whole successful job, from submission to exit."""
         place = TaskPlacement(task_id=f"{job_id}/1/0", role="worker", rank=0, node_id="node-1", gpus=(0, 1))
         exited = TaskExited(
-            node_id="node-1", task_id=place.task_id, token=1, cause="exited", exit_code=0, started_ms=0,
-            exited_ms=5_000, usage=Usage(host_memory_mib=memory_mib),
-        )  # fmt: skip
+            node_id="node-1",
+            task_id=place.task_id,
+            token=1,
+            cause="exited",
+            exit_code=0,
+            started_ms=0,
+            exited_ms=5_000,
+            usage=Usage(host_memory_mib=memory_mib),
+        )
         await self.record(JobSubmitted(job_id=job_id, spec=SPEC), offset=offset)
         await self.record(PlacementDecided(job_id=job_id, attempt=1, tasks=(place,)))
         await self.record(exited, JobEnded(job_id=job_id, outcome="succeeded", exit_code=0))
@@ -97,7 +103,8 @@ async def log(log_dsn: str | None) -> AsyncIterator[Log]:
 
 @asynccontextmanager
 async def serving(log: Log, settings: Settings = SETTINGS) -> AsyncIterator[asyncio.Task[None]]:
-    """A running estimator, stopped at the end. Its trainings do not yield to other processes of a busy machine."""
+    """A running estimator, stopped at the end. Its trainings do not yield to other processes of a busy
+    machine."""
     stop, ready = asyncio.Event(), asyncio.Event()
     with patch.object(learner, "NICENESS", 0):
         async with beside(run(settings, stop, log=log, ready=ready), stop, ready) as task:
@@ -239,8 +246,9 @@ async def test_without_the_right_to_write_it_says_so_and_ends() -> None:
 
 
 async def test_a_moldable_job_is_told_what_its_shapes_took(log: Log) -> None:
-    """Ada's job may have one to four workers. It ran with two, on a GPU of two nodes each; the next time she submits it the placer reads how long an
-    iteration took so. What a worker needs is estimated for the fewest, who have the largest batches, from the runs nearest to that."""
+    """Ada's job may have one to four workers. It ran with two, on a GPU of two nodes each; the next time she
+    submits it the placer reads how long an iteration took so. What a worker needs is estimated for the
+    fewest, who have the largest batches, from the runs nearest to that."""
     spec = replace(JOB, workers=4, min_workers=1, batch_size=None, global_batch_size=128)
     past = Reports()
     past.begin("past", (1, 1), spec=spec)

@@ -1,4 +1,5 @@
-"""The estimator learns how long steps take, says how long new jobs run and how long running ones still take."""
+"""The estimator learns how long steps take, says how long new jobs run and how long running ones still
+take."""
 
 from collections.abc import Callable, Sequence
 from typing import TypeVar
@@ -127,9 +128,15 @@ class Cell(Placer):
         saved_ms = self.now_ms
         self.now_ms += SAVE_MS
         exited = TaskExited(
-            node_id="node-1", task_id=task, token=1, cause="exited", exit_code=0, usage=Usage(gpu_memory_mib=900),
-            started_ms=began_ms - LAUNCH_MS, exited_ms=self.now_ms,
-        )  # fmt: skip
+            node_id="node-1",
+            task_id=task,
+            token=1,
+            cause="exited",
+            exit_code=0,
+            usage=Usage(gpu_memory_mib=900),
+            started_ms=began_ms - LAUNCH_MS,
+            exited_ms=self.now_ms,
+        )
         save = TaskPhaseChanged(node_id="node-1", task_id=task, token=1, phase="save", at_ms=saved_ms)
         await self.record(save, exited, JobEnded(job_id=job_id, outcome="succeeded", exit_code=0))
 
@@ -173,7 +180,8 @@ async def models(log: Log, count: int) -> list[ModelTrained]:
 
 
 async def ran(placer: Cell, since: int, until: int) -> None:
-    """Ada and Bob tried resnet50 on one, two and four GPUs with four batch sizes, each from a script of its own."""
+    """Ada and Bob tried resnet50 on one, two and four GPUs with four batch sizes, each from a script of its
+    own."""
     for number in range(since, until):
         batch, gpus = (16, 32, 64, 128)[number % 4], (1, 2, 4)[number % 3]
         job = spec(batch, ("ada", "bob")[number % 2], 500 + 100 * number, gpus, number)
@@ -193,8 +201,9 @@ async def cell(runs: int) -> tuple[Log, Cell]:
 
 
 async def test_a_cell_learns_how_long_jobs_take(dsn: str) -> None:
-    """Eve never ran resnet50; its step on four GPUs with her batch size is between what others measured. Her job is told
-    its run time, and once it runs the time that is left; the estimator restarts in the middle and says nothing twice."""
+    """Eve never ran resnet50; its step on four GPUs with her batch size is between what others measured. Her
+    job is told its run time, and once it runs the time that is left; the estimator restarts in the middle and
+    says nothing twice."""
     log, placer = await cell(MIN_NEW)
     job, true_ms = spec(96, "eve", 10_000, 4, 99), step_ms(4, 96)
     async with serving(log, settings(dsn)):
@@ -229,8 +238,8 @@ async def test_a_cell_learns_how_long_jobs_take(dsn: str) -> None:
 
 
 async def test_what_was_published_is_judged_when_the_job_ends(dsn: str) -> None:
-    """The report wants to know how good remaining times were: what stood in the ledger at half of the run is kept with
-    the run, in Postgres, beside its phases and steps."""
+    """The report wants to know how good remaining times were: what stood in the ledger at half of the run is
+    kept with the run, in Postgres, beside its phases and steps."""
     log, placer = await cell(0)
     async with serving(log, settings(dsn)):
         job = spec(64, "eve", 1_000, 2)
@@ -240,9 +249,14 @@ async def test_what_was_published_is_judged_when_the_job_ends(dsn: str) -> None:
         await placer.record(eta)
         await placer.steps(task, 900, 1_000, 100.0)
         exited = TaskExited(
-            node_id="node-1", task_id=task, token=1, cause="exited", exit_code=0,
-            started_ms=placer.now_ms - 100_000 - LAUNCH_MS, exited_ms=placer.now_ms,
-        )  # fmt: skip
+            node_id="node-1",
+            task_id=task,
+            token=1,
+            cause="exited",
+            exit_code=0,
+            started_ms=placer.now_ms - 100_000 - LAUNCH_MS,
+            exited_ms=placer.now_ms,
+        )
         await placer.record(exited, JobEnded(job_id="running", outcome="succeeded", exit_code=0))
         store = await RunStore.open(dsn, "default")
         runs = await await_until(lambda: store.latest_steps(10, 10), "the stored run")
@@ -259,7 +273,8 @@ async def test_what_was_published_is_judged_when_the_job_ends(dsn: str) -> None:
 
 
 async def test_a_tampered_model_of_steps_is_not_used_and_an_older_one_answers(dsn: str) -> None:
-    """Somebody changed a byte in the database, in the newest model and then in all: the service says so, and runs on."""
+    """Somebody changed a byte in the database, in the newest model and then in all: the service says so, and
+    runs on."""
     log, placer = await cell(MIN_NEW)
     job = spec(96, "eve", 10_000, 4, 99)
     async with serving(log, settings(dsn)):
@@ -268,7 +283,10 @@ async def test_a_tampered_model_of_steps_is_not_used_and_an_older_one_answers(ds
         newest = (await models(log, 2))[1]
         assert newest.metrics["promoted"] == 1
     connection = await asyncpg.connect(dsn)
-    change = f"UPDATE {estimator_schema('default')}.models SET body = set_byte(body, length(body) - 1, 7) WHERE version = $1"
+    change = (
+        f"UPDATE {estimator_schema('default')}.models SET body = set_byte(body, length(body) - 1, 7) "
+        "WHERE version = $1"
+    )
     sources = []
     for version in (newest.model_version, older):
         assert await connection.execute(change, version) == "UPDATE 1"
@@ -283,8 +301,8 @@ async def test_a_tampered_model_of_steps_is_not_used_and_an_older_one_answers(ds
 async def test_a_restart_beside_a_snapshot_goes_on_where_it_was(
     dsn: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The projector has kept a snapshot of the cell while a job runs: what that job told before is read again, so that one
-    step more, as long as the others, is no news."""
+    """The projector has kept a snapshot of the cell while a job runs: what that job told before is read
+    again, so that one step more, as long as the others, is no news."""
     log, placer = await cell(1)
     async with serving(log, settings(dsn)):
         task = await placer.begin("running", spec(64, "eve", 10_000, 2))

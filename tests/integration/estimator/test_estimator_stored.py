@@ -1,4 +1,5 @@
-"""What the estimator must not forget over a restart: kills for memory, stages, and what jobs take from each other; and that stages are told once."""
+"""What the estimator must not forget over a restart: kills for memory, stages, and what jobs take from each
+other; and that stages are told once."""
 
 from collections.abc import Iterable
 from math import nan
@@ -83,8 +84,8 @@ async def predicted(log: Log) -> list[StagesProfiled]:
 
 
 async def folded(placer: Placer, job_id: str) -> None:
-    """Waits until the estimator has folded the ledger so far: a read of the log in memory holds all that is there, and a job is
-    answered after the records of its read."""
+    """Waits until the estimator has folded the ledger so far: a read of the log in memory holds all that is
+    there, and a job is answered after the records of its read."""
     await estimate_of(placer, job_id)
 
 
@@ -112,7 +113,8 @@ async def test_a_kill_is_not_forgotten_over_a_restart(settings: Settings) -> Non
 
 
 async def test_stages_are_predicted_once_and_again_when_they_moved(settings: Settings) -> None:
-    """Measured by a job, told, and committed by the placer; a restart repeats nothing; slower storage is told then."""
+    """Measured by a job, told, and committed by the placer; a restart repeats nothing; slower storage is told
+    then."""
     log: Log = MemoryLog(MemoryBroker())
     placer = await prepared(log)
     async with serving(log, settings):
@@ -134,7 +136,8 @@ async def test_stages_are_predicted_once_and_again_when_they_moved(settings: Set
 
 
 async def test_stages_that_were_never_published_are_predicted_after_a_restart() -> None:
-    """MemoryKills between reading a measurement and telling of it: what the ledger knows to be told decides, not the fold."""
+    """MemoryKills between reading a measurement and telling of it: what the ledger knows to be told decides,
+    not the fold."""
     log: Log = MemoryLog(MemoryBroker())
     placer = await prepared(log)
     async with serving(log):
@@ -152,7 +155,8 @@ async def test_stages_that_were_never_published_are_predicted_after_a_restart() 
 
 
 class Growing(MemoryLog):
-    """A ledger that grows by a record as soon as its end was asked for; the cell's own estimator has read and stored it."""
+    """A ledger that grows by a record as soon as its end was asked for; the cell's own estimator has read and
+    stored it."""
 
     def __init__(self, broker: MemoryBroker, dsn: str) -> None:
         super().__init__(broker)
@@ -170,7 +174,8 @@ class Growing(MemoryLog):
 
 @pytest.mark.postgres
 async def test_a_question_is_answered_while_the_cells_estimator_stores_runs(dsn: str) -> None:
-    """The gateway asks in a process of its own, which finds more stored than the ledger had when its end was asked for."""
+    """The gateway asks in a process of its own, which finds more stored than the ledger had when its end was
+    asked for."""
     log = Growing(MemoryBroker(), dsn)
     await log.create(dict.fromkeys(CELL_TOPICS, 2))
     await log.placer.start_term()
@@ -233,7 +238,8 @@ async def test_stages_come_back_in_order_and_old_ones_go(dsn: str, monkeypatch: 
 
 @pytest.mark.postgres
 async def test_what_jobs_take_from_each_other_is_not_forgotten_over_a_restart(dsn: str) -> None:
-    """Two kinds shared a GPU; the estimator restarts, and the next job of one of them is answered with what it has beside the other."""
+    """Two kinds shared a GPU; the estimator restarts, and the next job of one of them is answered with what
+    it has beside the other."""
     log: Log = MemoryLog(MemoryBroker())
     settings = Settings(log_url="unused", cell_index=1, dsn=dsn)
     placer = await prepared(log)

@@ -16,7 +16,8 @@ from infra.devservers.compose import obtain_compose
 
 COMPOSE_FILE = REPOSITORY / "docker-compose.yml"
 CONTAINERS_OWN = {"listeners", "advertised.listeners", "controller.quorum.voters", "log.dirs", "node.id"}
-"""Kafka settings that hold ports, folders and the number among several nodes, which a container has of its own."""
+"""Kafka settings that hold ports, folders and the number among several nodes, which a container has of its
+own."""
 
 
 def services() -> dict[str, dict[str, Any]]:
@@ -44,7 +45,8 @@ def embedded_postgres_version() -> str:
 
 
 def test_kafka_has_the_launchers_settings() -> None:
-    """A setting tuned for the tests, such as the session time, is forgotten in the container or the reverse."""
+    """A setting tuned for the tests, such as the session time, is forgotten in the container or the
+    reverse."""
     text = "".join((INFRA / "kafka" / name).read_text() for name in ("broker.properties", "plain.properties"))
     properties = dict(re.findall(r"^([a-z.]+)=(.*)$", text, re.MULTILINE))
     environment = services()["kafka"]["environment"]

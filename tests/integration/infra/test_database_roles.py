@@ -145,12 +145,16 @@ async def refused(connection: asyncpg.Connection, statement: str) -> bool:
 
 async def rows_of(connection: asyncpg.Connection) -> set[str]:
     """Topics of which the connection sees records."""
-    query = "SELECT DISTINCT p.topic FROM penstock_log.records r JOIN penstock_log.partitions p ON p.id = r.partition_id"
+    query = (
+        "SELECT DISTINCT p.topic FROM penstock_log.records r JOIN penstock_log.partitions p ON p.id = "
+        "r.partition_id"
+    )
     return {row["topic"] for row in await connection.fetch(query)}
 
 
 async def test_each_role_may_do_its_own_work_and_no_other(dsn: str, urls: dict[str, str]) -> None:
-    """A job reads a log URL from its machine and tries to give itself GPUs: table of all services and topics."""
+    """A job reads a log URL from its machine and tries to give itself GPUs: table of all services and
+    topics."""
     table = acl_table()
     assert {who: dict(table[who]) for who in NODE_REPORTER_RIGHTS} == NODE_REPORTER_RIGHTS, (
         "one fact, in two places"
@@ -174,7 +178,8 @@ async def test_each_role_may_do_its_own_work_and_no_other(dsn: str, urls: dict[s
 
 
 async def test_the_doctor_compares_the_read_models_with_this_version(dsn: str, urls: dict[str, str]) -> None:
-    """Before the projector's first start; after an upgrade that it has not seen; when a newer one was at work."""
+    """Before the projector's first start; after an upgrade that it has not seen; when a newer one was at
+    work."""
 
     async def found(service: str) -> Finding:
         findings = await asyncio.to_thread(lambda: list(database_findings(urls[service], "default")))
@@ -200,7 +205,8 @@ async def test_the_doctor_compares_the_read_models_with_this_version(dsn: str, u
 
 
 async def test_a_right_that_is_withdrawn_is_gone(dsn: str, urls: dict[str, str], tmp_path: Path) -> None:
-    """An administrator shrinks the table of rights, or somebody gave a role more by hand: the next set-up ends it."""
+    """An administrator shrinks the table of rights, or somebody gave a role more by hand: the next set-up
+    ends it."""
     admin = await asyncpg.connect(dsn)
     await admin.execute("ALTER ROLE penstock_gateway SUPERUSER CREATEROLE BYPASSRLS")
     await admin.execute("GRANT INSERT, UPDATE ON penstock_log.records TO penstock_estimator")
@@ -250,7 +256,8 @@ async def test_no_password_is_in_a_statement(dsn: str) -> None:
 
 
 async def test_a_node_reads_the_orders_for_itself_alone(dsn: str, urls: dict[str, str]) -> None:
-    """Two nodes share a partition of the orders: a job that reads the log's URL on n1 learns nothing of n2's commands."""
+    """Two nodes share a partition of the orders: a job that reads the log's URL on n1 learns nothing of n2's
+    commands."""
     place = Partition(Topic.ORDERS, node_partition(NODES[0]))
     assert {node_partition(node) for node in NODES} == {place.index}
     log = await EmbeddedLog(dsn, "administrator").start()
@@ -296,7 +303,8 @@ async def test_nodes_of_any_name_have_roles_of_their_own(dsn: str, tmp_path: Pat
 
 
 async def test_the_placer_deletes_what_has_expired_and_nothing_else(dsn: str, urls: dict[str, str]) -> None:
-    """The embedded log's orders and dead letters must not fill the disk; the ledger stays, also for a thief of the placer's password."""
+    """The embedded log's orders and dead letters must not fill the disk; the ledger stays, also for a thief
+    of the placer's password."""
     admin = await EmbeddedLog(dsn, "administrator").start()
     assert admin._expiring is not None
     await admin._expiring  # its own look, which finds nothing yet
@@ -325,7 +333,8 @@ async def test_the_placer_deletes_what_has_expired_and_nothing_else(dsn: str, ur
 async def test_the_services_of_the_tiltfile_work_with_their_roles(
     dsn: str, roles: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Each service and node has its own URL from `make roles`, and no other: the node's joining reaches ledger and read models."""
+    """Each service and node has its own URL from `make roles`, and no other: the node's joining reaches
+    ledger and read models."""
     assert modes_of(roles) == {0o600}
     environments = service_environments(roles)
     monkeypatch.setenv(OPERATOR_KEY, environments["gateway"][OPERATOR_KEY])
@@ -363,7 +372,10 @@ async def test_the_services_of_the_tiltfile_work_with_their_roles(
         assert await refused(gateway, statement), schema
     await gateway.close()
     admin = await asyncpg.connect(dsn)
-    query = "SELECT DISTINCT usename FROM pg_stat_activity WHERE datname = current_database() AND pid <> pg_backend_pid() "
+    query = (
+        "SELECT DISTINCT usename FROM pg_stat_activity WHERE datname = current_database() AND pid <> "
+        "pg_backend_pid() "
+    )
     query += "AND backend_type = 'client backend'"  # and no worker that happens to vacuum here
     assert {row["usename"] for row in await admin.fetch(query)} == {
         *map(role_of, NAMES),

@@ -46,13 +46,15 @@ def test_a_decision_is_read_back_with_its_attributes_parents_and_links(jaeger: J
 
 
 def test_a_trace_that_never_arrives_is_a_timeout_and_not_an_empty_answer(jaeger: JaegerServer) -> None:
-    """The exporter points at another host: the test that waits for its trace must fail, not pass on nothing."""
+    """The exporter points at another host: the test that waits for its trace must fail, not pass on
+    nothing."""
     with pytest.raises(TimeoutError, match="0 of ≥ 1 spans"):
         jaeger.trace(secrets.token_hex(16), timeout_s=0.3)  # clock: it never arrives, however long it waits
 
 
 def test_jaeger_ends_at_once_and_leaves_no_process() -> None:
-    """Every end-to-end test stops one: it ends by itself when it is asked to, without the 10 s that its own spans would cost."""
+    """Every end-to-end test stops one: it ends by itself when it is asked to, without the 10 s that its own
+    spans would cost."""
     with jaeger_server() as server:
         pid = server.pid
     settings = yaml.safe_load(CONFIG.read_text())

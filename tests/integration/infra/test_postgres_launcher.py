@@ -1,4 +1,5 @@
-"""The embedded Postgres: it starts where it may, dies with its parent, keeps what it promised, leaves nothing."""
+"""The embedded Postgres: it starts where it may, dies with its parent, keeps what it promised, leaves
+nothing."""
 
 import asyncio
 import os
@@ -58,7 +59,8 @@ def temporary(postgres_folder: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 async def test_restarts_with_its_data_and_leaves_nothing(folder: Path, temporary: Path) -> None:
-    """`penstock up`, Ctrl-C, `penstock up`: the rows are there, no process is left, no file outside the folder."""
+    """`penstock up`, Ctrl-C, `penstock up`: the rows are there, no process is left, no file outside the
+    folder."""
     server = PostgresServer()
     for expected in (0, 1):
         dsn = await server.start(folder / "pg")
@@ -79,7 +81,8 @@ async def test_restarts_with_its_data_and_leaves_nothing(folder: Path, temporary
 
 
 async def test_dies_with_its_parent_and_recovers(folder: Path) -> None:
-    """`penstock up` is killed with -9, twice: its Postgres ends by itself, and the next start finds the rows."""
+    """`penstock up` is killed with -9, twice: its Postgres ends by itself, and the next start finds the
+    rows."""
     run_and_kill(folder / "pg")
     server = run_and_kill(folder / "pg")  # at once, while the first server may still be ending
     await await_until(lambda: not is_running(server), "the end of the server")
@@ -118,7 +121,8 @@ async def test_one_folder_one_server(folder: Path) -> None:
 async def test_a_start_that_is_given_up_waits_for_no_cluster(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Ctrl-C while `initdb` writes its files to a disk that is busy with something else: `penstock demo` took a minute to end."""
+    """Ctrl-C while `initdb` writes its files to a disk that is busy with something else: `penstock demo` took
+    a minute to end."""
     programs, running = folder / "bin", folder / "running"
     programs.mkdir()
     running.touch(0o666)

@@ -1,7 +1,8 @@
-"""Postgres keeps a process for each connection, and that process keeps what it ever looked up in the catalogs.
+"""Postgres keeps a process for each connection, and that process keeps what it ever looked up in the
+catalogs.
 
-A cell on a small machine stands for months with its connections open: what only the very first start needs (tables, migrations)
-must not stay in the memory of all the time after it.
+A cell on a small machine stands for months with its connections open: what only the very first start needs
+(tables, migrations) must not stay in the memory of all the time after it.
 """
 
 import asyncpg
@@ -28,7 +29,8 @@ async def held_bytes(connection: asyncpg.Connection | None) -> int:
 
 
 async def test_the_log_that_made_its_tables_holds_no_more_than_the_next(dsn: str) -> None:
-    """`penstock up` on a new machine, and once more after a boot: the writer's process is as small in both lives."""
+    """`penstock up` on a new machine, and once more after a boot: the writer's process is as small in both
+    lives."""
     found = []
     for _ in range(2):
         log = await EmbeddedLog(dsn, "test").start()
@@ -39,7 +41,8 @@ async def test_the_log_that_made_its_tables_holds_no_more_than_the_next(dsn: str
 
 
 async def test_a_reader_of_the_log_does_not_pay_for_looking_at_retention(dsn: str) -> None:
-    """Each program looks once whether anything has expired; the connection that goes on reading has not planned that."""
+    """Each program looks once whether anything has expired; the connection that goes on reading has not
+    planned that."""
     log = await EmbeddedLog(dsn, "test").start()
     await log.create(dict.fromkeys(CELL_TOPICS, 1))
     assert log._expiring is not None

@@ -54,8 +54,14 @@ def test_three_services_make_one_connected_trace(jaeger: JaegerServer) -> None:
     spans = jaeger.trace(f"{context.trace_id:032x}", spans_at_least=7)
     by_id = {span["spanId"]: span for span in spans}
     assert sorted(span["name"] for span in spans) == [
-        "decide", "estimate", "job", "launch", "queue", "run", "submit",
-    ]  # fmt: skip
+        "decide",
+        "estimate",
+        "job",
+        "launch",
+        "queue",
+        "run",
+        "submit",
+    ]
     assert [span["name"] for span in spans if not span.get("parentSpanId")] == ["job"]
     assert all(span["parentSpanId"] in by_id for span in spans if span["name"] != "job")
     found = {span["name"]: span for span in spans}
@@ -63,5 +69,7 @@ def test_three_services_make_one_connected_trace(jaeger: JaegerServer) -> None:
     assert int(found["run"]["endTimeUnixNano"]) - int(found["run"]["startTimeUnixNano"]) == 370_000_000
     assert found["decide"]["attributes"]["penstock.winner"] == "node-2"
     assert {span["resource"]["service.name"] for span in spans} == {
-        "penstock-gateway", "penstock-estimator", "penstock-placer",
-    }  # fmt: skip
+        "penstock-gateway",
+        "penstock-estimator",
+        "penstock-placer",
+    }

@@ -1,4 +1,5 @@
-"""A ledger whose head is archived, on both real logs: one ledger for readers that have the archive, and a clear refusal without it."""
+"""A ledger whose head is archived, on both real logs: one ledger for readers that have the archive, and a
+clear refusal without it."""
 
 import asyncio
 import itertools
@@ -157,7 +158,8 @@ async def refused(cell: Cell) -> str:
 
 @pytest.fixture
 async def cell(settings: Settings) -> AsyncIterator[Cell]:
-    """With 84 ledger records: a term, a node, a job that waits for its node to answer, 80 of jobs that ended."""
+    """With 84 ledger records: a term, a node, a job that waits for its node to answer, 80 of jobs that
+    ended."""
     log = await open_log(settings.log_url, "test").start()
     await log.create(dict.fromkeys(CELL_TOPICS, settings.cell_index + 1))
     cell = Cell(settings, log)
@@ -198,8 +200,8 @@ async def printed_by_verify_archive(settings: Settings) -> dict[str, Any]:
 
 @both_logs
 async def test_one_ledger_with_its_archive(cell: Cell) -> None:
-    """After a year the ledger's head goes to a file server: the live system goes on without it, and everything that looks back
-    finds all records with it."""
+    """After a year the ledger's head goes to a file server: the live system goes on without it, and
+    everything that looks back finds all records with it."""
     settings, without = cell.settings, cell.settings.model_copy(update={"archive": None})
     snapshot = await cell.snapshot(50)
     with pytest.raises(ConfigurationError, match=r"PENSTOCK_ARCHIVE: .* holds nothing"):
@@ -257,7 +259,8 @@ async def test_one_ledger_with_its_archive(cell: Cell) -> None:
 
 
 async def test_nothing_leaves_the_log_for_a_wrong_snapshot(cell: Cell) -> None:
-    """The database is another cell's, or a bug made its snapshot: the archive holds nothing of it, and the log everything."""
+    """The database is another cell's, or a bug made its snapshot: the archive holds nothing of it, and the
+    log everything."""
     replica = await cell.folded(50)
     replica.state.ended["never"] = "succeeded"
     connection = await asyncpg.connect(cell.settings.dsn)
@@ -270,7 +273,8 @@ async def test_nothing_leaves_the_log_for_a_wrong_snapshot(cell: Cell) -> None:
 
 
 async def test_a_projector_that_is_further_back_needs_the_archive(cell: Cell) -> None:
-    """The database was lost: its tables are filled from the archive, and without it the projector names what it needs."""
+    """The database was lost: its tables are filled from the archive, and without it the projector names what
+    it needs."""
     await cell.snapshot(50)
     await archive(cell.settings, cell.log, leave=20)
     connection = await asyncpg.connect(cell.settings.dsn)

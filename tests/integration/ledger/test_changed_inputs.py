@@ -1,4 +1,5 @@
-"""Input topics that are truncated or created anew: nothing is lost in silence, and going on is a decision on record."""
+"""Input topics that are truncated or created anew: nothing is lost in silence, and going on is a decision on
+record."""
 
 import asyncio
 import itertools
@@ -125,7 +126,8 @@ async def test_a_topic_is_lost_under_a_running_placer(cell: Cell) -> None:
 
 
 async def test_what_was_accepted_is_on_record(cell: Cell) -> None:
-    """A year later an auditor asks why jobs were answered twice from offset 0 on: the ledger names who went on, and from where."""
+    """A year later an auditor asks why jobs were answered twice from offset 0 on: the ledger names who went
+    on, and from where."""
     async with cell.placer():
         await submitted(cell, "a", "b")
     cell.broker.restore(JOBS)
@@ -143,7 +145,8 @@ async def test_what_was_accepted_is_on_record(cell: Cell) -> None:
 
 
 async def recreate(admin: AIOKafkaAdminClient, settings: Settings, *job_ids: str) -> None:
-    """Deletes the topic of submissions and creates it again with as many partitions, as the product would; these are in it at once."""
+    """Deletes the topic of submissions and creates it again with as many partitions, as the product would;
+    these are in it at once."""
     [described] = await admin.describe_topics([Topic.JOBS])
     await admin.delete_topics([Topic.JOBS])
 
@@ -163,7 +166,8 @@ async def truncate(admin: AIOKafkaAdminClient, index: int) -> None:
 
 @pytest.fixture
 def there_again(monkeypatch: pytest.MonkeyPatch) -> asyncio.Event:
-    """Once a broker no longer knows a topic, fetches wait for this event: the topic was created anew between two of them."""
+    """Once a broker no longer knows a topic, fetches wait for this event: the topic was created anew between
+    two of them."""
     event, missed, send = asyncio.Event(), asyncio.Event(), AIOKafkaClient.send
 
     async def held(client: AIOKafkaClient, node_id: object, request: object, **options: object) -> Any:
@@ -184,8 +188,8 @@ def there_again(monkeypatch: pytest.MonkeyPatch) -> asyncio.Event:
 @pytest.mark.usefixtures("patient_kafka")
 @pytest.mark.parametrize("how", ["created anew", "created anew and longer", "truncated"])
 async def test_on_a_real_broker(kafka: KafkaBroker, how: str, there_again: asyncio.Event) -> None:
-    """`kafka-topics.sh --delete` and `--create`, or `kafka-delete-records.sh`, on the wrong cluster; a placer is at work, or
-    comes back to it."""
+    """`kafka-topics.sh --delete` and `--create`, or `kafka-delete-records.sh`, on the wrong cluster; a placer
+    is at work, or comes back to it."""
     index = next(_cells)
     settings = Settings(log_url=f"kafka://{kafka.bootstrap}", cell_index=index)
     log = await open_log(settings.log_url, "test").start()

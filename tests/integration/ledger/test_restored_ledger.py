@@ -1,4 +1,5 @@
-"""A ledger that is restored from an older copy: it is noticed, accepted on record, and no token is given out twice."""
+"""A ledger that is restored from an older copy: it is noticed, accepted on record, and no token is given out
+twice."""
 
 import asyncio
 import json
@@ -49,7 +50,10 @@ async def test_it_is_restored_under_a_running_placer(cell: Cell) -> None:  # noq
     head = cell.fold().head
     cell.broker.restore(LEDGER, 2)
     await cell.submit("c")
-    missing = rf"record {head.seq} \({head.id}\) was read at its offset {head.seq - 1}, where there is no record now"
+    missing = (
+        rf"record {head.seq} \({head.id}\) was read at its offset {head.seq - 1}, where there is no "
+        r"record now"
+    )
     with pytest.raises(ConfigurationError, match=rf"{missing}.*penstock-placer accept-ledger"):
         await running
 
@@ -58,8 +62,8 @@ async def test_what_went_on_in_place_of_void_records_is_noticed(
     cell: Cell,  # noqa: F811 - the fixture
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """The restored copy lacks void records only, and the placer in office has written in their place before the one that stands by
-    looks again: it would take over on a history that ends where the copy did."""
+    """The restored copy lacks void records only, and the placer in office has written in their place before
+    the one that stands by looks again: it would take over on a history that ends where the copy did."""
     monkeypatch.setattr(standby, "TAKEOVER_MS", 100)
     async with cell.placer():
         await submitted(cell, "a", "b")
@@ -78,8 +82,9 @@ async def test_what_went_on_in_place_of_void_records_is_noticed(
 
 
 async def test_it_is_restored_between_the_last_look_and_the_term(cell: Cell) -> None:  # noqa: F811 - the fixture
-    """A placer that has decided to take over sleeps. Meanwhile an older copy is put back, and what another placer writes there is void: the
-    ledger is as long as it was, and the sleeper's term would follow a record that is gone, with tokens that were given out before."""
+    """A placer that has decided to take over sleeps. Meanwhile an older copy is put back, and what another
+    placer writes there is void: the ledger is as long as it was, and the sleeper's term would follow a record
+    that is gone, with tokens that were given out before."""
     async with cell.placer():
         await submitted(cell, "a", "b")
     replica, records = cell.fold(), cell.broker.records(LEDGER)
@@ -151,7 +156,8 @@ class Site:
             await asyncio.gather(*work)
 
     async def restore(self, end: int) -> None:
-        """The log's tables as an older backup has them; the other topics were mirrored elsewhere, and are whole."""
+        """The log's tables as an older backup has them; the other topics were mirrored elsewhere, and are
+        whole."""
         connection = await asyncpg.connect(self.dsn)
         [row] = await connection.fetch(
             "UPDATE penstock_log.partitions SET head = $1 WHERE topic = $2 RETURNING id", end, LEDGER.topic
@@ -174,8 +180,9 @@ async def command(dsn: str, *arguments: str) -> tuple[int, str, str]:
 
 @pytest.mark.postgres
 async def test_a_restored_backup_gives_out_no_token_twice(dsn: str) -> None:
-    """Monday's backup is restored on Tuesday. A job that was placed on Tuesday runs on; the cell learns of it from its node,
-    stops it, and only then lets the job run anew, under a token that no order of Tuesday had."""
+    """Monday's backup is restored on Tuesday. A job that was placed on Tuesday runs on; the cell learns of it
+    from its node, stops it, and only then lets the job run anew, under a token that no order of Tuesday
+    had."""
     log = await EmbeddedLog(dsn, "test").start()
     await log.create(topic_partitions())
     site = Site(dsn, log)

@@ -1,4 +1,5 @@
-"""Snapshots of another ledger: the topics were made anew, or the cell's index changed, and Postgres stayed as it was."""
+"""Snapshots of another ledger: the topics were made anew, or the cell's index changed, and Postgres stayed as
+it was."""
 
 import asyncio
 import logging
@@ -71,8 +72,8 @@ async def placer_on(cell: PlacerCell, dsn: str | None) -> AsyncIterator[None]:
 
 
 async def test_a_placer_believes_only_its_own(dsn: str, caplog: pytest.LogCaptureFixture) -> None:
-    """All topics were deleted and made anew, and have grown beyond the snapshot: jobs are answered all the same, and
-    the warning names both heads."""
+    """All topics were deleted and made anew, and have grown beyond the snapshot: jobs are answered all the
+    same, and the warning names both heads."""
     theirs, cell = folded(busy("theirs", 3).values), PlacerCell()
     nodes = asyncio.create_task(cell.nodes.run())
     async with placer_on(cell, None):
@@ -95,7 +96,8 @@ async def test_a_placer_believes_only_its_own(dsn: str, caplog: pytest.LogCaptur
 
 @pytest.mark.parametrize("grown", [True, False], ids=["grown beyond", "still shorter"])
 async def test_a_gateway_passes_over_those_of_another(dsn: str, grown: bool) -> None:
-    """It serves what its own ledger holds, now and at any record; an older snapshot of its own is still of use."""
+    """It serves what its own ledger holds, now and at any record; an older snapshot of its own is still of
+    use."""
     ours, theirs = busy("ours", 4), busy("theirs", 3 if grown else 9)
     assert grown == (len(ours.values) > len(theirs.values))
     await save(dsn, folded(ours.values[:6]), folded(theirs.values))
@@ -118,7 +120,8 @@ async def _explains(cell: Cell, at: int) -> None:
 
 
 async def test_an_estimator_passes_over_those_of_another(dsn: str, caplog: pytest.LogCaptureFixture) -> None:
-    """`PENSTOCK_CELL_INDEX` changed: the database is the other cell's. Its own ledger is folded, and none of it is void."""
+    """`PENSTOCK_CELL_INDEX` changed: the database is the other cell's. Its own ledger is folded, and none of
+    it is void."""
     log: Log = MemoryLog(MemoryBroker())
     await log.create(dict.fromkeys(CELL_TOPICS, 2))
     await save(dsn, folded(busy("theirs", 1).values[:4]))

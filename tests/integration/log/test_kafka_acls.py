@@ -51,7 +51,8 @@ async def new_topic(broker: KafkaBroker, topic: str) -> AsyncIterator[tuple[Kafk
 
 
 async def allowed(act: Callable[[], Awaitable[object]]) -> None:
-    """Returns once the broker lets it happen: a controller confirms a right before the brokers have applied it."""
+    """Returns once the broker lets it happen: a controller confirms a right before the brokers have applied
+    it."""
 
     async def done() -> bool:
         try:
@@ -102,7 +103,8 @@ async def test_an_identity_writes_its_own_topics_and_no_other(
 async def test_a_wrong_password_gets_nowhere(
     guarded_kafka: KafkaBroker, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """An old secret is still mounted after a rotation: the service must report it and not look idle, and not show it."""
+    """An old secret is still mounted after a rotation: the service must report it and not look idle, and not
+    show it."""
     yesterday, today = new_canary(), guarded_kafka.passwords["placer"]
     monkeypatch.setattr(logging.getLogger("aiokafka"), "propagate", True)
     with caplog.at_level(logging.DEBUG), caplog.at_level(logging.DEBUG, "aiokafka"):
@@ -120,7 +122,8 @@ async def test_a_wrong_password_gets_nowhere(
 async def test_a_service_that_may_not_read_settings_says_which_right_it_needs(
     guarded_kafka: KafkaBroker, topic_name: Callable[[str], str]
 ) -> None:
-    """Rights were given by hand, or before services read settings: READ alone does not show how long records stay."""
+    """Rights were given by hand, or before services read settings: READ alone does not show how long records
+    stay."""
     topic = topic_name("ledger")
     async with new_topic(guarded_kafka, topic) as (admin, placer):
         client = AIOKafkaAdminClient(**guarded_kafka.client_settings(ADMIN))
@@ -166,7 +169,8 @@ async def view_of_topics(url: str, *, well: bool) -> Finding | None:
 async def test_the_doctor_finds_what_is_wrong_with_topics_and_names(
     guarded_kafka: KafkaBroker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A topic that an administrator gave a week of retention, a second cell without partitions, a password of yesterday."""
+    """A topic that an administrator gave a week of retention, a second cell without partitions, a password of
+    yesterday."""
     url = guarded_kafka.url("placer")
     well = await doctors_view(url)
     assert not any(finding.remedy for finding in well.values()), well
@@ -199,7 +203,8 @@ async def test_the_doctor_finds_what_is_wrong_with_topics_and_names(
 
 
 async def test_only_the_administrator_deletes_records(guarded_kafka: KafkaBroker) -> None:
-    """The ledger's head is archived by an administrator; the placer's own password, stolen, deletes nothing of it."""
+    """The ledger's head is archived by an administrator; the placer's own password, stolen, deletes nothing
+    of it."""
     ledger = Partition(Topic.LEDGER, 0)
     async with connected(guarded_kafka, "placer") as placer, connected(guarded_kafka, ADMIN) as admin:
         end = (await placer.append([Message(ledger, b"{}"), Message(ledger, b"{}")]))[-1]
@@ -250,7 +255,8 @@ async def refused(act: Callable[[], Awaitable[object]]) -> bool:
 
 
 async def test_forged_records_change_nothing(guarded_kafka: KafkaBroker) -> None:
-    """A job has read the node-reporter's password: the broker lets it write to the nodes' topic, in the name of any node."""
+    """A job has read the node-reporter's password: the broker lets it write to the nodes' topic, in the name
+    of any node."""
     settings = Settings(log_url=guarded_kafka.url("placer"), cell_index=1)
     async with AsyncExitStack() as stack:
         admin = await stack.enter_async_context(connected(guarded_kafka, ADMIN))

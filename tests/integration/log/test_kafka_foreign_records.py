@@ -16,8 +16,8 @@ pytestmark = pytest.mark.kafka
 
 
 async def test_values_and_headers_may_be_null(kafka_bootstrap: str, topic_name: Callable[[str], str]) -> None:
-    """A tool in another language writes a tombstone, and a header without a value: a service that took them for
-    bytes would fall over them again after every restart."""
+    """A tool in another language writes a tombstone, and a header without a value: a service that took them
+    for bytes would fall over them again after every restart."""
     topic = topic_name("jobs")
     log = await KafkaLog(kafka_bootstrap, "test").start()
     await log.create({topic: 1})
@@ -51,9 +51,14 @@ async def write_bad_name(bootstrap: str, topic: str, value: bytes, headers: Head
     async with AIOKafkaProducer(bootstrap_servers=bootstrap) as producer:
         batch = producer.create_batch()
         batch._builder = _DefaultRecordBatchBuilderPy(
-            magic=2, compression_type=0, is_transactional=0, producer_id=-1, producer_epoch=-1, base_sequence=-1,
+            magic=2,
+            compression_type=0,
+            is_transactional=0,
+            producer_id=-1,
+            producer_epoch=-1,
+            base_sequence=-1,
             batch_size=1 << 16,
-        )  # fmt: skip
+        )
         batch.append(timestamp=1, key=None, value=value, headers=[*headers, (BadName("name"), b"x")])
         await (await producer.send_batch(batch, topic, partition=0))
 

@@ -1,4 +1,5 @@
-"""Topics on a broker with Kafka's default settings: it creates whatever is asked for, and deletes it after seven days."""
+"""Topics on a broker with Kafka's default settings: it creates whatever is asked for, and deletes it after
+seven days."""
 
 import asyncio
 import shlex
@@ -63,7 +64,8 @@ async def settings_of(broker: KafkaBroker, topic: str) -> dict[str, tuple[str, i
 
 
 async def set_to(broker: KafkaBroker, topic: str, **configs: str) -> None:
-    """What an administrator's tool does: our settings, and these on top. Returns once the broker answers with them.
+    """What an administrator's tool does: our settings, and these on top. Returns once the broker answers with
+    them.
 
     A controller confirms a change before the brokers have applied it.
     """
@@ -111,7 +113,8 @@ async def test_asking_for_a_topic_does_not_create_it(
 async def test_a_deleted_topic_is_not_created_by_its_readers_and_writers(
     kafka: KafkaBroker, log: KafkaLog, topic_name: Callable[[str], str]
 ) -> None:
-    """An administrator deletes the topic under running services, whose clients go on asking for its leaders."""
+    """An administrator deletes the topic under running services, whose clients go on asking for its
+    leaders."""
     partition = Partition(topic_name("ledger"), 0)
     await log.create({partition.topic: 1})
     await log.append([Message(partition, b"{}")])
@@ -154,7 +157,8 @@ async def test_every_setting_of_a_new_topic_is_its_own(
 async def test_a_setting_that_could_lose_records_is_refused(
     kafka: KafkaBroker, log: KafkaLog, topic_name: Callable[[str], str], setting: str, value: str
 ) -> None:
-    """A clean-up script of the cluster's owner goes over all topics: the next start of a service names what it did."""
+    """A clean-up script of the cluster's owner goes over all topics: the next start of a service names what
+    it did."""
     topic = topic_name("ledger")
     await log.create({topic: 1})
     await set_to(kafka, topic, **{setting.replace(".", "_"): value})
@@ -176,7 +180,8 @@ async def test_a_stricter_setting_is_left_alone(
     await log.create({topic: 1})
 
 
-# --- the set-up command ---------------------------------------------------------------------------------------
+# --- the set-up command
+# ---------------------------------------------------------------------------------------
 
 
 @pytest_asyncio.fixture
@@ -201,14 +206,19 @@ async def delete_ours(broker: KafkaBroker) -> None:
 def run_module(module: str, *arguments: str, **environment: str) -> "subprocess.CompletedProcess[str]":
     return subprocess.run(
         [sys.executable, "-m", module, *arguments],
-        cwd=REPOSITORY, env=clean_environment(**environment), capture_output=True, text=True, check=False,
-    )  # fmt: skip
+        cwd=REPOSITORY,
+        env=clean_environment(**environment),
+        capture_output=True,
+        text=True,
+        check=False,
+    )
 
 
 async def test_a_ledger_that_kafka_made_is_refused_and_the_command_in_the_message_mends_it(
     stock_broker: KafkaBroker,
 ) -> None:
-    """Day one: a dashboard asked for the topics before anybody ran the set-up. Nothing works until they are right."""
+    """Day one: a dashboard asked for the topics before anybody ran the set-up. Nothing works until they are
+    right."""
     await ask_as_others_do(stock_broker, *Topic)
     assert (await settings_of(stock_broker, Topic.LEDGER))["retention.ms"][0] == STOCK_RETENTION_MS
 
@@ -244,7 +254,8 @@ async def test_a_ledger_that_kafka_made_is_refused_and_the_command_in_the_messag
 
 
 async def test_the_correction_changes_nothing_else(stock_broker: KafkaBroker) -> None:
-    """The owner compresses this topic, lets larger records through, and gave it more partitions: the owner's business."""
+    """The owner compresses this topic, lets larger records through, and gave it more partitions: the owner's
+    business."""
     log = await KafkaLog(stock_broker.bootstrap, "test").start()
     await log.create({Topic.DEAD_LETTERS: 3})
     await log.close()

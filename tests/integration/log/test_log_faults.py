@@ -1,4 +1,5 @@
-"""What the logs promise while their servers die: acknowledged is read once, unknown at most once, order is preserved."""
+"""What the logs promise while their servers die: acknowledged is read once, unknown at most once, order is
+preserved."""
 
 import asyncio
 import os
@@ -60,7 +61,8 @@ async def test_postgres_is_killed_under_load(postgres_folder: Path) -> None:
 async def test_a_log_comes_back_after_a_long_outage(
     postgres_folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Postgres is away for longer than a log waits: callers are refused meanwhile, and served as soon as it is back."""
+    """Postgres is away for longer than a log waits: callers are refused meanwhile, and served as soon as it
+    is back."""
     monkeypatch.setattr(embedded, "OUTAGE_LIMIT_S", 0.2)
     partition = Partition("penstock.test.v1", 0)
     server = PostgresServer()
@@ -92,7 +94,8 @@ async def test_a_log_comes_back_after_a_long_outage(
 
 @pytest.mark.postgres
 async def test_a_record_committed_while_nobody_listens(dsn: str) -> None:
-    """An administrator ends our listening connection; one last record arrives just then, and nothing after it."""
+    """An administrator ends our listening connection; one last record arrives just then, and nothing after
+    it."""
     partition = Partition("penstock.test.v1", 0)
     one, two = await EmbeddedLog(dsn, "one").start(), await EmbeddedLog(dsn, "two").start()
     administrator = await asyncpg.connect(dsn)
@@ -122,7 +125,8 @@ async def test_a_record_committed_while_nobody_listens(dsn: str) -> None:
 
 @pytest.mark.kafka
 async def test_kafka_is_killed_under_load(broker: KafkaBroker, topic_name: Callable[[str], str]) -> None:
-    """The broker is killed and comes back, three times, while the pipeline runs: aiokafka repeats, never doubles."""
+    """The broker is killed and comes back, three times, while the pipeline runs: aiokafka repeats, never
+    doubles."""
     one, two = KafkaLog(broker.bootstrap, "one"), KafkaLog(broker.bootstrap, "two")
     topic = topic_name("test")
     try:
@@ -143,7 +147,8 @@ async def test_kafka_is_killed_under_load(broker: KafkaBroker, topic_name: Calla
 
 @pytest.mark.kafka
 async def test_a_closed_producer_writes_nothing_later(broker: KafkaBroker) -> None:
-    """A placer gives up during an outage: what it still held must not reach the ledger when the broker returns."""
+    """A placer gives up during an outage: what it still held must not reach the ledger when the broker
+    returns."""
     partition = Partition(Topic.LEDGER, 0)
     log = await KafkaLog(broker.bootstrap, "placer").start()
     await log.create({Topic.LEDGER: 1})
@@ -190,7 +195,8 @@ async def test_aiokafka_still_waits_without_bound_when_it_stops(
 
 @pytest.mark.kafka
 async def test_only_the_placer_writes_the_ledger(guarded_kafka: KafkaBroker) -> None:
-    """A gateway with a bug (or a thief of its password) writes the ledger: refused, and its honest jobs go on."""
+    """A gateway with a bug (or a thief of its password) writes the ledger: refused, and its honest jobs go
+    on."""
     gateway = open_log(guarded_kafka.url("gateway"), "gateway")
     placer = open_log(guarded_kafka.url("placer"), "placer")
     node = open_log(guarded_kafka.url("node-reporter"), "node-reporter")

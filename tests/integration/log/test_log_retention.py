@@ -1,4 +1,5 @@
-"""How long each log keeps what: the ledger and what it has to answer for ever, the rest for a bounded time."""
+"""How long each log keeps what: the ledger and what it has to answer for ever, the rest for a bounded
+time."""
 
 from collections.abc import Callable
 
@@ -49,14 +50,16 @@ async def filled(dsn: str, count: int) -> dict[str, Partition]:
 
 
 def test_only_what_can_be_had_again_is_ever_deleted() -> None:
-    """A placer stands still over a long holiday: its inputs wait for it, and the ledger is the system of record."""
+    """A placer stands still over a long holiday: its inputs wait for it, and the ledger is the system of
+    record."""
     assert not {Topic.LEDGER, *INPUT_TOPICS} & set(LIMITED)
     assert set(RETENTION_MS) == set(Topic)
 
 
 @pytest.mark.postgres
 async def test_expired_records_go_and_nothing_else(dsn: str) -> None:
-    """A year on one machine: orders, telemetry and dead letters do not fill the disk, all others are there."""
+    """A year on one machine: orders, telemetry and dead letters do not fill the disk, all others are
+    there."""
     places = await filled(dsn, 30)
     await make_older(dsn, 365, newest=10)
     log = await restarted(dsn)
@@ -80,7 +83,8 @@ async def test_expired_records_go_and_nothing_else(dsn: str) -> None:
 
 @pytest.mark.postgres
 async def test_a_topic_of_which_nothing_is_left(dsn: str) -> None:
-    """A cluster stood still for half a year: offsets go on where they were, and a position from before is refused."""
+    """A cluster stood still for half a year: offsets go on where they were, and a position from before is
+    refused."""
     places = await filled(dsn, 3)
     await make_older(dsn, 180)
     log = await restarted(dsn)
@@ -135,7 +139,8 @@ async def test_a_running_log_is_bounded(dsn: str, monkeypatch: pytest.MonkeyPatc
 async def test_a_client_whose_clock_is_ahead_may_write(
     kafka_bootstrap: str, topic_name: Callable[[str], str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A node's clock is a year ahead: by default Kafka refuses its reports, and would delete others' by their stamps."""
+    """A node's clock is a year ahead: by default Kafka refuses its reports, and would delete others' by their
+    stamps."""
     topic = topic_name("nodes")
     log = await KafkaLog(kafka_bootstrap, "test").start()
     await log.create({topic: 1})

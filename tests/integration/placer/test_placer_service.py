@@ -115,7 +115,8 @@ async def working_cell(conditional: bool) -> AsyncIterator[Cell]:
 
 
 def on_both_logs(scenario: Callable[..., Awaitable[None]]) -> Callable[..., None]:
-    """A test in virtual time: on a log like Kafka's, where orders follow the record read back, and on one with compare-and-append."""
+    """A test in virtual time: on a log like Kafka's, where orders follow the record read back, and on one
+    with compare-and-append."""
 
     @pytest.mark.parametrize("conditional", [False, True], ids=["read-back", "one-commit"])
     @wraps(scenario)
@@ -187,8 +188,8 @@ class OvertakenLog(MemoryLog):
 
 
 def test_a_record_that_loses_takes_its_orders_with_it() -> None:
-    """One commit for record and orders: a placer was replaced without noticing. What it writes next is refused as a
-    whole, it stands by, and it takes over again only because the other never answers."""
+    """One commit for record and orders: a placer was replaced without noticing. What it writes next is
+    refused as a whole, it stands by, and it takes over again only because the other never answers."""
     run_virtually(overtaken())
 
 
@@ -216,7 +217,8 @@ async def overtaken() -> None:
 
 @on_both_logs
 async def test_a_replaced_placer_stands_by(cell: Cell) -> None:
-    """A second placer starts while the first lives: the first's next records are void, it stands by for good."""
+    """A second placer starts while the first lives: the first's next records are void, it stands by for
+    good."""
     async with cell.placer(), cell.placer():
         for number in range(10):
             await cell.submit(f"j{number}")
@@ -258,8 +260,8 @@ class LateLog(MemoryLog):
 
 @on_both_logs
 async def test_a_standby_that_reads_late_blames_nobody(cell: Cell, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It sees an input, and for its whole patience no answer, which has long been in the ledger: it reads that to its end before
-    it takes over. Whoever really does not answer is still replaced."""
+    """It sees an input, and for its whole patience no answer, which has long been in the ledger: it reads
+    that to its end before it takes over. Whoever really does not answer is still replaced."""
     monkeypatch.setattr(standby, "TAKEOVER_MS", 300)
     replica = Replica()
     trace = LedgerTrace(Tracing())
@@ -309,7 +311,8 @@ async def test_garbage_is_answered_and_stored(cell: Cell) -> None:
 
 @on_both_logs
 async def test_replay_says_what_another_version_decided(cell: Cell, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A release changed a reason's wording: replay finds the difference and names the release that wrote the record."""
+    """A release changed a reason's wording: replay finds the difference and names the release that wrote the
+    record."""
     with monkeypatch.context() as older:
         older.setattr("penstock_services.placer.shell.term.__version__", "0.0.9")
         older.setattr("penstock_services.placer.core.answer.MAX_REASON", 7)
@@ -333,7 +336,8 @@ async def test_replay_says_what_another_version_decided(cell: Cell, monkeypatch:
 async def test_an_input_that_cannot_be_applied_is_set_aside(
     cell: Cell, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A bug makes the answer to one input fail every time: it is dead-lettered once, and the cell goes on without it."""
+    """A bug makes the answer to one input fail every time: it is dead-lettered once, and the cell goes on
+    without it."""
     original = Decider._cancel
 
     def broken(self: Decider, state: object, event: JobCancelRequested) -> object:

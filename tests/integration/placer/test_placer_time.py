@@ -63,7 +63,8 @@ def test_a_clock_that_was_ahead_once_stops_no_timer(monkeypatch: pytest.MonkeyPa
 
 
 def test_the_ledgers_clock_goes_on_by_the_time_since_boot(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It follows a wall clock that is a little ahead, slowly; not one that jumps by minutes or years; and never goes back."""
+    """It follows a wall clock that is a little ahead, slowly; not one that jumps by minutes or years; and
+    never goes back."""
     wall, booted = [10_000], [0.0]
     monkeypatch.setattr(clock, "wall_ms", lambda: wall[0])
     ledger = LedgerClock(9_000, lambda: booted[0])
@@ -86,7 +87,8 @@ def test_the_ledgers_clock_goes_on_by_the_time_since_boot(monkeypatch: pytest.Mo
 def test_a_clock_that_jumps_by_years_fires_no_deadline(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """While a placer runs, and again before the next one begins; the log stands on a machine whose clock is right."""
+    """While a placer runs, and again before the next one begins; the log stands on a machine whose clock is
+    right."""
 
     async def scenario() -> Replica:
         broker = MemoryBroker()
@@ -109,7 +111,8 @@ def test_a_clock_that_jumps_by_years_fires_no_deadline(
 
 
 def test_time_passes_while_nobody_writes() -> None:
-    """The placer was away for two hours, on a machine whose clock is years behind; a deadline of one hour is over."""
+    """The placer was away for two hours, on a machine whose clock is years behind; a deadline of one hour is
+    over."""
 
     async def scenario() -> Replica:
         broker = MemoryBroker()
@@ -127,8 +130,9 @@ def test_time_passes_while_nobody_writes() -> None:
 def test_a_log_whose_clock_stepped_by_years_while_nobody_wrote(
     queue_timeout_ms: int | None, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Log and placer on one machine, which comes back from the workshop in the wrong decade: an alarm, no deadline, and no time
-    that stays wrong when the clock is right again, also where no deadline was pending."""
+    """Log and placer on one machine, which comes back from the workshop in the wrong decade: an alarm, no
+    deadline, and no time that stays wrong when the clock is right again, also where no deadline was
+    pending."""
     error_ms = [0]
 
     async def scenario() -> Replica:
@@ -152,7 +156,8 @@ def test_a_log_whose_clock_stepped_by_years_while_nobody_wrote(
 def test_a_cell_that_was_away_for_long_is_given_its_time_by_an_operator(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """It stood in a store for 60 days, and its clock is right: the setting that the alarm names believes it."""
+    """It stood in a store for 60 days, and its clock is right: the setting that the alarm names believes
+    it."""
 
     async def scenario() -> Replica:
         broker = MemoryBroker()
@@ -173,7 +178,8 @@ def test_a_cell_that_was_away_for_long_is_given_its_time_by_an_operator(
 
 
 def test_thousands_of_due_timers_leave_others_their_turn(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The placer was away over night while 1,000 jobs ran into their queue time-outs; services share its loop."""
+    """The placer was away over night while 1,000 jobs ran into their queue time-outs; services share its
+    loop."""
     fired: list[int] = []
     turns = [True]
     original = service.Term._fire_due

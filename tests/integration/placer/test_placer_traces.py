@@ -127,8 +127,8 @@ def names(spans: set[tuple[str, str, int]], job_id: str) -> list[str]:
 
 @virtually
 async def test_a_successor_exports_again_what_a_killed_placer_may_not_have_exported(cell: TracedCell) -> None:
-    """The first placer is killed before its batch of spans is exported. The second folds the ledger, writes the
-    same spans under the same ids, and goes on with the job that the first had placed."""
+    """The first placer is killed before its batch of spans is exported. The second folds the ledger, writes
+    the same spans under the same ids, and goes on with the job that the first had placed."""
     async with cell.placer():
         await cell.submit("a", "b")
         await cell.until_ended(2)
@@ -211,8 +211,8 @@ def collector() -> Iterator[Collector]:
 
 
 async def test_replay_exports_nothing(collector: Collector, monkeypatch: pytest.MonkeyPatch) -> None:
-    """An engineer replays last night's ledger on a machine whose environment names the collector: not one span
-    reaches it, while the placer that wrote the ledger reached it by the same settings."""
+    """An engineer replays last night's ledger on a machine whose environment names the collector: not one
+    span reaches it, while the placer that wrote the ledger reached it by the same settings."""
     monkeypatch.setenv("PENSTOCK_OTLP", collector.url)
     async with working(monkeypatch) as cell:
         async with cell.placer(Settings(log_url="memory", otlp=collector.url), exported=False):

@@ -67,7 +67,8 @@ async def projector_process(dsn: str, failpoint: str = "") -> AsyncIterator[asyn
 async def test_killed_anywhere_it_goes_on(
     dsn: str, log: EmbeddedLog, cell: Settings, where: str, nth: int
 ) -> None:
-    """The machine kills the projector (out of memory, say) at the worst moment; its successor loses and doubles nothing."""
+    """The machine kills the projector (out of memory, say) at the worst moment; its successor loses and
+    doubles nothing."""
     placer = busy()
     async with projector_process(dsn, f"{where}:{nth}") as process:
         first, *others = values = placer.values
@@ -87,7 +88,8 @@ async def test_killed_anywhere_it_goes_on(
 
 
 async def test_two_projectors_write_each_row_once(dsn: str, cell: Settings, log: EmbeddedLog) -> None:
-    """A rolling update leaves two projectors alive for a while: the position lets only one of them write each batch."""
+    """A rolling update leaves two projectors alive for a while: the position lets only one of them write each
+    batch."""
     other = await EmbeddedLog(dsn, "other").start()
     placer = busy(10)
     try:
@@ -104,8 +106,8 @@ async def test_two_projectors_write_each_row_once(dsn: str, cell: Settings, log:
 
 
 async def test_a_projector_that_slept_writes_nothing(dsn: str, cell: Settings, log: EmbeddedLog) -> None:
-    """One is stopped for minutes between reading and writing; its successor went on. Waking up, it writes its old rows:
-    the position refuses them, even rows that no primary key would refuse."""
+    """One is stopped for minutes between reading and writing; its successor went on. Waking up, it writes its
+    old rows: the position refuses them, even rows that no primary key would refuse."""
     placer = busy(30)
     await service.prepare_schema(dsn, "penstock")
     sleeper, successor = (
@@ -149,7 +151,8 @@ async def test_void_records_move_the_position_and_nothing_else(
 async def test_rows_of_forgotten_nodes_go(
     dsn: str, cell: Settings, log: EmbeddedLog, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Machines have a new name each day: the tables hold those that the ledger's fold still knows, and replay agrees."""
+    """Machines have a new name each day: the tables hold those that the ledger's fold still knows, and replay
+    agrees."""
     monkeypatch.setattr("penstock.ledger.derived.departed.MAX_GONE_NODES", 2)
     placer = busy(20)
     async with projecting(cell, log):
@@ -222,7 +225,8 @@ async def test_a_damaged_snapshot_is_passed_over(dsn: str, cell: Settings, log: 
 async def test_verify_finds_a_changed_row_and_rebuild_mends_it(
     dsn: str, cell: Settings, log: EmbeddedLog
 ) -> None:
-    """Somebody repaired a row by hand: verify names it; rebuild makes the tables right under a running projector."""
+    """Somebody repaired a row by hand: verify names it; rebuild makes the tables right under a running
+    projector."""
     placer = busy()
     async with projecting(cell, log):
         await placer.send(log)
@@ -249,7 +253,8 @@ async def test_verify_finds_a_changed_row_and_rebuild_mends_it(
 
 
 async def test_tables_of_another_log_are_refused(dsn: str, cell: Settings, log: EmbeddedLog) -> None:
-    """The log was reset but not the database: going on would mix two histories. The message names the remedy."""
+    """The log was reset but not the database: going on would mix two histories. The message names the
+    remedy."""
     placer = busy(30)
     async with projecting(cell, log):
         await placer.send(log)
@@ -292,7 +297,8 @@ async def test_old_events_are_forgotten(
 async def test_jobs_that_ended_long_ago_leave_the_tables(
     dsn: str, cell: Settings, log: EmbeddedLog, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A cell runs for years: old jobs go a few at a time with the records that come, live ones stay, and verify knows."""
+    """A cell runs for years: old jobs go a few at a time with the records that come, live ones stay, and
+    verify knows."""
     monkeypatch.setenv("PENSTOCK_ENDED_JOBS_DAYS", "31")
     monkeypatch.setattr(service, "REMOVE_EVERY_RECORDS", 1)
     monkeypatch.setattr(service, "MAX_REMOVED_JOBS", 2)
@@ -333,7 +339,8 @@ async def test_jobs_that_ended_long_ago_leave_the_tables(
 async def test_old_jobs_go_a_few_at_a_time_and_the_oldest_first(
     dsn: str, cell: Settings, log: EmbeddedLog, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """After an upgrade there are a million of them: no batch waits for all to go, and what is left is asked for again."""
+    """After an upgrade there are a million of them: no batch waits for all to go, and what is left is asked
+    for again."""
     placer = HandPlacer()
     placer.join(node_spec("n0", 1))
     placer.run([f"old-{number}" for number in range(5)])
@@ -408,7 +415,8 @@ async def test_on_kafka_too(dsn: str, kafka: KafkaBroker) -> None:
 
 
 async def test_a_snapshot_leaves_the_event_loop_alone(dsn: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A cell with 100,000 jobs: while its snapshot is written or read, the services on the same loop answer."""
+    """A cell with 100,000 jobs: while its snapshot is written or read, the services on the same loop
+    answer."""
     threads: dict[str, list[threading.Thread]] = {}
 
     def watched(name: str) -> None:

@@ -105,7 +105,8 @@ def with_jobs() -> HandPlacer:
 async def older(
     dsn: str, cell: Settings, log: EmbeddedLog, placer: HandPlacer, migration: str, undo: str
 ) -> AsyncIterator[asyncpg.Connection]:
-    """Tables that hold all that the placer has decided, as they were before this migration; a connection to them. `undo`: SQL."""
+    """Tables that hold all that the placer has decided, as they were before this migration; a connection to
+    them. `undo`: SQL."""
     await placer.send(log)
     async with projecting(cell, log):
         await reached(dsn, len(placer.values))
@@ -118,7 +119,8 @@ async def older(
 
 
 async def test_an_upgrade_names_the_gpus_of_what_runs(dsn: str, cell: Settings, log: EmbeddedLog) -> None:
-    """Tables from before tasks named their GPUs: the migration fills in those of tasks that run; of the others a rebuild."""
+    """Tables from before tasks named their GPUs: the migration fills in those of tasks that run; of the
+    others a rebuild."""
     placer = with_jobs()
     async with older(dsn, cell, log, placer, "0007", "ALTER TABLE penstock.tasks DROP COLUMN gpu_uuids"):
         pass
@@ -129,7 +131,8 @@ async def test_an_upgrade_names_the_gpus_of_what_runs(dsn: str, cell: Settings, 
 
 
 async def test_an_upgrade_counts_the_cores_of_jobs(dsn: str, cell: Settings, log: EmbeddedLog) -> None:
-    """Tables from before jobs showed their cores: the migration counts those of their tasks, of one that waits none."""
+    """Tables from before jobs showed their cores: the migration counts those of their tasks, of one that
+    waits none."""
     placer, shown = with_jobs(), "SELECT job_id, cores FROM penstock.jobs ORDER BY job_id"
     placer.submit("waits", gpus=4)
     async with older(dsn, cell, log, placer, "0011", "ALTER TABLE penstock.jobs DROP COLUMN cores") as tables:
@@ -144,7 +147,8 @@ async def test_an_upgrade_counts_the_cores_of_jobs(dsn: str, cell: Settings, log
 async def test_a_changed_migration_ends_the_service_until_it_is_mended(
     dsn: str, cell: Settings, log: EmbeddedLog
 ) -> None:
-    """The projector does not write into tables that it does not know; it reports that and ends, repetition mends nothing."""
+    """The projector does not write into tables that it does not know; it reports that and ends, repetition
+    mends nothing."""
     async with projecting(cell, log):
         pass
     connection = await asyncpg.connect(dsn)

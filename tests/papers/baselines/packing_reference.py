@@ -1,7 +1,7 @@
 """The packing family line by line, without arrays or caches: the yardstick for `packing`, `fgd` and `random`.
 
-For jobs of one task. A score is computed in exact fractions and cut; only FGD's logistic is in floating point,
-but for a gradient of 0, whose score is 50. Slow on purpose.
+For jobs of one task. A score is computed in exact fractions and cut; only FGD's logistic is in floating
+point, but for a gradient of 0, whose score is 50. Slow on purpose.
 """
 
 from collections import Counter
@@ -180,7 +180,8 @@ SCORES: Mapping[str, Score] = {
 def choice(
     state: CellState, demand: Demand, profile: str, typical: tuple[TypicalTask, ...] = ()
 ) -> tuple[str, int, int | None] | None:
-    """(node id, score, GPU if the policy names it) of the best node, the first of equals; None if none fits."""
+    """(node id, score, GPU if the policy names it) of the best node, the first of equals; None if none
+    fits."""
     best: tuple[str, int, int | None] | None = None
     for node_id in state.node_at:
         node = state.nodes[node_id]

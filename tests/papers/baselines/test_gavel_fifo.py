@@ -1,7 +1,8 @@
 """Gavel's FIFO on its 96 jobs, event by event: what its own rounds of six minutes add to the measured speeds.
 
-Its simulator reports 13,818 s of average JCT on 32 V100; the same jobs without rounds and their bookkeeping come to
-12,521 s. Placement plays no part there: all GPUs are one pool, and every job runs at its consolidated speed.
+Its simulator reports 13,818 s of average JCT on 32 V100; the same jobs without rounds and their bookkeeping
+come to 12,521 s. Placement plays no part there: all GPUs are one pool, and every job runs at its consolidated
+speed.
 """
 
 import pytest
@@ -23,7 +24,8 @@ pytestmark = pytest.mark.skipif(
 
 
 def test_event_driven_fifo_comes_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Strict FIFO: no backfill. A worker per GPU, and nodes of one GPU for the job model: nothing ever counts as spread."""
+    """Strict FIFO: no backfill. A worker per GPU, and nodes of one GPU for the job model: nothing ever counts
+    as spread."""
     monkeypatch.setenv("PENSTOCK_DATA", str(DATA.parent))
     trace = read_trace(TRACE)
     settings = PlacerSettings(profile="fifo", backfill_window=1)

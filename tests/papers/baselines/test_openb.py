@@ -1,8 +1,9 @@
-"""Packing policies on Alibaba's openb traces, through the real placer: GPUs allocated when 100 % have been asked for.
+"""Packing policies on Alibaba's openb traces, through the real placer: GPUs allocated when 100 % have been
+asked for.
 
-Reference: `data/openb/expected_allo_every10.csv`, ten seeds per policy and pod file, column 100. The nodes are the
-1,213 with GPUs. Cores are counted in eighths where the source has thousandths: in a bare loop of the same rules
-that moves the means of ten seeds by −0.1 … +0.2 points, as other seeds do.
+Reference: `data/openb/expected_allo_every10.csv`, ten seeds per policy and pod file, column 100. The nodes
+are the 1,213 with GPUs. Cores are counted in eighths where the source has thousandths: in a bare loop of the
+same rules that moves the means of ten seeds by −0.1 … +0.2 points, as other seeds do.
 """
 
 import csv
@@ -80,7 +81,8 @@ def test_fragmentation_gradient_allocates_most() -> None:
 @pytest.mark.parametrize("pods", ["default", "cpu200", "gpushare100", "multigpu50"])
 @pytest.mark.parametrize("profile", POLICIES)
 def test_the_mean_of_ten_seeds_is_the_reference(profile: str, pods: str) -> None:
-    """More pods without GPUs, only shared GPUs, many gangs of several GPUs: each file has its own order of policies."""
+    """More pods without GPUs, only shared GPUs, many gangs of several GPUs: each file has its own order of
+    policies."""
     right = reference(pods, profile)
     found = fmean(allocated(pods, profile, seed) for seed in range(SEEDS))
     assert found == pytest.approx(fmean(right), abs=WITHIN + SURE * stdev(right) / sqrt(SEEDS))

@@ -39,7 +39,8 @@ pytestmark = pytest.mark.skipif(
 def test_published_completion_times_come_out(
     load: str, workload: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Not only the mean: every job to the second, including what was preempted and where it was placed afterwards."""
+    """Not only the mean: every job to the second, including what was preempted and where it was placed
+    afterwards."""
     monkeypatch.setenv("PENSTOCK_DATA", str(DATA.parent))
     path = DATA / FOLDERS[load] / f"workload-{workload}.csv"
     settings = PlacerSettings(profile="tiresias-fifo", queue_limits_gpu_s=(57_600.0,))

@@ -1,12 +1,16 @@
-"""Simulations of CODA's cluster for `tests.papers.coda.coda_tables`: variants of policies, mixes of jobs, and what is sampled of a run.
+"""Simulations of CODA's cluster for `tests.papers.coda.coda_tables`: variants of policies, mixes of jobs, and
+what is sampled of a run.
 
-Jobs are those of `penstock.simulator.generators.coda_month`, speeds those of Synergy's table with contention for memory bandwidth. A training that moves saves in 2.5 s and launches in
-20 s; a CPU job that is aborted begins anew. The best number of cores is the fewest with 98 % of the best speed on a node: an oracle, which stands for where CODA's search ends. Under
-profile `coda` the contention-guard searches nevertheless by CODA's walk (at most four probes, which cost what they take), and slows CPU jobs that slow a training.
+Jobs are those of `penstock.simulator.generators.coda_month`, speeds those of Synergy's table with contention
+for memory bandwidth. A training that moves saves in 2.5 s and launches in 20 s; a CPU job that is aborted
+begins anew. The best number of cores is the fewest with 98 % of the best speed on a node: an oracle, which
+stands for where CODA's search ends. Under profile `coda` the contention-guard searches nevertheless by CODA's
+walk (at most four probes, which cost what they take), and slows CPU jobs that slow a training.
 
 Figures are sampled each five minutes (of the month each twenty) from half a day on until the last arrival.
 
-A *part* of the cluster is every fourth job of a day, and every fourth node: each node has the load of the whole, and a burst of CPU jobs has the part of the cluster that it has of the whole.
+A *part* of the cluster is every fourth job of a day, and every fourth node: each node has the load of the
+whole, and a burst of CPU jobs has the part of the cluster that it has of the whole.
 """
 
 from collections.abc import Sequence
@@ -60,7 +64,8 @@ class Outcome(NamedTuple):
     queued: float
     """Jobs that wait."""
     crowded: float
-    """GPUs of trainings on nodes of which more than 75 % of the memory bandwidth is asked for, of those held."""
+    """GPUs of trainings on nodes of which more than 75 % of the memory bandwidth is asked for, of those
+    held."""
     by_cpu_jobs: float
     """What CPU jobs take of the memory bandwidth of nodes with trainings, of all that is taken there."""
     active: float
@@ -123,7 +128,8 @@ class Mix(NamedTuple):
 
     title: str
     high_demand: float | None = None
-    """So many of the CPU jobs have a high demand for memory bandwidth, 0 – 1; None: as in the trace, 0.5 %."""
+    """So many of the CPU jobs have a high demand for memory bandwidth, 0 – 1; None: as in the trace, 0.5
+    %."""
     language_and_speech: bool = False
     """All trainings are of such models: §VI-A has most of them so."""
 

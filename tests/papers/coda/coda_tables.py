@@ -1,10 +1,13 @@
-"""CODA's cluster beside §VI: `python -m tests.papers.coda.coda_tables`; its month: `--month`. How it is simulated: `tests.papers.coda.coda_runs`.
+"""CODA's cluster beside §VI: `python -m tests.papers.coda.coda_tables`; its month: `--month`. How it is
+simulated: `tests.papers.coda.coda_runs`.
 
-Over 20 seeds a day on a quarter of the cluster is simulated, with every fourth job: load per node, mix of jobs and bursts are those of the whole, while a job with four GPUs takes a larger part of what there
-is, so that more GPUs are left over. The whole cluster for three days is there with one seed: FIFO, DRF and CODA.
+Over 20 seeds a day on a quarter of the cluster is simulated, with every fourth job: load per node, mix of
+jobs and bursts are those of the whole, while a job with four GPUs takes a larger part of what there is, so
+that more GPUs are left over. The whole cluster for three days is there with one seed: FIFO, DRF and CODA.
 
-The utilisation of a GPU is the speed of its training relative to the best cores, mean over the GPUs held (§III-A1: rates of use are averages across active GPUs). The published one is
-that of the hardware, which is below 1 at its best: only the ratio between policies compares. Intervals: 95 % over seeds, resampled.
+The utilisation of a GPU is the speed of its training relative to the best cores, mean over the GPUs held
+(§III-A1: rates of use are averages across active GPUs). The published one is that of the hardware, which is
+below 1 at its best: only the ratio between policies compares. Intervals: 95 % over seeds, resampled.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -75,7 +78,8 @@ REACH: Mapping[str, tuple[float, str]] = {
 """What CODA has to reach here, in percent."""
 MONTH_CPU_S = 300.0
 LOST, QUEUED_MORE = 2.3, 100.0
-"""Without the eliminator: percent of the utilisation lost while tasks queue, percent more that queue. Source: CODA §VI-E."""
+"""Without the eliminator: percent of the utilisation lost while tasks queue, percent more that queue. Source:
+CODA §VI-E."""
 
 
 def rows(variant: Variant, found: Sequence[Outcome]) -> Iterator[Row]:
@@ -178,14 +182,16 @@ def tables() -> Iterator[PaperTable]:
         "Speed of trainings on their GPUs against FIFO",
         "% more",
         list(against_fifo(runs)),
-        "Over the same trace all policies do the same work; only on the GPUs that are held can utilisation differ.",
+        "Over the same trace all policies do the same work; only on the GPUs that are held can utilisation "
+        "differ.",
     )
     yield PaperTable(
         "coda-hardware",
         "Utilisation of the GPUs held in the source's terms",
         "%",
         list(in_their_terms(runs)),
-        "The source measures hardware, this the speed relative to the best cores: both scales are proportional if hardware is used in proportion to speed. FIFO sets the factor.",
+        "The source measures hardware, this the speed relative to the best cores: both scales are "
+        "proportional if hardware is used in proportion to speed. FIFO sets the factor.",
     )
     of = {variant: _of_seeds(variant, CONTENDED) for variant in (CODA, WITH_CAPS, WITHOUT_ELIMINATOR)}
     contended = (

@@ -1,14 +1,20 @@
-"""A day on a part of CODA's cluster as a workload on which profiles are compared: what it takes to run it, and its outcome in the measures of §VI.
+"""A day on a part of CODA's cluster as a workload on which profiles are compared: what it takes to run it,
+and its outcome in the measures of §VI.
 
-Jobs and speeds as in `tests.papers.coda.coda_tables`: every fourth job and node of a day, a training that moves saves in 2.5 s and launches in 20 s, a CPU job that is aborted begins anew (its job states that it does
-not save). Three settings, since the source's allocator overrides what users ask for and Penstock's does not, unless it is set to:
+Jobs and speeds as in `tests.papers.coda.coda_tables`: every fourth job and node of a day, a training that
+moves saves in 2.5 s and launches in 20 s, a CPU job that is aborted begins anew (its job states that it does
+not save). Three settings, since the source's allocator overrides what users ask for and Penstock's does not,
+unless it is set to:
 
-- *cores known*: every training is estimated with its best number of cores, as after earlier runs; users' numbers count no more.
-- *cores searched for*: no user names cores. A training begins with N_start of its category for a first job (§V-B1: 3 for images, 5 for language and speech, per GPU), and its cores are
-  searched for while it runs, by the source's walk or by ours.
+- *cores known*: every training is estimated with its best number of cores, as after earlier runs; users'
+  numbers count no more.
+- *cores searched for*: no user names cores. A training begins with N_start of its category for a first job
+  (§V-B1: 3 for images, 5 for language and speech, per GPU), and its cores are searched for while it runs, by
+  the source's walk or by ours.
 - *cores named*: users name cores, as in the source's trace.
 
-Trainings that are there at the start came before the first day and would be running: they count in completion times, not in what starts at once (within a second).
+Trainings that are there at the start came before the first day and would be running: they count in completion
+times, not in what starts at once (within a second).
 """
 
 from collections.abc import Mapping
@@ -31,8 +37,13 @@ from tests.support.cli.command_line import simulate_options
 
 Cores = Literal["known", "searched", "named"]
 CATEGORIES: Mapping[str, Category] = {
-    "bert": "nlp", "gnmt": "nlp", "lstm": "nlp", "transformer": "nlp", "deepspeech": "speech", "m5": "speech",
-}  # fmt: skip
+    "bert": "nlp",
+    "gnmt": "nlp",
+    "lstm": "nlp",
+    "transformer": "nlp",
+    "deepspeech": "speech",
+    "m5": "speech",
+}
 """Of Synergy's models; the others work on images."""
 
 

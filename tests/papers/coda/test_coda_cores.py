@@ -50,7 +50,8 @@ def test_our_search_reaches_it_with_the_owners_history() -> None:
 
 
 def test_codas_walk_needs_history() -> None:
-    """Steps of one core from 3 end at 6: the networks that need 12 get there only on their owner's later jobs."""
+    """Steps of one core from 3 end at 6: the networks that need 12 get there only on their owner's later
+    jobs."""
     first = settled(walk, lambda _: ())
     show("first job, CODA's walk", first)
     assert first["alexnet"][1] < 0.7

@@ -1,4 +1,5 @@
-"""Variants and mixes of CODA's tables: an ablation differs from what it is compared with in what its title names, and in nothing else."""
+"""Variants and mixes of CODA's tables: an ablation differs from what it is compared with in what its title
+names, and in nothing else."""
 
 import pytest
 
@@ -26,7 +27,8 @@ def guard(variant: Variant) -> Guard | None:
 
 
 def test_the_ablations_leave_out_what_they_name() -> None:
-    """Without the eliminator CODA still searches for cores as its source does, also where users named them."""
+    """Without the eliminator CODA still searches for cores as its source does, also where users named
+    them."""
     whole, without = guard(CODA), guard(WITHOUT_ELIMINATOR)
     assert whole is not None
     assert whole.eliminates
@@ -54,7 +56,8 @@ def test_a_mix_changes_demands_and_models_and_nothing_else() -> None:
 
 
 def test_a_part_of_the_cluster_has_the_load_of_the_whole() -> None:
-    """Jobs, GPUs that they ask for over their time, and cores of CPU jobs: a quarter of each, as of the nodes."""
+    """Jobs, GPUs that they ask for over their time, and cores of CPU jobs: a quarter of each, as of the
+    nodes."""
     whole, part = make(0, 1), workload(PART, 0)
     assert EACH == 4
     for asked in (

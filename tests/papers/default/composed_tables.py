@@ -1,7 +1,10 @@
-"""Profile `penstock` on the workloads of Liquid, SpeCon, GENIE, Muri and CODA, beside each paper's own policy: `python -m tests.papers.default.composed_tables`.
+"""Profile `penstock` on the workloads of Liquid, SpeCon, GENIE, Muri and CODA, beside each paper's own
+policy: `python -m tests.papers.default.composed_tables`.
 
-A figure is how many times better `penstock` is than the policy of the paper, in the paper's own measure; it has to reach 0.98 everywhere, and to be above 1.05 on three
-workloads. The ablation leaves out one stage after the other (`PlacerSettings.without`) on the workload on which it matters. Intervals: 95 % over seeds, resampled.
+A figure is how many times better `penstock` is than the policy of the paper, in the paper's own measure; it
+has to reach 0.98 everywhere, and to be above 1.05 on three workloads. The ablation leaves out one stage after
+the other (`PlacerSettings.without`) on the workload on which it matters. Intervals: 95 % over seeds,
+resampled.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -166,7 +169,10 @@ def named_cores() -> PaperTable:
         for what, of in (("trainings", trainings_s), ("CPU jobs", cpu_jobs_s)):
             here, interval = ratio([of(one) for one in coda], [of(one) for one in ours])
             rows.append(Row(f"{label}: mean JCT of {what}", here, interval=interval))
-    title = "CODA's cluster where users name the cores of all trainings, and `coda` overrides them: `penstock` against it"
+    title = (
+        "CODA's cluster where users name the cores of all trainings, and `coda` overrides them: "
+        "`penstock` against it"
+    )
     return PaperTable("composed-named-cores", title, "times", rows, f"{ABLATED_SEEDS} seeds.")
 
 
@@ -215,10 +221,16 @@ def _ablation(figures: Mapping[Workload, Sequence[float]]) -> PaperTable:
                 times, interval = better(workload, ours, left_out)
                 rows.append(Row(f"{workload.paper}, {workload.label}: {stage}", times, interval=interval))
     return PaperTable(
-        "composed-ablation", "What each stage of `penstock` brings: with it against without it", "times", rows,
-        f"The first {ABLATED_SEEDS} seeds; stages that change nothing are left out. Mean figure with all stages: "
+        "composed-ablation",
+        "What each stage of `penstock` brings: with it against without it",
+        "times",
+        rows,
+        (
+            f"The first {ABLATED_SEEDS} seeds; stages that change nothing are left out. Mean figure with all "
+            "stages: "
+        )
         + "; ".join(f"{one.paper}, {one.label} {fmean(found):,.4g}" for one, found in figures.items()),
-    )  # fmt: skip
+    )
 
 
 if __name__ == "__main__":

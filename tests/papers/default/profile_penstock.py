@@ -1,10 +1,13 @@
-"""`python -m tests.papers.default.profile_penstock`: profile `penstock` against `fifo`, `liquid`, `srtf` and `fifo-strict`.
+"""`python -m tests.papers.default.profile_penstock`: profile `penstock` against `fifo`, `liquid`, `srtf` and
+`fifo-strict`.
 
-Run times are learned by the estimator during the run, and stops cost a save, a launch and lost work. Two things are judged: mean job completion time against the better one of
-`fifo` and `liquid`, and the 99th percentile of the time that large gangs wait, against `fifo-strict`, which lets nobody pass them.
+Run times are learned by the estimator during the run, and stops cost a save, a launch and lost work. Two
+things are judged: mean job completion time against the better one of `fifo` and `liquid`, and the 99th
+percentile of the time that large gangs wait, against `fifo-strict`, which lets nobody pass them.
 
-Mixes: 600 jobs of 30 kinds by five owners on 8 × 8 GPUs. A kind has an owner, a number of GPUs and a mean run time, spread by its logarithm from a minute to a day; its jobs differ by a third.
-They come at random times; the load is 0.6 to 1.4.
+Mixes: 600 jobs of 30 kinds by five owners on 8 × 8 GPUs. A kind has an owner, a number of GPUs and a mean run
+time, spread by its logarithm from a minute to a day; its jobs differ by a third. They come at random times;
+the load is 0.6 to 1.4.
 """
 
 from collections.abc import Iterator
@@ -111,7 +114,10 @@ def tables() -> Iterator[PaperTable]:
     yield PaperTable(
         "profile-jct", "Profile penstock: mean JCT over the better of fifo and liquid", "times", jct
     )
-    title = f"Profile penstock: 99th percentile of the wait of gangs of {LARGE_GPUS} GPUs and more, over fifo-strict"
+    title = (
+        f"Profile penstock: 99th percentile of the wait of gangs of {LARGE_GPUS} GPUs and more, over "
+        "fifo-strict"
+    )
     yield PaperTable("profile-waits", title, "times", wait)
 
 

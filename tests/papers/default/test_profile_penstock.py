@@ -1,4 +1,5 @@
-"""The profile `penstock` costs nobody who comes from `fifo` or `liquid` anything: mean job completion time with learned run times."""
+"""The profile `penstock` costs nobody who comes from `fifo` or `liquid` anything: mean job completion time
+with learned run times."""
 
 import pytest
 
@@ -12,7 +13,8 @@ AT_WORST = 1.01
 @pytest.mark.slow
 @pytest.mark.parametrize("trace", ["trace3", "trace3_pr"])
 def test_it_is_never_worse_on_the_traces(trace: str) -> None:
-    """A cell of 64 GPUs with the jobs of a month. More of them: `python -m tests.papers.default.profile_penstock`."""
+    """A cell of 64 GPUs with the jobs of a month. More of them: `python -m
+    tests.papers.default.profile_penstock`."""
     assert jct_ratio(f"muri/{trace}") <= AT_WORST
 
 

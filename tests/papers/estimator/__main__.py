@@ -1,4 +1,5 @@
-"""`python -m tests.papers.estimator DATA …`: how well models predict measured runs that they were not shown."""
+"""`python -m tests.papers.estimator DATA …`: how well models predict measured runs that they were not
+shown."""
 
 import penstock.runtime.single_thread  # noqa: F401, I001 - first: before anything imports numpy
 import argparse

@@ -89,8 +89,8 @@ SPLITS: Mapping[str, Callable[[int, Task], Hashable]] = MappingProxyType(
         "random": lambda row, _: row,
     }
 )
-"""Name → what runs share that are held out together: the cell (GPU model, GPUs, workload, precision), the same without
-its precision, the GPU model, its generation, the workload, nothing."""
+"""Name → what runs share that are held out together: the cell (GPU model, GPUs, workload, precision), the
+same without its precision, the GPU model, its generation, the workload, nothing."""
 
 
 class TooFew(ValueError):
@@ -98,7 +98,8 @@ class TooFew(ValueError):
 
 
 def folds(runs: Runs, split: str, seed: int) -> Iterator[Mask]:
-    """Which runs to hold out, FOLDS times (fewer where there are fewer groups); each run once. Raises `TooFew`."""
+    """Which runs to hold out, FOLDS times (fewer where there are fewer groups); each run once. Raises
+    `TooFew`."""
     groups = [SPLITS[split](row, task) for row, task in enumerate(runs.tasks)]
     names = list(dict.fromkeys(groups))
     if len(names) < 2:

@@ -42,7 +42,8 @@ def add_arguments(to: argparse.ArgumentParser) -> None:
     to.add_argument(
         "data",
         type=Path,
-        help="a CSV file of measured runs or of step times, one a line, or a folder of such; with --left-out also one "
+        help="a CSV file of measured runs or of step times, one a line, or a folder of such; with --left-out "
+        "also one "
         "that holds charrnn/, pollux/ or zeus/",
     )
     to.add_argument(
@@ -54,14 +55,17 @@ def add_arguments(to: argparse.ArgumentParser) -> None:
         "--split",
         choices=tuple(dict.fromkeys((*SPLITS, *STEP_SPLITS, "kinds"))),
         default="cells",
-        help=f"what is held out together. Of runs, in {FOLDS} folds: cells (GPU model, GPUs, workload and precision), "
-        "both-precisions (the same at any precision), families (GPU models), generations (of GPU models), networks, or single runs at random. Of steps: cells, or "
+        help=f"what is held out together. Of runs, in {FOLDS} folds: cells (GPU model, GPUs, workload and "
+        "precision), "
+        "both-precisions (the same at any precision), families (GPU models), generations (of GPU models), "
+        "networks, or single runs at random. Of steps: cells, or "
         "placements at all batches",
     )
     to.add_argument(
         "--left-out",
         action="store_true",
-        help=f"leave each group of --split ({', '.join(left_out.GROUPS)}; kinds of training where DATA holds curves) out "
+        help=f"leave each group of --split ({', '.join(left_out.GROUPS)}; kinds of training where DATA holds "
+        "curves) out "
         "alone, and show group by group how often our intervals hold, two-sided and one-sided",
     )
     to.add_argument(
@@ -80,7 +84,8 @@ def add_arguments(to: argparse.ArgumentParser) -> None:
         "--measured",
         action="append",
         metavar="N",
-        help="of steps: so many cells of a network, where its plan says, or a share of them by chance; may be repeated; "
+        help="of steps: so many cells of a network, where its plan says, or a share of them by chance; may "
+        "be repeated; "
         f"by default {' and '.join(step_evaluation.MEASURED)}",
     )
     to.add_argument("--seeds", type=int, default=1, metavar="N", help="repeat with N seeds; tells mean ± sd")
@@ -172,7 +177,8 @@ def run_left_out(asked: argparse.Namespace) -> int:
     else:
         print(left_out.table(rows))
         print(
-            "\n`above`: over the upper end, which of GPU memory is the promise. Nothing was learned from the group."
+            "\n`above`: over the upper end, which of GPU memory is the promise. Nothing was learned from the "
+            "group."
         )
     return OK
 
@@ -214,7 +220,8 @@ def figures(model: str, read: Read, against: Read | None, split: str, seeds: int
 
 
 def phase_figures(phased: Phased, split: str, seeds: int) -> Mapping[str, Figures]:
-    """Model → figures of the phase times: of Liquid's second model, and of the medians that answer here. Raises `TooFew`."""
+    """Model → figures of the phase times: of Liquid's second model, and of the medians that answer here.
+    Raises `TooFew`."""
     predicted = [judge_phases(phased, split, seed) for seed in range(seeds)]
     return {name: over_seeds([one[name] for one in predicted]) for name in predicted[0]}
 

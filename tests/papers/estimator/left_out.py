@@ -1,4 +1,5 @@
-"""Leave-one-group-out cross-validation of intervals: GPU models, networks or kinds of training that were never seen, a row each."""
+"""Leave-one-group-out cross-validation of intervals: GPU models, networks or kinds of training that were
+never seen, a row each."""
 
 import math
 from collections.abc import Callable, Mapping, Sequence
@@ -120,7 +121,8 @@ def asked_of_curves(
 
 
 def of_totals(jobs: Mapping[tuple[str, ...], Sequence[float]]) -> list[Held]:
-    """Epochs left by earlier runs of the job, how runs scatter being known from other kinds only; a row per kind."""
+    """Epochs left by earlier runs of the job, how runs scatter being known from other kinds only; a row per
+    kind."""
 
     def asked(kind: str) -> tuple[list[Bounds], list[float]]:
         others: dict[str, list[Sequence[float]]] = {}

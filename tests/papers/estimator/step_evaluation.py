@@ -1,4 +1,5 @@
-"""`python -m tests.papers.estimator DATA` on measured step times: how far each model is off on cells it was not shown."""
+"""`python -m tests.papers.estimator DATA` on measured step times: how far each model is off on cells it was
+not shown."""
 
 import argparse
 import math
@@ -47,7 +48,8 @@ Figures = Mapping[str, Mapping[str, float]]
 
 
 class Case(NamedTuple):
-    """One network's step times: what may be measured, and what is asked; without `asked`, all that was not measured."""
+    """One network's step times: what may be measured, and what is asked; without `asked`, all that was not
+    measured."""
 
     model: str
     pool: Table
@@ -102,7 +104,8 @@ def run(asked: argparse.Namespace, report: Tell) -> int:
         for case in cases:
             if case not in usable:
                 report(
-                    f"{case.model}: {len(case.pool.cells)} cells are too few to measure {one.text} and ask for others"
+                    f"{case.model}: {len(case.pool.cells)} cells are too few to measure {one.text} and ask "
+                    "for others"
                 )
         if any(case.asked is None or without(case.asked, case.pool).cells for case in usable):
             found[one.text] = _figures(names, usable, one, asked.split, asked.seeds)
@@ -168,7 +171,8 @@ def _enough(case: Case, drawn: Drawn) -> bool:
 def _figures(
     names: Sequence[str], cases: Sequence[Case], drawn: Drawn, split: str, seeds: int
 ) -> Mapping[str, Mapping[Whose, Figures]]:
-    """Model of steps → whose steps → figures: each network's, `pooled` over all cells, `mean` of the networks' figures."""
+    """Model of steps → whose steps → figures: each network's, `pooled` over all cells, `mean` of the
+    networks' figures."""
     predicted: dict[str, list[Mapping[Whose, Judged]]] = {name: [] for name in names}
     for seed in range(seeds):
         parts: dict[str, dict[str, Errors]] = {name: {} for name in names}
@@ -276,7 +280,8 @@ def _show(
         rest = [text.rjust(size) for text, size in zip(line[3:], wide[3:], strict=True)]
         print("  ".join([*first, *rest]).rstrip())
     print(
-        "\nError: |predicted / measured − 1|. `genie` speaks of even placements alone; a light profile is its own."
+        "\nError: |predicted / measured − 1|. `genie` speaks of even placements alone; a light profile is "
+        "its own."
     )
     if floors:
         print("`noise`: what single measurements scatter by, from their neighbours in batch size; no model")

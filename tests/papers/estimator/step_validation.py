@@ -26,8 +26,8 @@ GENIES_WIDTHS = (2, 3, 4)
 class Predicted(NamedTuple):
     """Of cells, shape (cells,): ln of the step in seconds and half the width of its 90 % interval.
 
-    `log_s` is NaN where a model's form has no place for the cell, inf where it says that nothing moves; `half` is NaN
-    for a model without intervals.
+    `log_s` is NaN where a model's form has no place for the cell, inf where it says that nothing moves;
+    `half` is NaN for a model without intervals.
     """
 
     log_s: Floats
@@ -46,7 +46,8 @@ class Judged(NamedTuple):
 
 
 class Errors(NamedTuple):
-    """Cell by cell, those that the model has no place for left out. `inside`: 0 or 1, NaN without interval."""
+    """Cell by cell, those that the model has no place for left out. `inside`: 0 or 1, NaN without
+    interval."""
 
     relative: Floats
     inside: Floats
@@ -119,7 +120,8 @@ MODELS: Mapping[str, Learner] = MappingProxyType({"penstock": _ours, "forest": _
 
 
 def light(whole: Table, prior: Prior, points: int, rng: np.random.Generator) -> Table:
-    """So many cells as our own plan asks for, PROBES at a time; it knows of `whole` only which cells there are.
+    """So many cells as our own plan asks for, PROBES at a time; it knows of `whole` only which cells there
+    are.
 
     Fewer where it would rather measure some twice.
     """
@@ -139,7 +141,8 @@ def light(whole: Table, prior: Prior, points: int, rng: np.random.Generator) -> 
 
 
 def genies_light(whole: Table, points: int) -> Table:
-    """Of GENIE's B + N + G runs those that `whole` has: batches on one GPU, then more nodes or GPUs at the middle one.
+    """Of GENIE's B + N + G runs those that `whole` has: batches on one GPU, then more nodes or GPUs at the
+    middle one.
 
     Source: GENIE §II-B. The middle is that of the global batch, as near as it was measured.
     """
@@ -190,11 +193,12 @@ def errors(answered: Predicted, truth: Table) -> Errors:
 
 
 def noise(whole: Table) -> Floats:
-    """|relative| by which single measurements of one cell lie off its mean, without any model: shape (triples,).
+    """|relative| by which single measurements of one cell lie off its mean, without any model: shape
+    (triples,).
 
-    Of each placement every batch between two others: how far its step is from the line through theirs (computing grows
-    by the sample), divided by what independent noise of the same size in each of the three would give. What bends the true
-    curve counts as noise, so the figure is rather too large.
+    Of each placement every batch between two others: how far its step is from the line through theirs
+    (computing grows by the sample), divided by what independent noise of the same size in each of the three
+    would give. What bends the true curve counts as noise, so the figure is rather too large.
     """
     found = []
     rows: dict[Placement, list[tuple[float, float]]] = {}

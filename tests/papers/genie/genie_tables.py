@@ -1,10 +1,13 @@
 """GENIE's tasks through the real engine, beside Figs 4 and 5: `python -m tests.papers.genie.genie_tables`.
 
-Tasks are those of `penstock.simulator.generators.genie`, each free to run on any ⟨n, g⟩. What a policy knows of them is predicted from B + N + G points of each model's measured step
-times, by the estimator's model of step times or by GENIE's own (eq. 1 – 3); how long they take is the whole measured table. The share of tasks that meet their expected completion (eq. 4) leaves out urgent ones, which expect theirs
-at once. Intervals: 95 % over 20 seeds, resampled.
+Tasks are those of `penstock.simulator.generators.genie`, each free to run on any ⟨n, g⟩. What a policy knows
+of them is predicted from B + N + G points of each model's measured step times, by the estimator's model of
+step times or by GENIE's own (eq. 1 – 3); how long they take is the whole measured table. The share of tasks
+that meet their expected completion (eq. 4) leaves out urgent ones, which expect theirs at once. Intervals: 95
+% over 20 seeds, resampled.
 
-A seed is the first eight hours of the source's day: rates, tasks and cluster are those of the whole day, and a queue that grows does so within them. The whole day is there with one seed.
+A seed is the first eight hours of the source's day: rates, tasks and cluster are those of the whole day, and
+a queue that grows does so within them. The whole day is there with one seed.
 """
 
 from collections import Counter
@@ -69,11 +72,13 @@ WITHIN = 5.0
 """Largest calibration error of the odds, in points."""
 LEVEL = 0.9
 PUBLISHED_MET, PUBLISHED_MAKESPAN = 67.4, 28.2
-"""At most, over the best baseline: percent more tasks in time, percent less makespan. Source: GENIE §III-B, Fig. 4."""
+"""At most, over the best baseline: percent more tasks in time, percent less makespan. Source: GENIE §III-B,
+Fig. 4."""
 
 
 class Outcome(NamedTuple):
-    """Of one run. `met`: share of tasks in time, 0 – 1, urgent ones left out; `makespan_s`; `urgent_s`: from submission to end of an urgent one, on average."""
+    """Of one run. `met`: share of tasks in time, 0 – 1, urgent ones left out; `makespan_s`; `urgent_s`: from
+    submission to end of an urgent one, on average."""
 
     met: float
     makespan_s: float
@@ -85,7 +90,8 @@ class Outcome(NamedTuple):
     odds: tuple[tuple[float, bool], ...] = ()
     """Of each task that is not urgent: the odds when it started, and whether it was in time."""
     asked: tuple[tuple[float, bool], ...] = ()
-    """Of each task that is not urgent and for which odds were known: what its user was answered when it was submitted, and whether it was done by the time of that answer."""
+    """Of each task that is not urgent and for which odds were known: what its user was answered when it was
+    submitted, and whether it was done by the time of that answer."""
 
 
 @cache
@@ -159,7 +165,8 @@ def _ours(runs: Sequence[Run]) -> Steps:
 
 @cache
 def options_of(name: str, inference: bool, batch: int, learner: str) -> tuple[ShapeOption, ...]:
-    """Each ⟨n, g⟩ of at most NODES × GPUS with what the model predicts, ⟨1, 1⟩ first; those that it has nothing for are left out."""
+    """Each ⟨n, g⟩ of at most NODES × GPUS with what the model predicts, ⟨1, 1⟩ first; those that it has
+    nothing for are left out."""
     steps, found = steps_of(name, inference, learner), []
     for nodes in range(1, NODES + 1):
         for gpus in range(1, GPUS + 1):
@@ -213,7 +220,8 @@ def run(
     hours: int = HOURS,
     asks: bool = False,
 ) -> Outcome:
-    """`nodes`: at least NODES. `restarts`: a stop costs a save, and the next start a launch; else nothing. `hours`: of tasks. `asks`: what users are answered at submission."""
+    """`nodes`: at least NODES. `restarts`: a stop costs a save, and the next start a launch; else nothing.
+    `hours`: of tasks. `asks`: what users are answered at submission."""
     began_s = process_time()
     whole = NODES * GPUS
     tasks = [
@@ -292,7 +300,8 @@ def apart(pairs: Pairs) -> float:
 
 
 def calibration_error(pairs: Pairs) -> float:
-    """Expected calibration error in points: `apart` of each bucket, weighted by its tasks, so that odds too high in one and too low in another do not cancel. Source: Naeini et al., AAAI '15."""
+    """Expected calibration error in points: `apart` of each bucket, weighted by its tasks, so that odds too
+    high in one and too low in another do not cancel. Source: Naeini et al., AAAI '15."""
     return sum(len(here) * apart(here) for _, _, here in buckets(pairs)) / len(pairs) if pairs else 0.0
 
 
@@ -312,7 +321,8 @@ def calibration(key: str, title: str, by_rate: Mapping[int, Pairs]) -> PaperTabl
 
 
 def calibrations(seeds: Sequence[int]) -> Iterator[PaperTable]:
-    """Of the odds when a task starts, and of those that its user is answered at its submission, when its start is a forecast."""
+    """Of the odds when a task starts, and of those that its user is answered at its submission, when its
+    start is a forecast."""
     started = {rate: [one for seed in seeds for one in run(rate, "qos", seed).odds] for rate in RATES}
     yield calibration("genie-odds", "Odds of a deadline when the task starts", started)
     for profile in ("genie", "penstock"):
@@ -377,7 +387,8 @@ def gains(seeds: Sequence[int]) -> Iterator[PaperTable]:
 
 
 def making_way(seeds: Sequence[int]) -> Iterator[PaperTable]:
-    """Where a running job may make way for one that cannot wait, and a restart costs a save of 5 s and a launch of 30 s. Under `genie` that is a setting, under `penstock` a stage."""
+    """Where a running job may make way for one that cannot wait, and a restart costs a save of 5 s and a
+    launch of 30 s. Under `genie` that is a setting, under `penstock` a stage."""
     for profile, key in (("genie", "genie-make-way"), ("penstock", "genie-make-way-penstock")):
         met: list[Row] = []
         urgent: list[Row] = []

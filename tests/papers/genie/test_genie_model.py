@@ -1,4 +1,5 @@
-"""Step times measured on 16 × 4 T4 (Pollux): GENIE's model and ours, each from what a profiler would have seen.
+"""Step times measured on 16 × 4 T4 (Pollux): GENIE's model and ours, each from what a profiler would have
+seen.
 
 What is taught by "other models" are the five that are not asked about. `-s` shows every figure.
 """
@@ -71,7 +72,8 @@ def show(name: str, errors: Floats, held: NDArray[np.bool_] | None = None) -> No
 
 @cache
 def profiled(model: str, known: str) -> tuple[Floats, NDArray[np.bool_], Floats, Floats]:
-    """(errors, whether intervals hold them, errors on 6 to 16 nodes, half of the intervals' width in ln) after a light profile."""
+    """(errors, whether intervals hold them, errors on 6 to 16 nodes, half of the intervals' width in ln)
+    after a light profile."""
     found = light_profile(model, taught_without(model) if known == "others" else WIDE)
     asked = without(step_times(model), found.table)
     error, inside = judge(found, asked)
@@ -143,8 +145,8 @@ def test_half_measured_shows_the_other_half(unit: str) -> None:
 
 
 def test_half_measured_is_near_the_noise_of_one_measurement() -> None:
-    """Why 13 % over all cells of all models is out of reach: a single measurement lies off its own mean by 12 % in one of
-    twenty, and so would a model that knew every mean."""
+    """Why 13 % over all cells of all models is out of reach: a single measurement lies off its own mean by 12
+    % in one of twenty, and so would a model that knew every mean."""
     found = np.concatenate([noise(step_times(model)) for model in NETWORKS])
     show("noise", found)
     assert 0.11 < np.quantile(found, 0.95) < 0.13

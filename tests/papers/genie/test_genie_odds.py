@@ -8,7 +8,8 @@ def of(odds: float, met: int, tasks: int = 100) -> list[tuple[float, bool]]:
 
 
 def test_errors_of_opposite_signs_do_not_cancel() -> None:
-    """Of odds of 80 % 60 of 100 are met, and of odds of 30 % 50: 20 points too high in one bucket and too low in the other. On average they are right."""
+    """Of odds of 80 % 60 of 100 are met, and of odds of 30 % 50: 20 points too high in one bucket and too low
+    in the other. On average they are right."""
     pairs = [*of(0.8, 60), *of(0.3, 50)]
     assert round(apart(pairs), 6) == 0
     assert round(calibration_error(pairs), 6) == 20

@@ -1,15 +1,18 @@
-"""`python -m tests.papers.liquid.idle_tables`: how long a GPU is idle between two jobs (Liquid §6.1, §6.3, §7.3.1, §7.3.3).
+"""`python -m tests.papers.liquid.idle_tables`: how long a GPU is idle between two jobs (Liquid §6.1, §6.3,
+§7.3.1, §7.3.3).
 
-Sequences of equal jobs on one GPU, through the real engine: placer, estimator and node core. *Idle*: from the last iteration of a job to the first of
-the next, by the phases that they report. A figure is the reduction of the mean over all gaps of a sequence, in percent; the interval is over
-sequences (bootstrap).
+Sequences of equal jobs on one GPU, through the real engine: placer, estimator and node core. *Idle*: from the
+last iteration of a job to the first of the next, by the phases that they report. A figure is the reduction of
+the mean over all gaps of a sequence, in percent; the interval is over sequences (bootstrap).
 
-Truth. The authors ran CNN-MNIST and NeuMF on K80 and T4, of which no table has a launch or a save. Launches are Muri's measured start-ups on one GPU
-(V100), iterations are from the same table, saves are measured by the size of the model's state (`job_models/measured_restarts.py`); 50 · U{4 … 20}
-iterations as in the authors' launchers. Nothing here is fitted to the published figures.
+Truth. The authors ran CNN-MNIST and NeuMF on K80 and T4, of which no table has a launch or a save. Launches
+are Muri's measured start-ups on one GPU (V100), iterations are from the same table, saves are measured by the
+size of the model's state (`job_models/measured_restarts.py`); 50 · U{4 … 20} iterations as in the authors'
+launchers. Nothing here is fitted to the published figures.
 
-Pre-scheduling gives the next job its GPU when the one before is proven dead (LAW 4), not while it saves: what it can win is the launch, and what is left
-is the save. So the larger the launch against the save, the more it wins.
+Pre-scheduling gives the next job its GPU when the one before is proven dead (LAW 4), not while it saves: what
+it can win is the launch, and what is left is the save. So the larger the launch against the save, the more it
+wins.
 """
 
 import json
@@ -214,7 +217,8 @@ def prelaunch_tables() -> Iterator[PaperTable]:
         "Pre-scheduling: less idle time between jobs on a GPU",
         "% less",
         rows,
-        f"Published: {shown(PUBLISHED_PRELAUNCH)}. The authors' next job trains while the one before saves; ours has the GPU when that is proven dead.",
+        f"Published: {shown(PUBLISHED_PRELAUNCH)}. The authors' next job trains while the one before saves; "
+        "ours has the GPU when that is proven dead.",
     )
     known = runs("measured", Mode(prelaunch=True, durations="known"))
     saves = runs("measured", Mode(prelaunch=True, durations="unknown"))
@@ -266,7 +270,8 @@ def wrong_tables() -> Iterator[PaperTable]:
             Row("waited for the GPU with all launched, s: mean", fmean(waits)),
             Row("the same: 95th percentile", float(np.quantile(waits, 0.95)), reach=60.0, better="lower"),
         ],
-        "While it waits a job has host memory of its own, and shares cores; it is bounded by `prelaunch_wait_ms` (60 s).",
+        "While it waits a job has host memory of its own, and shares cores; it is bounded by "
+        "`prelaunch_wait_ms` (60 s).",
     )
 
 
@@ -291,7 +296,8 @@ def event_tables() -> Iterator[PaperTable]:
         "Event-driven against heartbeats: less idle time between jobs on a GPU",
         "% less",
         rows,
-        f"Published: {shown(PUBLISHED_EVENTS)}. With a heartbeat the placer hears of ends at its multiples only.",
+        f"Published: {shown(PUBLISHED_EVENTS)}. With a heartbeat the placer hears of ends at its multiples "
+        "only.",
     )
 
 

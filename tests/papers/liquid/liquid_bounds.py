@@ -1,7 +1,9 @@
-"""What Liquid's jobs allow at most: no placement of a job is faster, no schedule of a batch is shorter, whoever plans it.
+"""What Liquid's jobs allow at most: no placement of a job is faster, no schedule of a batch is shorter,
+whoever plans it.
 
-Computed from the job model alone, without any policy: all placements of a gang are tried on idle nodes, so that nobody is in its way. A batch then takes at least
-what as many jobs at once as the GPUs allow take at those speeds, the shortest first, which is the best mean time on equal machines (Smith's rule); and at least
+Computed from the job model alone, without any policy: all placements of a gang are tried on idle nodes, so
+that nobody is in its way. A batch then takes at least what as many jobs at once as the GPUs allow take at
+those speeds, the shortest first, which is the best mean time on equal machines (Smith's rule); and at least
 the longest job, or the work over the GPUs.
 """
 

@@ -1,7 +1,9 @@
-"""Liquid's batch and immediate runs through the real engine, beside Figs 18 and 19: `python -m tests.papers.liquid.liquid_tables`.
+"""Liquid's batch and immediate runs through the real engine, beside Figs 18 and 19: `python -m
+tests.papers.liquid.liquid_tables`.
 
-The jobs are those of `penstock.simulator.generators.liquid`; a batch is planned by the batcher in the placer's window, which opens at the second
-arrival. Intervals: 95 % over seeds, resampled. Rows `bound` say what no placement and no schedule can do better (`tests.papers.liquid.liquid_bounds`).
+The jobs are those of `penstock.simulator.generators.liquid`; a batch is planned by the batcher in the
+placer's window, which opens at the second arrival. Intervals: 95 % over seeds, resampled. Rows `bound` say
+what no placement and no schedule can do better (`tests.papers.liquid.liquid_bounds`).
 """
 
 from collections.abc import Iterator, Mapping
@@ -45,7 +47,8 @@ def run(
     without: tuple[Stage, ...] = (),
     batch_exact: bool = False,
 ) -> tuple[float, float]:
-    """Mean completion time and makespan, s. `network_weight`: λ other than the default; `without`, `batch_exact`: as `PlacerSettings`."""
+    """Mean completion time and makespan, s. `network_weight`: λ other than the default; `without`,
+    `batch_exact`: as `PlacerSettings`."""
     given = validate(simulate_options(trace))
     jobs = given.trace(seed)
     jobs = jobs._replace(jobs=[job._replace(server_gpus=server_gpus) for job in jobs.jobs])
@@ -148,7 +151,8 @@ def immediate_tables() -> Iterator[PaperTable]:
 
 
 def server_tables() -> Iterator[PaperTable]:
-    """What parameter servers without GPUs cost in mean completion time, jobs placed one after the other: eq. 6 likes the fullest node for all of them."""
+    """What parameter servers without GPUs cost in mean completion time, jobs placed one after the other: eq.
+    6 likes the fullest node for all of them."""
     seeds = range(SEEDS)
     trace = f"liquid/batch-{max(NODES)}"
 

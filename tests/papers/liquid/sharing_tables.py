@@ -1,15 +1,21 @@
 """Liquid §6.2, Fig. 15: total time of sequences of jobs on one GPU, shared against exclusive.
 
-`python -m tests.papers.liquid.sharing_tables --json FILE --page FILE`. The sequences are the paper's: 8 × CNN-MNIST, 4 × NeuMF, and two of each in random
-order, all there from the start. Everything else is measured elsewhere or assumed, and said here:
+`python -m tests.papers.liquid.sharing_tables --json FILE --page FILE`. The sequences are the paper's: 8 ×
+CNN-MNIST, 4 × NeuMF, and two of each in random order, all there from the start. Everything else is measured
+elsewhere or assumed, and said here:
 
-- *Speeds* beside each other are Gavel's measured pairs. CNN-MNIST was not measured there: ResNet-18 on 32 × 32 images stands in,
-  at its small batches; for NeuMF on MovieLens Recommendation, an autoencoder on the same data. All jobs of one kind in a sequence have the same batch size, drawn
-  from those measured, as the paper repeats one job. T4 was not measured: P100 (9.5 TFLOPS against 8.1) and V100 (the generation before) stand in.
-- *Launch and save* leave the GPU idle and overlap with the neighbour's training: 18 + 5 s, as job model `phases` has them. Liquid Fig. 12a shows
-  28 s without computing between two jobs, of which up to 5 s are its heartbeat. The rows without them ablate that.
-- *Training* takes 30 – 120 s alone, log-uniform: the paper's figures show jobs of minutes. This is an assumption; the ablation gives the figure over it.
-- *Predictions*: the paper says that both programs use less than half a GPU in the mean, so that two fit. Taken as 50 % and 45 % of the memory.
+- *Speeds* beside each other are Gavel's measured pairs. CNN-MNIST was not measured there: ResNet-18 on 32 ×
+  32 images stands in, at its small batches; for NeuMF on MovieLens Recommendation, an autoencoder on the same
+  data. All jobs of one kind in a sequence have the same batch size, drawn from those measured, as the paper
+  repeats one job. T4 was not measured: P100 (9.5 TFLOPS against 8.1) and V100 (the generation before) stand
+  in.
+- *Launch and save* leave the GPU idle and overlap with the neighbour's training: 18 + 5 s, as job model
+  `phases` has them. Liquid Fig. 12a shows 28 s without computing between two jobs, of which up to 5 s are its
+  heartbeat. The rows without them ablate that.
+- *Training* takes 30 – 120 s alone, log-uniform: the paper's figures show jobs of minutes. This is an
+  assumption; the ablation gives the figure over it.
+- *Predictions*: the paper says that both programs use less than half a GPU in the mean, so that two fit.
+  Taken as 50 % and 45 % of the memory.
 """
 
 from collections.abc import Iterator, Sequence
@@ -149,7 +155,8 @@ def change(name: str, truth: Truth, share: Share, seeds: int) -> list[float]:
 
 
 def bound(name: str, truth: Truth, seeds: int) -> list[float]:
-    """Percent by which any schedule of at most two at once can change the total time: the fastest pair all the time, and launches and saves but the first and the last hidden."""
+    """Percent by which any schedule of at most two at once can change the total time: the fastest pair all
+    the time, and launches and saves but the first and the last hidden."""
     table, found = measured(), []
     for seed in range(seeds):
         jobs = sequence(SEQUENCES[name], table, truth, seed)
@@ -204,7 +211,8 @@ def _ablation() -> PaperTable:
 
 
 def _refusals(table: Throughputs, seeds: int) -> PaperTable:
-    """Each measured pair of one-GPU jobs is run once, its speeds measured with an error, and judged by that the next time it comes."""
+    """Each measured pair of one-GPU jobs is run once, its speeds measured with an error, and judged by that
+    the next time it comes."""
     rng, rows = np.random.default_rng(0), []
     for gpu in ("k80", "p100", "v100"):
         truth = [

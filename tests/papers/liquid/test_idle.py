@@ -1,4 +1,5 @@
-"""Liquid's pre-scheduling and event-driven communication through the real engine: a few sequences; all of them in `make papers`."""
+"""Liquid's pre-scheduling and event-driven communication through the real engine: a few sequences; all of
+them in `make papers`."""
 
 import pytest
 
@@ -18,8 +19,9 @@ def data(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_launch_overlaps_the_end_of_the_job_before() -> None:
-    """Eight jobs of BERT on one GPU. With ends known all that is left between two is the save; with ends learned a little more; where only the
-    report of the save is known, the launch less the save; and without, both."""
+    """Eight jobs of BERT on one GPU. With ends known all that is left between two is the save; with ends
+    learned a little more; where only the report of the save is known, the launch less the save; and without,
+    both."""
     [bert] = [kind for kind in idle_tables.kinds() if kind.model == "bert"]
     truth, job = idle_tables.job_model("measured"), idle_tables.sequence(bert, 0)[0]
     launch_s, save_s = truth.start_up_s(job), truth.save_s(job)

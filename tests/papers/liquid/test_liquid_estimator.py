@@ -45,7 +45,8 @@ def test_the_forest_has_the_papers_settings() -> None:
 
 
 def test_parameter_servers_and_workers_are_features() -> None:
-    """§4 names them: the same job with two servers and four workers moves more over the network than with one of each."""
+    """§4 names them: the same job with two servers and four workers moves more over the network than with one
+    of each."""
     noise = np.random.default_rng(0)
     tasks = [
         Task(
@@ -69,7 +70,8 @@ def test_parameter_servers_and_workers_are_features() -> None:
 
 
 def test_the_second_model_shows_the_phases_of_a_job() -> None:
-    """§6.1: launch grows with the input, an iteration with the batch, saving with the model; one forest for all three."""
+    """§6.1: launch grows with the input, an iteration with the batch, saving with the model; one forest for
+    all three."""
     noise = np.random.default_rng(0)
     tasks = [
         Task(model, "T4", batch_size=float(batch))

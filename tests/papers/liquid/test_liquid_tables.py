@@ -1,4 +1,5 @@
-"""Liquid's tables through the real engine: one seed on five nodes in each run, all of it by `python -m tests.papers.liquid.liquid_tables`."""
+"""Liquid's tables through the real engine: one seed on five nodes in each run, all of it by `python -m
+tests.papers.liquid.liquid_tables`."""
 
 from statistics import fmean
 
@@ -20,7 +21,8 @@ def test_a_planned_batch_ends_in_a_shorter_mean_time(monkeypatch: pytest.MonkeyP
 
 
 def test_no_run_beats_the_bound(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Computed from the job model alone; here on nodes where nobody waits for long, so that a bound that is too high would show."""
+    """Computed from the job model alone; here on nodes where nobody waits for long, so that a bound that is
+    too high would show."""
     monkeypatch.setenv("PENSTOCK_DATA", str(DATA))
     least = bounds(5, 0)
     for profile in ("liquid", "random"):

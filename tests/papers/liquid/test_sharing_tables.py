@@ -1,4 +1,5 @@
-"""Liquid's sharing by Gavel's measured pairs: what follows from the pairs is followed, and learning never makes sequences longer."""
+"""Liquid's sharing by Gavel's measured pairs: what follows from the pairs is followed, and learning never
+makes sequences longer."""
 
 import pytest
 
@@ -25,6 +26,7 @@ def test_on_a_k80_two_of_a_kind_only_save_the_overlap_of_launch_and_save() -> No
 
 @pytest.mark.parametrize("gpu", ["k80", "p100", "v100"])
 def test_what_was_learned_never_makes_a_sequence_longer_than_without_sharing(gpu: str) -> None:
-    """NeuMF's stand-in with small batches has a sixth of its speed beside itself on a V100: by Liquid's rule alone it takes three times as long."""
+    """NeuMF's stand-in with small batches has a sixth of its speed beside itself on a V100: by Liquid's rule
+    alone it takes three times as long."""
     for name in paper.SEQUENCES:
         assert max(paper.change(name, paper.Truth(gpu), "learned", 5)) <= 0.1

@@ -1,10 +1,13 @@
-"""Profile `interleave` under the rules of Muri's simulator, on traces and generated mixes: `python -m tests.papers.muri.muri_interleave`.
+"""Profile `interleave` under the rules of Muri's simulator, on traces and generated mixes: `python -m
+tests.papers.muri.muri_interleave`.
 
-Each row: average JCT without groups (SRSF where run times are known, else Tiresias) as a multiple of ours, and our restarts per job. A trace is simulated once; of each of the 72 mixes one seed is: over
-seeds the same is measured through the engine (`mixes` of `tests.papers.muri.muri_tables`).
+Each row: average JCT without groups (SRSF where run times are known, else Tiresias) as a multiple of ours,
+and our restarts per job. A trace is simulated once; of each of the 72 mixes one seed is: over seeds the same
+is measured through the engine (`mixes` of `tests.papers.muri.muri_tables`).
 
-What is due to what: `--alone`: no stages are known, so no jobs share, and only the order differs; `--few`: the mixes in which hardly any job waits, run times known, over 20 seeds, with stage
-times that are right or wrong, and with starts that cost or cost nothing.
+What is due to what: `--alone`: no stages are known, so no jobs share, and only the order differs; `--few`:
+the mixes in which hardly any job waits, run times known, over 20 seeds, with stage times that are right or
+wrong, and with starts that cost or cost nothing.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -26,10 +29,19 @@ from tests.support.data import DATA_ROOT
 
 DATA = DATA_ROOT / "muri"
 TRACES = (
-    ("trace3", None), ("job_type_1", None), ("job_type_2", None), ("job_type_3", None), ("job_type_4", None),
-    ("trace1", 300), ("trace2", 300), ("trace4", 400), ("trace1_pr", 300), ("trace3_pr", 300),
-)  # fmt: skip
-"""Name, and of the long ones so many of the first jobs: without groups their queues grow for the whole trace."""
+    ("trace3", None),
+    ("job_type_1", None),
+    ("job_type_2", None),
+    ("job_type_3", None),
+    ("job_type_4", None),
+    ("trace1", 300),
+    ("trace2", 300),
+    ("trace4", 400),
+    ("trace1_pr", 300),
+    ("trace3_pr", 300),
+)
+"""Name, and of the long ones so many of the first jobs: without groups their queues grow for the whole
+trace."""
 ONE_GPU, LOADS, NOISES, JOBS = (0.0, 0.5, 0.9, 1.0), (0.5, 1.0, 1.5), (0.0, 0.5, 1.0), 200
 EQUAL = 0.999
 FEW, FEW_SEEDS = ((1.0, 46), (1.5, 52)), range(5_000, 5_019)
@@ -120,7 +132,10 @@ def _of_mixes() -> PaperTable:
     for load, outcomes in of_load.items():
         rows.append(_mean(f"geometric mean of load {load}", outcomes))
     rows.append(_mean("geometric mean", [one for some in of_load.values() for one in some], GEOMETRIC))
-    title = "Profile interleave on generated mixes, by the rules of Muri's simulator: mean JCT, SRSF or Tiresias over it"
+    title = (
+        "Profile interleave on generated mixes, by the rules of Muri's simulator: mean JCT, SRSF or "
+        "Tiresias over it"
+    )
     return PaperTable("interleave-mixes", title, "times", rows, f"{JOBS} jobs each, one seed.")
 
 

@@ -1,4 +1,5 @@
-"""Generated workloads for the rules of Muri's simulator: measured stage profiles, drawn GPU counts, run times and arrivals. Seeded."""
+"""Generated workloads for the rules of Muri's simulator: measured stage profiles, drawn GPU counts, run times
+and arrivals. Seeded."""
 
 import csv
 from collections.abc import Callable
@@ -17,7 +18,8 @@ MEDIAN_S, SIGMA, LONGEST_S = 3_600.0, 1.6, 3e6
 def mix(
     data: Path, seed: int, *, one_gpu: float, load: float, jobs: int = 300, models: int | None = None
 ) -> list[Job]:
-    """`one_gpu`: share of jobs with one GPU; `load`: work that arrives per time, as a multiple of what 64 GPUs do without sharing.
+    """`one_gpu`: share of jobs with one GPU; `load`: work that arrives per time, as a multiple of what 64
+    GPUs do without sharing.
 
     Run times are log-normal, arrivals uniform. `models`: so many of the measured ones; None: all.
     """
@@ -57,7 +59,8 @@ def mix(
 
 
 def noisy(noise: float, seed: int) -> Callable[[Job], tuple[float, float, float, float]]:
-    """Each stage's time as profiled: the truth times a factor, uniform from 1 − `noise` to 1 + `noise`; storage and CPU in one."""
+    """Each stage's time as profiled: the truth times a factor, uniform from 1 − `noise` to 1 + `noise`;
+    storage and CPU in one."""
 
     def profiled(job: Job) -> tuple[float, float, float, float]:
         rng = np.random.Generator(np.random.PCG64((seed, job.number)))

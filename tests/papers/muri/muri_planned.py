@@ -1,4 +1,5 @@
-"""A regroup stage under the rules of Muri's simulator: what `solve` answers is judged by `tests.papers.muri.muri_reference`."""
+"""A regroup stage under the rules of Muri's simulator: what `solve` answers is judged by
+`tests.papers.muri.muri_reference`."""
 
 from collections.abc import Callable, Sequence
 from itertools import islice
@@ -21,7 +22,8 @@ def measured(job: Job) -> tuple[float, float, float, float]:
 
 
 class Planned:
-    """`key`: by which jobs come in the stage's order. `known`: whether remaining times are. `listed`: so many of those who wait, in all."""
+    """`key`: by which jobs come in the stage's order. `known`: whether remaining times are. `listed`: so many
+    of those who wait, in all."""
 
     coincide = (SAME, SAME_S)
     same = SAME

@@ -1,8 +1,10 @@
-"""Muri's simulator in a few rules: a plain program that knows nothing of this scheduler, to judge what it plans.
+"""Muri's simulator in a few rules: a plain program that knows nothing of this scheduler, to judge what it
+plans.
 
-The rules are those of the published program, quirks included: an iteration takes 1.5 % longer than measured; time is booked at events only;
-a job loses its start-up time once in each interval between events; completions are predicted without that loss; GPUs are exclusive to a job
-or a group; CPU, memory and network never bind. 8 nodes of 8 GPUs unless said otherwise. Times are s.
+The rules are those of the published program, quirks included: an iteration takes 1.5 % longer than measured;
+time is booked at events only; a job loses its start-up time once in each interval between events; completions
+are predicted without that loss; GPUs are exclusive to a job or a group; CPU, memory and network never bind. 8
+nodes of 8 GPUs unless said otherwise. Times are s.
 """
 
 import csv
@@ -27,9 +29,20 @@ class Job:
     """A row of the trace, and how far it is."""
 
     __slots__ = (
-        "attained", "duration", "end", "gpus", "left", "level", "number", "overhead", "ran", "solo", "stages",
-        "starts", "submit",
-    )  # fmt: skip
+        "attained",
+        "duration",
+        "end",
+        "gpus",
+        "left",
+        "level",
+        "number",
+        "overhead",
+        "ran",
+        "solo",
+        "stages",
+        "starts",
+        "submit",
+    )
 
     def __init__(
         self,
@@ -393,7 +406,8 @@ class Result(NamedTuple):
     makespan: float
     p99_jct: float
     restarts: float
-    """Per job, beyond its first start; who stays with at least half of the members that it was with counts as not restarted."""
+    """Per job, beyond its first start; who stays with at least half of the members that it was with counts as
+    not restarted."""
     events: int
 
 

@@ -1,17 +1,27 @@
-"""`python -m tests.papers.muri.muri_tables`: Muri's Figs. 9 – 13 beside what comes out here, and our own grouping beside both.
+"""`python -m tests.papers.muri.muri_tables`: Muri's Figs. 9 – 13 beside what comes out here, and our own
+grouping beside both.
 
-Everything runs through the real engine: batcher, placer, ledger and nodes. Figs. 9 – 13 are under the authors' job model, quirks included; a row is how many times smaller
-the figure is with groups than with the policy that it is compared with, and has to reach 0.95 of the published ratio. The figures themselves are there, too: those that leave nothing to chance
-have to be the published ones to 0.01 %; those of a matching, of which many have the same weight, to 2 % (mean), 2.5 % (makespan) and 10 % (99th percentile), as the authors' own runs scatter.
-Rows that no rules are known for (AntMan, the worst order, groups of two and three, Muri-L of Fig. 13) stand without a reach; of the
-worst order and of groups of two and three the last trace is simulated.
+Everything runs through the real engine: batcher, placer, ledger and nodes. Figs. 9 – 13 are under the
+authors' job model, quirks included; a row is how many times smaller the figure is with groups than with the
+policy that it is compared with, and has to reach 0.95 of the published ratio. The figures themselves are
+there, too: those that leave nothing to chance have to be the published ones to 0.01 %; those of a matching,
+of which many have the same weight, to 2 % (mean), 2.5 % (makespan) and 10 % (99th percentile), as the
+authors' own runs scatter. Rows that no rules are known for (AntMan, the worst order, groups of two and three,
+Muri-L of Fig. 13) stand without a reach; of the worst order and of groups of two and three the last trace is
+simulated.
 
-Whole traces are simulated once, for nothing in them is random: those of 992 and 1,494 jobs. Those of 2,638 and 5,755 jobs: `--long`.
+Whole traces are simulated once, for nothing in them is random: those of 992 and 1,494 jobs. Those of 2,638
+and 5,755 jobs: `--long`.
 
-Our profiles `interleave` and `penstock`, the default, and both of Muri's are compared with SRSF where run times are known, else with Tiresias, `penstock` also with Muri's that knows as much, on the authors' traces and on generated mixes (`interleave` on mixes, and all mixes with wrong stage times: `--long`); there jobs take turns by job model
-`turns`, which plays the locks of a group, and each start costs what was measured. Restarts are those per job after its first start. Of a mix a part is taken, which makes 20 seeds of each affordable: where all jobs have one
-GPU every fourth job on a quarter of the cluster, which has the load and the queue of the whole; else the first 200 of its 400 jobs, 100 where a load of 50 % leaves no queue anyway. The share of their time that jobs
-wait under the policy compared with stands beside. Intervals: 95 % over seeds, resampled.
+Our profiles `interleave` and `penstock`, the default, and both of Muri's are compared with SRSF where run
+times are known, else with Tiresias, `penstock` also with Muri's that knows as much, on the authors' traces
+and on generated mixes (`interleave` on mixes, and all mixes with wrong stage times: `--long`); there jobs
+take turns by job model `turns`, which plays the locks of a group, and each start costs what was measured.
+Restarts are those per job after its first start. Of a mix a part is taken, which makes 20 seeds of each
+affordable: where all jobs have one GPU every fourth job on a quarter of the cluster, which has the load and
+the queue of the whole; else the first 200 of its 400 jobs, 100 where a load of 50 % leaves no queue anyway.
+The share of their time that jobs wait under the policy compared with stands beside. Intervals: 95 % over
+seeds, resampled.
 """
 
 import csv
@@ -85,7 +95,8 @@ def simulate(
 def mix(
     share: int, load: int, profile: str, seed: int, durations: Durations = "known", noise: float = 0.0
 ) -> Figures:
-    """Of a part of a generated mix, under the job model that it is meant for. `share`: percent of jobs with one GPU; `load`: percent."""
+    """Of a part of a generated mix, under the job model that it is meant for. `share`: percent of jobs with
+    one GPU; `load`: percent."""
     name = mix_name(share, load)
     generator = generator_of(name)
     assert generator is not None, name
@@ -142,7 +153,8 @@ def tables() -> Iterator[PaperTable]:
 
 
 def long() -> Iterator[PaperTable]:
-    """the traces of 2,638 and 5,755 jobs, interleave on the mixes, and penstock on mixes with wrong stage times"""
+    """the traces of 2,638 and 5,755 jobs, interleave on the mixes, and penstock on mixes with wrong stage
+    times"""
     for durations in ("known", "unknown"):
         yield _mixes(durations, "interleave")
         for noise in (0.5, 1.0):
@@ -187,7 +199,8 @@ def _baselines(traces: Sequence[str]) -> PaperTable:
 
 
 def _seconds(traces: Sequence[str]) -> PaperTable:
-    """Figs. 9 – 11. The published Muri-L of trace3 has groups that split but for its 99th percentile; that without a split was rerun."""
+    """Figs. 9 – 11. The published Muri-L of trace3 has groups that split but for its 99th percentile; that
+    without a split was rerun."""
     right, rows = published(), []
     for figure, policy, profile in (("9", "Muri_S", "muri-s"), ("10", "Muri_L", "muri-l")):
         for trace in traces:
@@ -274,7 +287,8 @@ def _members(traces: Sequence[str]) -> PaperTable:
 
 
 def _kinds() -> PaperTable:
-    """Fig. 13, which was drawn with groups that split: without, one kind gives 0.47 where 1.05 is published, also by the program of `muri_reference`."""
+    """Fig. 13, which was drawn with groups that split: without, one kind gives 0.47 where 1.05 is published,
+    also by the program of `muri_reference`."""
     right, rows = published(), []
     for policy, profile, other, baseline in (
         ("Muri_S", "muri-s", "SRTF", "srtf"),
@@ -309,7 +323,8 @@ def _ours(traces: Sequence[str], geometric: float | None = None) -> PaperTable:
 def _default(
     traces: Sequence[str], geometric: float | None = None, further: Sequence[str] = ()
 ) -> PaperTable:
-    """The default profile, with and without known run times. `geometric`: as in `_ours`; `further`: traces that do not count in this mean."""
+    """The default profile, with and without known run times. `geometric`: as in `_ours`; `further`: traces
+    that do not count in this mean."""
     rows = []
     for durations in ("known", "unknown"):
         baseline, theirs = _compared_with(durations)

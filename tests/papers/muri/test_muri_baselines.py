@@ -1,6 +1,7 @@
 """Muri's own baselines through the real placer: SRTF, SRSF and Tiresias-L on the authors' traces.
 
-Reference: `data/muri/reference_results.csv`, the figures in the authors' plots (Figs. 9 and 10). Here trace3; all traces in table `muri-baselines` of `make papers`.
+Reference: `data/muri/reference_results.csv`, the figures in the authors' plots (Figs. 9 and 10). Here trace3;
+all traces in table `muri-baselines` of `make papers`.
 """
 
 import csv

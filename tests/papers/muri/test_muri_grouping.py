@@ -1,6 +1,8 @@
-"""Muri's grouping on the authors' traces: `solve` of the regroup stages under an independent program of the published rules.
+"""Muri's grouping on the authors' traces: `solve` of the regroup stages under an independent program of the
+published rules.
 
-References: `data/muri/reference_results.csv` (the authors' plots) and reruns of their program (`our_runs_of_reference.csv`).
+References: `data/muri/reference_results.csv` (the authors' plots) and reruns of their program
+(`our_runs_of_reference.csv`).
 """
 
 import pytest
@@ -60,7 +62,8 @@ def test_the_judge_repeats_the_published_baselines(
 def test_groups_without_a_matching_are_the_published_ones(
     trace: str, first: int | None, split: bool, mean: float, makespan: float
 ) -> None:
-    """Fig. 11 there, and two reruns: these pin every rule but the matching, for the judge and for what is judged."""
+    """Fig. 11 there, and two reruns: these pin every rule but the matching, for the judge and for what is
+    judged."""
     for policy in (
         reference.Muri(known=False, split=split, match=None),
         planned(False, split, matching=False),
@@ -70,7 +73,8 @@ def test_groups_without_a_matching_are_the_published_ones(
 
 
 def test_groups_by_matching_come_as_near_as_equal_weights_let_them() -> None:
-    """trace3, groups that split: many matchings have the same weight, and which one is taken moves the mean by up to 2 %."""
+    """trace3, groups that split: many matchings have the same weight, and which one is taken moves the mean
+    by up to 2 %."""
     found = reference.simulate(reference.read(DATA, "trace3"), planned(known=True, split=SPLIT))
     assert found.mean_jct == pytest.approx(83_242.5, rel=JCT)
     assert found.makespan == pytest.approx(8_174_135.28, rel=MAKESPAN)
@@ -90,7 +94,8 @@ def test_our_default_loses_nothing_where_nobody_should_share(load: float) -> Non
 
 @pytest.mark.parametrize("known", [True, pytest.param(False, marks=pytest.mark.slow)])
 def test_placer_and_ledger_lose_nothing_of_what_was_planned(known: bool) -> None:
-    """Stops, places and proofs of exit take no time here, so whoever is planned has to run at once, however the free GPUs are spread over the nodes."""
+    """Stops, places and proofs of exit take no time here, so whoever is planned has to run at once, however
+    the free GPUs are spread over the nodes."""
     first = 300
     judged = reference.simulate(reference.read(DATA, "trace4", first), planned(known, WHOLE))
     found = simulate("trace4", "muri-s" if known else "muri-l", Grouping(split=WHOLE), first)
@@ -99,7 +104,8 @@ def test_placer_and_ledger_lose_nothing_of_what_was_planned(known: bool) -> None
 
 @pytest.mark.slow
 def test_our_default_beats_muri_and_both_baselines_on_trace3() -> None:
-    """The default shares only where the predicted completion times fall: 80,000 s are the aim where run times are known."""
+    """The default shares only where the predicted completion times fall: 80,000 s are the aim where run times
+    are known."""
     known = reference.simulate(reference.read(DATA, "trace3"), ours(True))
     unknown = reference.simulate(reference.read(DATA, "trace3"), ours(False))
     assert known.mean_jct <= 80_000

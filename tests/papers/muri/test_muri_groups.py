@@ -1,6 +1,7 @@
 """Muri's groups through the real batcher and the real placer: Muri-S and Muri-L on the authors' traces.
 
-Reference: `data/muri/reference_results.csv`. Here what leaves nothing to chance on trace3; groups by matching, and the other traces, in table `muri-seconds` of `make papers`.
+Reference: `data/muri/reference_results.csv`. Here what leaves nothing to chance on trace3; groups by
+matching, and the other traces, in table `muri-seconds` of `make papers`.
 """
 
 import csv
@@ -41,7 +42,8 @@ def simulate(trace: str, profile: str, grouping: Grouping = Grouping(), jobs: in
 def test_an_iteration_of_a_group_is_the_sources_to_the_last_bit(
     stages_ms: list[tuple[int, int, int]], matched: bool
 ) -> None:
-    """Under Muri-L a difference in the last bit doubles every few days of a trace, until other jobs run: on trace2 and trace4 the means were 0.5 and 0.2 % off."""
+    """Under Muri-L a difference in the last bit doubles every few days of a trace, until other jobs run: on
+    trace2 and trace4 the means were 0.5 and 0.2 % off."""
     members = tuple(sorted(Stages(sum(stages), *map(float, stages)) for stages in stages_ms))
     factors = reference.GROUP_FACTORS if matched else reference.GROUP_FACTORS_UNMATCHED
     in_s = [(a / 1_000, b / 1_000, c / 1_000) for _, a, b, c in members]

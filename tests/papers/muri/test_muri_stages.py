@@ -69,7 +69,8 @@ def test_stages_in_turn_are_found_to_the_sample() -> None:
 
 
 def test_overlapping_stages_share_the_iteration() -> None:
-    """The others overlap: no instant is counted twice, so that stages of one job never exceed its iteration."""
+    """The others overlap: no instant is counted twice, so that stages of one job never exceed its
+    iteration."""
     overlapping = [row for row in rows() if sum(row[2]) > row[1]]
     assert overlapping
     for name, iteration_ms, stages_ms in overlapping:
@@ -81,7 +82,8 @@ def test_overlapping_stages_share_the_iteration() -> None:
 
 
 def test_the_papers_rule_alone_takes_hum_for_a_stage() -> None:
-    """GPT-2 reads 0.6 ms of 426 from storage, less than a sample: hum is that resource's peak. Hence `least`."""
+    """GPT-2 reads 0.6 ms of 426 from storage, less than a sample: hum is that resource's peak. Hence
+    `least`."""
     name, iteration_ms, stages_ms = next(row for row in rows() if row[0] == "gpt2 on 1")
     samples = sampled(iteration_ms, (0.0, *stages_ms[1:]))
     assert stage_profile(samples, ITERATIONS).storage_ms == pytest.approx(iteration_ms), name
@@ -91,8 +93,9 @@ def test_the_papers_rule_alone_takes_hum_for_a_stage() -> None:
 
 
 def test_shared_profiles_stand_noise_and_one_liar() -> None:
-    """All 48 as the service shares them: five owners measure with the noise that the paper calls usual (Muri Fig. 14: up to
-    0.2 per stage, which costs under 1 % of JCT), one of them reports a hundredfold; the median stays within the noise."""
+    """All 48 as the service shares them: five owners measure with the noise that the paper calls usual (Muri
+    Fig. 14: up to 0.2 per stage, which costs under 1 % of JCT), one of them reports a hundredfold; the median
+    stays within the noise."""
     rng = np.random.default_rng(0)
     log, actual = StageRegistry(), {}
     for name, _, (storage_ms, gpu_ms, network_ms) in rows():

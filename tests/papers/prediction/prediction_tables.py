@@ -1,9 +1,14 @@
-"""What the papers claim of predictions, on measurements: `python -m tests.papers.prediction.prediction_tables`.
+"""What the papers claim of predictions, on measurements: `python -m
+tests.papers.prediction.prediction_tables`.
 
-- Liquid §4 (Fig. 10): R² of the forest and of the four other regressors on 50 runs held out. Its data is not published; here 815 runs of nvidia-smi telemetry.
-- GENIE §II-B, §III-B: errors of predicted latencies after a light profile of B + N + G runs. Its models are not published; here Pollux' six measured networks.
-- CODA §V-B1: cores found in at most four probes. Its curves are not published; here the twelve models that Synergy measured at 1 to 24 cores.
-- Muri table 2: four jobs that take turns on 16 GPUs. Here by their published stage profiles, at the pace that the authors' simulator gives groups.
+- Liquid §4 (Fig. 10): R² of the forest and of the four other regressors on 50 runs held out. Its data is not
+  published; here 815 runs of nvidia-smi telemetry.
+- GENIE §II-B, §III-B: errors of predicted latencies after a light profile of B + N + G runs. Its models are
+  not published; here Pollux' six measured networks.
+- CODA §V-B1: cores found in at most four probes. Its curves are not published; here the twelve models that
+  Synergy measured at 1 to 24 cores.
+- Muri table 2: four jobs that take turns on 16 GPUs. Here by their published stage profiles, at the pace that
+  the authors' simulator gives groups.
 """
 
 import csv
@@ -38,9 +43,19 @@ REACH = 0.95  # of what is published of Muri
 NETWORKS = ("bert", "cifar10", "deepspeech2", "imagenet", "ncf", "yolov3")
 LIGHT = 15  # points of a light profile
 CATEGORY: Mapping[str, Category] = {
-    "alexnet": "cv", "mobilenet": "cv", "res18": "cv", "res50": "cv", "shufflenet": "cv", "vae": "cv",
-    "bert": "nlp", "gnmt": "nlp", "lstm": "nlp", "transformer": "nlp", "deepspeech": "speech", "m5": "speech",
-}  # fmt: skip
+    "alexnet": "cv",
+    "mobilenet": "cv",
+    "res18": "cv",
+    "res50": "cv",
+    "shufflenet": "cv",
+    "vae": "cv",
+    "bert": "nlp",
+    "gnmt": "nlp",
+    "lstm": "nlp",
+    "transformer": "nlp",
+    "deepspeech": "speech",
+    "m5": "speech",
+}
 MOST_CORES = 24  # of the measured machine
 TOGETHER = ("shufflenet_v2_x1_0", "a2c", "gpt2", "vgg16")
 Step = Callable[[int, Sequence[Seen], int], Next]
@@ -66,7 +81,10 @@ def resources() -> PaperTable:
     for model in REGRESSORS:
         here, interval = mean([r2(model, seed) for seed in range(SEEDS)])
         rows.append(Row(model, here, R2 if model == "liquid" else None, interval))
-    note = "The published figure is the most that the forest reached as data grew. How our model does: `python -m tests.papers.estimator`."
+    note = (
+        "The published figure is the most that the forest reached as data grew. How our model does: "
+        "`python -m tests.papers.estimator`."
+    )
     return PaperTable("liquid-estimator", f"Liquid Fig. 10: R² of {HELD_OUT} runs held out", "R²", rows, note)
 
 
@@ -133,7 +151,8 @@ def core_speeds() -> Mapping[str, Mapping[int, float]]:
 
 
 def settle(step: Step, start: int, speeds: Mapping[int, float]) -> tuple[int, float, int]:
-    """(cores, speed there / best speed in the table, probes after the start); between measured counts speed is linear."""
+    """(cores, speed there / best speed in the table, probes after the start); between measured counts speed
+    is linear."""
 
     def speed(cores: int) -> float:
         return float(np.interp(cores, list(speeds), list(speeds.values())))

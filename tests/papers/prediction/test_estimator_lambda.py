@@ -1,8 +1,8 @@
 """Our default model on measured runs (843 of nvidia-smi, 17 GPU models), against Liquid's on the same splits.
 
-To reach, R² of memory / log throughput / utilisation mean / std: 0.97 / 0.98 / 0.65 / 0.48 on cells never seen,
-0.75 / 0.96 / 0.50 / 0.30 on whole GPU models never seen. Of the runs held out, 88 – 92 % of cells never seen lie in their 90 %
-interval, and at least 88 % of each GPU model never seen.
+To reach, R² of memory / log throughput / utilisation mean / std: 0.97 / 0.98 / 0.65 / 0.48 on cells never
+seen, 0.75 / 0.96 / 0.50 / 0.30 on whole GPU models never seen. Of the runs held out, 88 – 92 % of cells never
+seen lie in their 90 % interval, and at least 88 % of each GPU model never seen.
 """
 
 from collections.abc import Mapping
@@ -83,13 +83,13 @@ def test_ours_reaches_its_figures_and_beats_liquids(read: Read, split: str) -> N
 
 
 HARDEST = ("A40", "RTX8000", "A100_80GB")
-"""The GPU models whose memory is least like that of the others: calibrated on all runs of the others together 70, 80 and 76 %
-held, and of RTX8000 15 % took more than they were promised."""
+"""The GPU models whose memory is least like that of the others: calibrated on all runs of the others together
+70, 80 and 76 % held, and of RTX8000 15 % took more than they were promised."""
 
 
 def test_memory_on_gpu_models_never_seen(read: Read) -> None:
-    """A cell gets its first such card: of no model do more than 12 % of the runs leave their interval, and of all of them at most
-    5 % take more than their promise, which is at most a third above what they take."""
+    """A cell gets its first such card: of no model do more than 12 % of the runs leave their interval, and of
+    all of them at most 5 % take more than their promise, which is at most a third above what they take."""
     memory = Runs(read.runs.tasks, {MEMORY: read.runs.labels[MEMORY]})
     found = of_runs(memory, "families", only=HARDEST)
     print("\n" + table(found))
@@ -100,7 +100,8 @@ def test_memory_on_gpu_models_never_seen(read: Read) -> None:
 
 
 def test_memory_on_generations_never_seen(read: Read) -> None:
-    """A cell of Volta and Turing gets its first Ampere cards: calibrated on GPU models of generations that taught, 74 % held."""
+    """A cell of Volta and Turing gets its first Ampere cards: calibrated on GPU models of generations that
+    taught, 74 % held."""
     memory = Runs(read.runs.tasks, {MEMORY: read.runs.labels[MEMORY]})
     found = of_runs(memory, "generations")
     print("\n" + table(found))

@@ -1,7 +1,7 @@
 """Do 90 % intervals of the remaining iterations hold 90 %? On loss curves and runs that nobody here made.
 
-Curves: 21 of char-rnn and the validation curves of five Pollux models. Runs: epochs to a target metric (Zeus).
-`-s` shows every figure.
+Curves: 21 of char-rnn and the validation curves of five Pollux models. Runs: epochs to a target metric
+(Zeus). `-s` shows every figure.
 """
 
 import numpy as np
@@ -27,7 +27,8 @@ def show(name: str, intervals: list[Bounds], came: list[float]) -> float:
     wide = [bounds.high / value for bounds, value in zip(intervals, came, strict=True)]
     share = covered(intervals, came)
     print(
-        f"\n{name}: {len(intervals)} intervals hold {share:.1%}; error of the rest median {np.median(off):.0%}",
+        f"\n{name}: {len(intervals)} intervals hold {share:.1%}; error of the rest median "
+        f"{np.median(off):.0%}",
         end="",
     )
     print(f", p90 {np.quantile(off, 0.9):.0%}; upper bound {np.median(wide):.1f} × the actual time", end="")
@@ -49,10 +50,11 @@ def test_curves_of_known_models() -> None:
 
 @pytest.mark.parametrize("what", ["curves", "runs"])
 def test_kinds_of_training_never_seen(what: str) -> None:
-    """A network that never ran: each kind is predicted from all others only, and none holds less than promised.
+    """A network that never ran: each kind is predicted from all others only, and none holds less than
+    promised.
 
-    Calibrated on the errors of all other kinds together, 58 % (imagenet's curves) and 71 % (ncf's runs) held. Upper ends are at
-    most 25 times the truth: from errors of ln u they were 109 times for imagenet.
+    Calibrated on the errors of all other kinds together, 58 % (imagenet's curves) and 71 % (ncf's runs) held.
+    Upper ends are at most 25 times the truth: from errors of ln u they were 109 times for imagenet.
     """
     found = of_curves(read_curves(DATA)) if what == "curves" else of_totals(read_totals(DATA))
     print("\n" + table(found))
@@ -66,7 +68,8 @@ def test_kinds_of_training_never_seen(what: str) -> None:
 
 @pytest.mark.parametrize("passed", [0.0, 0.3, 0.5, 0.8])
 def test_runs_of_a_known_job(passed: float) -> None:
-    """A job ran 3 to 10 times; this time it has passed part of its way, and other jobs taught how runs scatter."""
+    """A job ran 3 to 10 times; this time it has passed part of its way, and other jobs taught how runs
+    scatter."""
     known = read_totals(DATA)
     intervals, came = [], []
     for key, totals in known.items():

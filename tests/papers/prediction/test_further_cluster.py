@@ -1,7 +1,8 @@
-"""Step times of a further cluster (Gavel's: K80, P100, V100) by a prior that another one taught (Pollux' T4). `-s` shows the figures.
+"""Step times of a further cluster (Gavel's: K80, P100, V100) by a prior that another one taught (Pollux' T4).
+`-s` shows the figures.
 
-Before a table's own leave-one-out errors counted from the first cells on, 44 % (5 cells), 55 % (10), 69 % (15) and 76 % (half of
-the cells) of the steps on one of the three GPU models held.
+Before a table's own leave-one-out errors counted from the first cells on, 44 % (5 cells), 55 % (10), 69 %
+(15) and 76 % (half of the cells) of the steps on one of the three GPU models held.
 """
 
 import csv

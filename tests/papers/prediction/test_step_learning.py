@@ -1,7 +1,8 @@
-"""What the service learns of step times: Pollux' measurements as finished runs of three owners, asked about cells not shown.
+"""What the service learns of step times: Pollux' measurements as finished runs of three owners, asked about
+cells not shown.
 
-`test_genie_model.py` judges the model alone; here it is what the service makes of runs: tables with bounds, shared and
-owners' own, one training. `-s` shows every figure.
+`test_genie_model.py` judges the model alone; here it is what the service makes of runs: tables with bounds,
+shared and owners' own, one training. `-s` shows every figure.
 """
 
 import math
@@ -58,9 +59,14 @@ def run(seq: int, network: str, cell: Cell, log_s: float) -> FinishedRun:
         owner=OWNERS[seq % 3], command=("train",), model=network, batch_size=round(cell.local_batch * gpus)
     )
     measured_run = Run(
-        ended_ms=1_000 * seq, seq=seq, run_ms=1_000 * step_ms, gpus=cell.placement[0], total_gpus=gpus,
-        iterations=1_000, step_ms=step_ms,
-    )  # fmt: skip
+        ended_ms=1_000 * seq,
+        seq=seq,
+        run_ms=1_000 * step_ms,
+        gpus=cell.placement[0],
+        total_gpus=gpus,
+        iterations=1_000,
+        step_ms=step_ms,
+    )
     given = Allocation(cell.placement[0], 1_000, 4, Card("T4", 15_360))
     return FinishedRun(
         seq,

@@ -1,7 +1,10 @@
-"""SpeCon's four schedules through the real engine, beside §VI-B and §VI-C: `python -m tests.papers.specon.specon_tables`.
+"""SpeCon's four schedules through the real engine, beside §VI-B and §VI-C: `python -m
+tests.papers.specon.specon_tables`.
 
-Jobs, curves and nodes are those of `penstock.simulator.generators.specon`; a move saves and restores in 5 s together (§III-C measured less). The baseline is
-the source's: the same first placement, evenly spread, and no migration; of the default profile that profile without its stage `moves`. Intervals: 95 % over seeds, resampled.
+Jobs, curves and nodes are those of `penstock.simulator.generators.specon`; a move saves and restores in 5 s
+together (§III-C measured less). The baseline is the source's: the same first placement, evenly spread, and no
+migration; of the default profile that profile without its stage `moves`. Intervals: 95 % over seeds,
+resampled.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -25,7 +28,8 @@ SEEDS = 20
 RESTART_COST = "2500ms,2500ms,0s"
 BASELINE = "even"
 NOT_WORSE = -0.1
-"""Reduction of the average that the default profile's moves have to reach, %: never worse than without them, but for a thousandth."""
+"""Reduction of the average that the default profile's moves have to reach, %: never worse than without them,
+but for a thousandth."""
 PROFILES = {"specon": "SpeCon as published", "balance": "By predicted completion times"}
 
 
@@ -116,7 +120,11 @@ def rows(
                     for job in one.jct_s
                 ]
             )
-            remark = f"{100 * faster:.0f} % of jobs faster; {np.mean([one.moves for one in ours]):.1f} moves per run"
+            remark = (
+                f"{100 * faster:.0f} % of jobs faster; {np.mean([one.moves for one in ours]):.1f} "
+                "moves "
+                "per run"
+            )
         yield Row(f"{label}: {what}", here, value, interval, value if reach else None, remark=remark)
     pairs = list(zip(ours, theirs, strict=True))
     best = [max(100 * (1 - one.jct_s[job] / other.jct_s[job]) for job in one.jct_s) for one, other in pairs]

@@ -1,7 +1,9 @@
-"""`python -m tests.simulation.cell.prelaunch_cells`: what launching early does to a busy cell: mean completion time and makespan with it, relative to without.
+"""`python -m tests.simulation.cell.prelaunch_cells`: what launching early does to a busy cell: mean
+completion time and makespan with it, relative to without.
 
-12 GPUs on three nodes and 40 jobs of one to eight GPUs, some of them gangs over nodes, of two tenants; a job launches for 15 s and saves for 4 s. Single runs differ by a tenth, since
-each start changes all that follow: the means are over seeds, with an interval of 95 % (bootstrap).
+12 GPUs on three nodes and 40 jobs of one to eight GPUs, some of them gangs over nodes, of two tenants; a job
+launches for 15 s and saves for 4 s. Single runs differ by a tenth, since each start changes all that follow:
+the means are over seeds, with an interval of 95 % (bootstrap).
 """
 
 from collections.abc import Sequence
@@ -80,7 +82,8 @@ def run(
     checked: bool = True,
     timeline: Timeline | None = None,
 ) -> Figures:
-    """`restarts`: stops and starts after them cost something; `checked`: invariants are checked after each record; `timeline`: takes all records."""
+    """`restarts`: stops and starts after them cost something; `checked`: invariants are checked after each
+    record; `timeline`: takes all records."""
     model = Phases(Constant(), LAUNCH_S, SAVE_S)
     work = RestartingWork(model, lambda job: RestartCost(2.0, 5.0)) if restarts else SteadyWork(model)
     settings = PlacerSettings(profile=cell.profile, prelaunch_wait_ms=20_000, without=cell.without)

@@ -1,4 +1,5 @@
-"""Running jobs whose cores or memory bandwidth change: what was decided is set on their nodes, and their speed changes from then on."""
+"""Running jobs whose cores or memory bandwidth change: what was decided is set on their nodes, and their
+speed changes from then on."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -62,9 +63,11 @@ def adjusted(values: Sequence[bytes]) -> list[Mapping[str, object]]:
 
 
 def test_a_job_without_gpus_slows_down_with_fewer_cores() -> None:
-    """Half way through, a preprocessing job has to give three quarters of its cores away, and gets them back later.
+    """Half way through, a preprocessing job has to give three quarters of its cores away, and gets them back
+    later.
 
-    Amdahl with p = 0.95: on two cores instead of eight it runs at (0.05 + 0.95 / 8) / (0.05 + 0.95 / 2) of its speed.
+    Amdahl with p = 0.95: on two cores instead of eight it runs at (0.05 + 0.95 / 8) / (0.05 + 0.95 / 2) of
+    its speed.
     """
     found, values = cell(
         [cpu_job("a", 0, 100, 8), cpu_job("late", 50, 1, 1), cpu_job("later", 80, 1, 1)], Cpu(TABLE)
@@ -83,7 +86,8 @@ def test_a_job_without_gpus_slows_down_with_fewer_cores() -> None:
 
 
 def test_a_training_slows_down_as_it_was_measured() -> None:
-    """ResNet-18 gets one core instead of four: by Synergy's table half the throughput, from that moment on."""
+    """ResNet-18 gets one core instead of four: by Synergy's table half the throughput, from that moment
+    on."""
     job = TraceJob("a", 0, 100, 1, model="res18", cores=4)
     found, _ = cell([job, cpu_job("late", 40, 1, 1)], Cpu(TABLE))
     found.step()
@@ -93,9 +97,11 @@ def test_a_training_slows_down_as_it_was_measured() -> None:
 
 
 def test_a_cap_relieves_the_neighbour_and_slows_its_bearer() -> None:
-    """A job without GPUs takes the whole memory bandwidth: a training on the node suffers until the other is capped to 15 %.
+    """A job without GPUs takes the whole memory bandwidth: a training on the node suffers until the other is
+    capped to 15 %.
 
-    With the cap the training demands 60 %, both together 75 %, at which nobody suffers; the capped job goes at 0.15 / 0.4 of its speed.
+    With the cap the training demands 60 %, both together 75 %, at which nobody suffers; the capped job goes
+    at 0.15 / 0.4 of its speed.
     """
     training = TraceJob("a", 0, 100, 1, model="bert", cores=2, memory_bandwidth=0.6)
     jobs = [training, cpu_job("b", 0, 60, 4, traffic=0.4), cpu_job("late", 20, 1, 1)]
@@ -120,7 +126,8 @@ def test_a_cap_relieves_the_neighbour_and_slows_its_bearer() -> None:
 
 
 def test_a_job_without_gpus_takes_less_bandwidth_on_fewer_cores() -> None:
-    """Where a node cannot cap, CODA halves the cores: half the traffic, and the training beside it recovers."""
+    """Where a node cannot cap, CODA halves the cores: half the traffic, and the training beside it
+    recovers."""
     model = Bandwidth(Constant())
     training = TraceJob("a", 0, 100, 1, model="bert", memory_bandwidth=0.6)
     busy = cpu_job("b", 0, 60, 8, traffic=0.3)

@@ -42,7 +42,8 @@ def test_nodes_take_their_time() -> None:
     """A container needs 5 s to start, and its GPU is free 2 s after the stop: both delay everybody behind."""
     options = Options(latency=Latency(start_s=5, stop_s=2))
     slow = simulation([job("a", 0, 100, 4), job("b", 10, 20, 4)], "srtf", options=options)
-    # b preempts a at 10 (a has run 5 s), starts at 12 + 5 and ends at 37; a starts again at 42 with 95 s left.
+    # b preempts a at 10 (a has run 5 s), starts at 12 + 5 and ends at 37; a starts again at 42 with 95 s
+    # left.
     assert ends(slow) == {"b": 37, "a": 137}
     assert slow.figures(1, 1).preemptions == 1
 
@@ -111,6 +112,12 @@ def test_records_tell_what_happened() -> None:
     ]
     kinds = [kind.split(".")[1:3] for kind, job_id in sent if job_id == "a"]
     assert kinds == [
-        ["job", "submitted"], ["job", "estimated"], ["placement", "decided"], ["job", "preempted"],
-        ["stop", "decided"], ["job", "requeued"], ["placement", "decided"], ["job", "ended"],
-    ]  # fmt: skip
+        ["job", "submitted"],
+        ["job", "estimated"],
+        ["placement", "decided"],
+        ["job", "preempted"],
+        ["stop", "decided"],
+        ["job", "requeued"],
+        ["placement", "decided"],
+        ["job", "ended"],
+    ]

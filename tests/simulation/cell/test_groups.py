@@ -1,4 +1,5 @@
-"""Groups in a simulated cell: members run beside each other, their speeds know of it, and no GPU counts twice."""
+"""Groups in a simulated cell: members run beside each other, their speeds know of it, and no GPU counts
+twice."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -61,7 +62,8 @@ class Grouper(Proposer):
     ("model", "expected"), [(Constant(), {"a": 100, "b": 65}), (Halves(), {"a": 150, "b": 115})]
 )
 def test_two_gangs_share_all_gpus_of_a_cell(model: JobModel, expected: dict[str, float]) -> None:
-    """`b` comes at 10 s, its group is planned for 5 s: from 15 s on both compute, on two GPUs and not on four."""
+    """`b` comes at 10 s, its group is planned for 5 s: from 15 s on both compute, on two GPUs and not on
+    four."""
     timeline = Timeline()
     found = Simulation(
         nodes_of("1x2"),

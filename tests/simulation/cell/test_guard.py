@@ -1,4 +1,5 @@
-"""The contention-guard in the simulator: its own core, on measured speeds by cores and a modelled memory bandwidth."""
+"""The contention-guard in the simulator: its own core, on measured speeds by cores and a modelled memory
+bandwidth."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -45,7 +46,8 @@ def decided(values: Sequence[bytes], kind: str) -> list[Mapping[str, object]]:
 
 
 def test_a_training_finds_the_cores_that_it_needs() -> None:
-    """It asked for one core, and six feed its GPU. Within four probes it has nearly its best speed, and ends as much sooner."""
+    """It asked for one core, and six feed its GPU. Within four probes it has nearly its best speed, and ends
+    as much sooner."""
     job = TraceJob("a", 0, 1_000, 1, model="res18", cores=1)
     alone, _ = cell([job], Cpu(TABLE), None)
     assert ends(alone)["a"] == pytest.approx(1_000)
@@ -64,7 +66,8 @@ def test_a_training_finds_the_cores_that_it_needs() -> None:
 
 @pytest.mark.parametrize("caps", ["resctrl", "cpu_quota", "none"])
 def test_who_takes_the_bandwidth_of_a_training_is_slowed_until_it_ends(caps: BandwidthCap) -> None:
-    """A preprocessing job comes to the node of a language model, takes 70 % of the bandwidth, and the training would lose 40 % of its speed."""
+    """A preprocessing job comes to the node of a language model, takes 70 % of the bandwidth, and the
+    training would lose 40 % of its speed."""
     training = TraceJob("a", 0, 200, 1, model="bert", cores=2, memory_bandwidth=0.25)
     hog = TraceJob("b", 50, 400, 0, cores=8, memory_bandwidth=0.7)
     jobs = [training, hog]
@@ -85,7 +88,8 @@ def test_who_takes_the_bandwidth_of_a_training_is_slowed_until_it_ends(caps: Ban
 
 
 def test_a_job_with_one_core_is_slowed_where_the_time_of_cores_can_be_capped() -> None:
-    """It takes 70 % of the bandwidth from one core, of which no cores can be taken. At a tenth of that core's time it takes 7 %, and advances at a tenth of its speed."""
+    """It takes 70 % of the bandwidth from one core, of which no cores can be taken. At a tenth of that core's
+    time it takes 7 %, and advances at a tenth of its speed."""
     training = TraceJob("a", 0, 200, 1, model="bert", cores=2, memory_bandwidth=0.25)
     jobs = [training, TraceJob("b", 50, 400, 0, cores=1, memory_bandwidth=0.7)]
     truth = Bandwidth(Cpu({("bert", 1): [(2.0, [(250.0, 1.0)])]}))
@@ -104,7 +108,8 @@ def test_a_job_with_one_core_is_slowed_where_the_time_of_cores_can_be_capped() -
 
 
 def test_several_jobs_are_slowed_together() -> None:
-    """Three preprocessing jobs share the traffic of that one: all have a cap of 50 % at the same moment, and each is released with the others."""
+    """Three preprocessing jobs share the traffic of that one: all have a cap of 50 % at the same moment, and
+    each is released with the others."""
     jobs = [TraceJob("a", 0, 200, 1, model="bert", cores=2, memory_bandwidth=0.25)]
     jobs += [TraceJob(f"b{n}", 50, 400, 0, cores=4, memory_bandwidth=0.25) for n in range(3)]
     found, values = cell(jobs, Bandwidth(Constant()), Contention(search="none"))
@@ -120,7 +125,8 @@ def test_several_jobs_are_slowed_together() -> None:
 
 
 def test_without_the_eliminator_a_training_stays_slow() -> None:
-    """The ablation of CODA §VI-E: the guard goes on to search for cores, and slows no job; the training is as slow as without a guard."""
+    """The ablation of CODA §VI-E: the guard goes on to search for cores, and slows no job; the training is as
+    slow as without a guard."""
     training = TraceJob("a", 0, 200, 1, model="bert", cores=2, memory_bandwidth=0.25)
     jobs = [training, TraceJob("b", 50, 400, 0, cores=8, memory_bandwidth=0.7)]
     unguarded, _ = cell(jobs, Bandwidth(Constant()), None)

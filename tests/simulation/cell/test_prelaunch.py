@@ -1,4 +1,5 @@
-"""Jobs that launch before their GPUs are free in simulated cells of several nodes, with gangs: everything stays sound, and nobody loses by it."""
+"""Jobs that launch before their GPUs are free in simulated cells of several nodes, with gangs: everything
+stays sound, and nobody loses by it."""
 
 from collections.abc import Mapping
 from math import hypot, sqrt
@@ -56,7 +57,8 @@ def _name(part: str | tuple[Stage, ...]) -> str:
 
 
 def _ratios(cell: Cell, seeds: int, checked: int) -> list[float]:
-    """Mean completion times with early launches relative to those without; invariants are checked in the first `checked` seeds."""
+    """Mean completion times with early launches relative to those without; invariants are checked in the
+    first `checked` seeds."""
     found = []
     for seed in range(seeds):
         early, late = (run(seed, cell, prelaunch=on, checked=seed < checked) for on in (True, False))
@@ -122,8 +124,9 @@ def test_launches_after_stops_cost_nothing_on_average(profile: str) -> None:
 
 
 def test_a_report_counts_who_launched_early_and_in_vain() -> None:
-    """Two jobs on one GPU, of which the first is said to run for 30 s and runs for 100: the second launches in vain, twice, and is started when
-    the first has ended. A third one launches while the second comes to its end."""
+    """Two jobs on one GPU, of which the first is said to run for 30 s and runs for 100: the second launches
+    in vain, twice, and is started when the first has ended. A third one launches while the second comes to
+    its end."""
 
     class Longer(Constant):
         def speed(self, job: TraceJob, *given: object) -> float:  # type: ignore[override]

@@ -1,4 +1,5 @@
-"""Every profile on one small trace: all jobs end, no invariant breaks, and the ledger is the same each time."""
+"""Every profile on one small trace: all jobs end, no invariant breaks, and the ledger is the same each
+time."""
 
 import json
 import os
@@ -25,8 +26,18 @@ DRAWING = frozenset({"random"})
 """Profiles whose decisions depend on the seed in a cell of this size."""
 HEADS = Path(__file__).parents[2] / "replay/golden/profiles.json"
 REPEATED = (
-    "random", "drf", "fgd", "hived", "kubeflow", "clustering", "srtf", "tiresias", "liquid", "k8s-default", "even",
-)  # fmt: skip
+    "random",
+    "drf",
+    "fgd",
+    "hived",
+    "kubeflow",
+    "clustering",
+    "srtf",
+    "tiresias",
+    "liquid",
+    "k8s-default",
+    "even",
+)
 
 
 def rows() -> list[str]:
@@ -68,8 +79,8 @@ def run(trace: Path, profile: str, *more: str, cluster: str = CLUSTER) -> Simula
 
 @pytest.mark.parametrize("profile", sorted(PROFILES))
 def test_every_profile_ends_every_job(profile: str, trace: Path) -> None:
-    """Whatever a policy prefers, no job waits for ever and nothing is given twice. The ledger is the one that the profile always wrote:
-    after an upgrade `penstock replay` must find every old decision again.
+    """Whatever a policy prefers, no job waits for ever and nothing is given twice. The ledger is the one that
+    the profile always wrote: after an upgrade `penstock replay` must find every old decision again.
     """
     first = run(trace, profile, "--check")
     figures = first.figures(1, 1)

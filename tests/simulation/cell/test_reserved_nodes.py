@@ -1,4 +1,5 @@
-"""Fast tests before a trial change no decision: which jobs are released for a reservation, which are tried at all, for which cores are reclaimed."""
+"""Fast tests before a trial change no decision: which jobs are released for a reservation, which are tried at
+all, for which cores are reclaimed."""
 
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
@@ -64,7 +65,8 @@ class Compared(reservation._Ended):
 def test_a_loaded_cell_reserves_the_nodes_of_the_whole_trial(
     seed: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Groups, gangs of several nodes and jobs that are being stopped come to their ends one after the other."""
+    """Groups, gangs of several nodes and jobs that are being stopped come to their ends one after the
+    other."""
     monkeypatch.setattr(reservation, "_Ended", Compared)
     Compared.trials = Compared.found = Compared.spared = Compared.grouped = 0
 
@@ -77,7 +79,8 @@ def test_a_loaded_cell_reserves_the_nodes_of_the_whole_trial(
 
 @pytest.mark.parametrize("seed", range(4))
 def test_ends_are_expected_by_the_state_alone(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A placer that has just started reserves the nodes that one would which has seen all changes, also behind jobs that take turns or once did."""
+    """A placer that has just started reserves the nodes that one would which has seen all changes, also
+    behind jobs that take turns or once did."""
     compared = Counter[bool]()
     first = Reservation._first
 
@@ -130,7 +133,8 @@ def test_a_loaded_cell_is_placed_as_if_all_jobs_were_tried(
 
 @pytest.mark.parametrize("seed", range(3))
 def test_a_pass_ends_only_where_no_other_job_has_a_result(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """All nodes are full, one is reserved, and jobs without GPUs wait, too: when a pass ends early each job it did not try is tried here."""
+    """All nodes are full, one is reserved, and jobs without GPUs wait, too: when a pass ends early each job
+    it did not try is tried here."""
     answers = Counter[bool]()
     others_wait = Decider._others_wait
 

@@ -1,4 +1,5 @@
-"""Services of a simulated cell: what they hear and when, what their proposals do, and that bad ones cost nobody anything."""
+"""Services of a simulated cell: what they hear and when, what their proposals do, and that bad ones cost
+nobody anything."""
 
 import json
 from collections.abc import Callable, Mapping, Sequence
@@ -68,7 +69,8 @@ def cores(task_id: str, count: int, number: str = "p") -> CoresProposed:
 
 
 def test_a_service_reads_what_came_while_it_planned_in_one_go() -> None:
-    """It hears a second late and plans for ten: what is written meanwhile is one batch, read when it has published."""
+    """It hears a second late and plans for ten: what is written meanwhile is one batch, read when it has
+    published."""
     now_s = 0.0
     listener = Listener([cores("a.1.w0", 1)])
     services = Services([Attached(listener, delay_s=1, planning_s=10)], lambda: now_s)
@@ -106,7 +108,8 @@ def test_who_has_nothing_to_say_is_not_busy() -> None:
 
 
 def test_planning_time_may_be_measured(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A genetic algorithm's next version is slower: with its real time the simulated cell waits longer for its plan."""
+    """A genetic algorithm's next version is slower: with its real time the simulated cell waits longer for
+    its plan."""
     real_s = 7.0
     monkeypatch.setattr("penstock.simulator.services.port.perf_counter", lambda: real_s)
 
@@ -126,7 +129,8 @@ def test_planning_time_may_be_measured(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_proposal_moves_cores_after_its_planning_time() -> None:
-    """A guard hears that a training starts beside a preprocessing job, thinks for 5 s, and halves that job's cores."""
+    """A guard hears that a training starts beside a preprocessing job, thinks for 5 s, and halves that job's
+    cores."""
     answers: list[str] = []
 
     def propose(kind: str, data: Mapping[str, Any]) -> Sequence[Event]:
@@ -188,7 +192,8 @@ def nonsense(kind: str, data: Mapping[str, Any]) -> Sequence[Any]:
 @pytest.mark.parametrize("profile", ["fifo", "liquid", "srtf", "tiresias"])
 @pytest.mark.parametrize("planning_s", [0.0, 7.0, 100.0])
 def test_who_proposes_late_twice_or_nonsense_costs_nobody_anything(profile: str, planning_s: float) -> None:
-    """A new proposer goes wild: answers about jobs that have ended, each twice, and things that are no proposals. All jobs end when they would."""
+    """A new proposer goes wild: answers about jobs that have ended, each twice, and things that are no
+    proposals. All jobs end when they would."""
     values: list[bytes] = []
     nuisance = Attached(Proposer(nonsense), planning_s=planning_s)
     alone = ends(simulation(BUSY, profile, CLUSTER))
@@ -203,7 +208,8 @@ def test_who_proposes_late_twice_or_nonsense_costs_nobody_anything(profile: str,
 
 
 def test_a_service_that_only_listens_changes_no_byte() -> None:
-    """Whoever watches a cell, as a dashboard does, is not noticed. It hears every record, in the ledger's order."""
+    """Whoever watches a cell, as a dashboard does, is not noticed. It hears every record, in the ledger's
+    order."""
     listener = Listener()
     values: list[bytes] = []
     watched = simulation(BUSY, "srtf", CLUSTER, Options(services=(Attached(listener),)), values.append)
@@ -226,7 +232,8 @@ def learned(
 
 
 def test_a_job_waits_for_its_estimate() -> None:
-    """The estimator takes 3 s: nobody places a job before, and the second one, which comes meanwhile, waits for the first one's answer, too."""
+    """The estimator takes 3 s: nobody places a job before, and the second one, which comes meanwhile, waits
+    for the first one's answer, too."""
     found, _ = learned([job("a", 0, 100), job("b", 1, 50)], "fifo", "1x4", estimator_s=3.0)
     assert ends(found) == {"a": 103, "b": 3 + 3 + 50}
 
@@ -238,7 +245,8 @@ def steps(job_id: str, submit_s: float, duration_s: float, iterations: int) -> T
 
 
 def test_remaining_times_are_learned_from_the_steps_of_this_very_run() -> None:
-    """The first training of its kind: nothing is known at its start; its reports say it, and each answer holds what the trace says is left."""
+    """The first training of its kind: nothing is known at its start; its reports say it, and each answer
+    holds what the trace says is left."""
     found, values = learned([steps("a", 0, 1_000, 500)], "srtf")
     ends(found)
     told = [data for value in values for kind, data in facts(value) if kind == wire_type(EtaEstimated)]
@@ -253,7 +261,8 @@ def test_remaining_times_are_learned_from_the_steps_of_this_very_run() -> None:
 
 
 def test_a_longer_run_of_a_known_kind_is_foreseen_by_its_steps() -> None:
-    """Last week 100 iterations took 200 s; now somebody asks for 400 of the same: 800 s, before it has begun."""
+    """Last week 100 iterations took 200 s; now somebody asks for 400 of the same: 800 s, before it has
+    begun."""
     found, values = learned([steps("a-1", 0, 200, 100), steps("a-2", 300, 800, 400)], "srtf")
     ends(found)
     second = [
@@ -266,7 +275,8 @@ def test_a_longer_run_of_a_known_kind_is_foreseen_by_its_steps() -> None:
 
 
 def test_what_running_jobs_report_decides_who_is_stopped() -> None:
-    """Two trainings of kinds that never ran hold the two GPUs: one is nearly done, one has just begun. A short job of a known kind comes.
+    """Two trainings of kinds that never ran hold the two GPUs: one is nearly done, one has just begun. A
+    short job of a known kind comes.
 
     Only by their reported steps does `srtf` know that it is the other one that has to give way.
     """
@@ -302,7 +312,8 @@ def test_the_command_line_gives_the_estimator_its_time(
 
 @pytest.mark.parametrize("profile", ["fifo", "srtf", "tiresias", "penstock"])
 def test_a_job_moves_to_the_node_that_a_service_names(profile: str) -> None:
-    """A migrator thinks for 10 s and empties a node. The job saves for 5 s and launches for 20; who comes meanwhile gets what it leaves."""
+    """A migrator thinks for 10 s and empties a node. The job saves for 5 s and launches for 20; who comes
+    meanwhile gets what it leaves."""
     answers: list[str] = []
     places: dict[str, str] = {}
 

@@ -1,4 +1,5 @@
-"""Units that wait are not tried again where nothing of theirs has changed: every decision is as if they had been."""
+"""Units that wait are not tried again where nothing of theirs has changed: every decision is as if they had
+been."""
 
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
@@ -40,7 +41,8 @@ def all_tried() -> Iterator[None]:
 def test_a_loaded_cell_is_placed_as_if_all_units_were_tried(
     profile: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Plans stop dozens of jobs at once; each exit frees something on one node, for a few of the units that wait."""
+    """Plans stop dozens of jobs at once; each exit frees something on one node, for a few of the units that
+    wait."""
     spared = 0
     judge = StillWaiting.units
 

@@ -99,7 +99,8 @@ def test_the_place_decides(folder: Path) -> None:
 
 
 def test_pairs_are_measured_and_each_side_has_its_own_speed(folder: Path) -> None:
-    """A net and a tree on halves of one GPU keep 70 and 75 % of their speeds; on another GPU nobody disturbs."""
+    """A net and a tree on halves of one GPU keep 70 and 75 % of their speeds; on another GPU nobody
+    disturbs."""
     job_model = job_model_of(folder)
     assert job_model.speed(net(), {"f": HALF}, [job_model.neighbour(TREE, {"f": HALF})]) == pytest.approx(0.7)
     assert job_model.speed(TREE, {"f": HALF}, [job_model.neighbour(net(), {"f": HALF})]) == pytest.approx(
@@ -134,7 +135,8 @@ def test_what_nobody_measured_is_refused(folder: Path) -> None:
 
 
 def test_slices_of_time_stand_in_where_asked_for(folder: Path) -> None:
-    """With `unmeasured=split`: the share that it was given, or an equal one; what was measured stays as measured."""
+    """With `unmeasured=split`: the share that it was given, or an equal one; what was measured stays as
+    measured."""
     job_model = job_model_of(folder, split=True)
     third = {"f": Allocation((0,), share_milli=300)}
     others = [job_model.neighbour(net("b"), third), job_model.neighbour(net("c"), third)]
@@ -147,7 +149,8 @@ def test_slices_of_time_stand_in_where_asked_for(folder: Path) -> None:
 
 
 def test_links_of_spread_jobs_are_shared(folder: Path) -> None:
-    """Half of a spread step is network: two spread jobs on the same two nodes have 1.5 flows of load instead of 1."""
+    """Half of a spread step is network: two spread jobs on the same two nodes have 1.5 flows of load instead
+    of 1."""
     job_model = Links(job_model_of(folder))
     apart, beside = {"f": FIRST, "f2": FIRST}, {"f": SECOND, "f2": SECOND}
     assert job_model.speed(net(gpus=2), apart, ()) == 0.5
@@ -197,8 +200,8 @@ def test_gavels_pairs_are_the_same_from_both_sides() -> None:
 
 
 def test_two_jobs_on_one_gpu_run_at_the_speed_of_their_pair(folder: Path) -> None:
-    """Three jobs ask for half a GPU each, on a node with two: two share the first GPU at 60 % each, the third has the
-    second one to itself. When the pair has ended, nobody was slowed down for longer than that."""
+    """Three jobs ask for half a GPU each, on a node with two: two share the first GPU at 60 % each, the third
+    has the second one to itself. When the pair has ended, nobody was slowed down for longer than that."""
     jobs = [net(name)._replace(gpu_share_milli=500, duration_s=0.0) for name in ("a", "b", "c")]
     simulation = Simulation(
         nodes_of("1x2"),

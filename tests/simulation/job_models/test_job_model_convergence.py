@@ -13,7 +13,8 @@ from tests.support.data import DATA_ROOT as DATA
 
 needs_curves = pytest.mark.skipif(
     not all((DATA / name).is_dir() for name in ("charrnn", "pollux", "zeus")),
-    reason=f"the curves are not in {DATA}; set PENSTOCK_DATA to the folder that holds charrnn/, pollux/ and zeus/",
+    reason=f"the curves are not in {DATA}; set PENSTOCK_DATA to the folder that holds charrnn/, pollux/ and "
+    "zeus/",
 )
 
 FALLING = LossCurve([(0.0, 5.0), (0.1, 3.0), (0.5, 1.0), (1.0, 2.0)])
@@ -35,7 +36,8 @@ def gained_by(curve: LossCurve, share: float) -> float:
 
 
 def test_a_loss_is_reported_as_it_was_measured() -> None:
-    """From 5 down to 1 and up again to 2, linear between points: what a script reports is not normalised by what comes later."""
+    """From 5 down to 1 and up again to 2, linear between points: what a script reports is not normalised by
+    what comes later."""
     job_model = Convergence(Constant(), {"m": FALLING, "flat": FLAT})
     job = TraceJob("a", 0, 100.0, 1, "m")
     losses = [job_model.loss(job, progress) for progress in (0.0, 0.05, 0.1, 0.3, 0.5, 0.75, 1.0)]
@@ -51,7 +53,8 @@ def test_a_loss_is_reported_as_it_was_measured() -> None:
 
 
 def test_it_does_not_change_the_speed() -> None:
-    """How fast a job runs is up to the inner job model; it is only asked about neighbours where they matter there."""
+    """How fast a job runs is up to the inner job model; it is only asked about neighbours where they matter
+    there."""
     job_model = Convergence(Constant(), {"m": FALLING})
     job = TraceJob("a", 0, 100.0, 1, "m")
     assert job_model.work_s(job) == 100
@@ -94,7 +97,8 @@ def test_curves_of_three_sources_are_read_by_name(tmp_path: Path) -> None:
 
 @needs_curves
 def test_most_is_gained_early() -> None:
-    """Pollux's long runs have half of their gain after 3 – 11 % of the epochs, the 21 runs by iterations after 1 %."""
+    """Pollux's long runs have half of their gain after 3 – 11 % of the epochs, the 21 runs by iterations
+    after 1 %."""
     found = read_curves(DATA)
     kinds = {
         kind: [name for name in found if name.startswith(kind)] for kind in ("charrnn/", "pollux/", "zeus/")

@@ -48,7 +48,8 @@ def net(gpus: int = 1, cores: float | None = None, memory_gb: float | None = Non
 
 
 def test_cores_between_measured_points_are_linear(job_model: Cpu) -> None:
-    """Asked for three cores, given one to twelve: 0.4, 0.7, 1, 1.2, 1.6, and nothing more beyond what was measured."""
+    """Asked for three cores, given one to twelve: 0.4, 0.7, 1, 1.2, 1.6, and nothing more beyond what was
+    measured."""
     for cores, speed in ((1, 0.4), (2, 0.7), (3, 1.0), (4, 1.2), (6, 1.6), (12, 1.6)):
         assert job_model.speed(net(), {"n": Allocation((0,), cores)}, ()) == pytest.approx(speed), cores
     assert job_model.speed(net(cores=6), {"n": Allocation((0,), 3)}, ()) == pytest.approx(1 / 1.6), (
@@ -80,7 +81,8 @@ def test_eighths_of_cores_are_counted_as_such(tmp_path: Path) -> None:
 
 
 def test_what_nobody_measured_is_refused(job_model: Cpu) -> None:
-    """An unknown model, a third of a core, 20 GB: the message names what there is. CPU jobs have no GPU to feed."""
+    """An unknown model, a third of a core, 20 GB: the message names what there is. CPU jobs have no GPU to
+    feed."""
     with pytest.raises(NotMeasured, match=r"cpu: tree was never measured; there are flat, net"):
         job_model.work_s(net()._replace(model="tree"))
     with pytest.raises(NotMeasured, match=r"net with 0\.5 cores per GPU; the fewest measured are 1"):
@@ -98,7 +100,8 @@ def test_a_table_without_one_gpu_is_refused(tmp_path: Path) -> None:
 
 @needs_synergy
 def test_who_gains_by_cores_in_synergys_table() -> None:
-    """Against three cores: AlexNet and ShuffleNet 2.9 ×, ResNet-18 2.4 ×, ResNet-50 1.15 ×, language models nothing."""
+    """Against three cores: AlexNet and ShuffleNet 2.9 ×, ResNet-18 2.4 ×, ResNet-50 1.15 ×, language models
+    nothing."""
     job_model = Cpu(read_sensitivity(DATA / SENSITIVITY))
     gains = {
         "alexnet": 2.94,
@@ -120,7 +123,8 @@ def test_who_gains_by_cores_in_synergys_table() -> None:
 
 @needs_synergy
 def test_jobs_of_two_and_four_gpus_have_rows_of_their_own() -> None:
-    """ResNet-50 gains by a fourth core on one GPU, but not on several; nobody measured BERT on two: as on one."""
+    """ResNet-50 gains by a fourth core on one GPU, but not on several; nobody measured BERT on two: as on
+    one."""
     job_model = Cpu(read_sensitivity(DATA / SENSITIVITY))
     assert [job_model.relative("res50", 6, gpus=gpus) for gpus in (1, 2, 4)] == pytest.approx(
         [1.15, 1.0, 1.0]

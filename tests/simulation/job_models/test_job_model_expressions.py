@@ -98,8 +98,8 @@ def test_a_job_model_without_its_table_names_the_place(
 
 
 def test_phases_and_losses_reach_those_who_listen() -> None:
-    """One job of 100 s on two nodes: each of its two tasks reports its phases to the placer, the chief its loss to a
-    service, and the job holds its GPUs from the first launch to the last save."""
+    """One job of 100 s on two nodes: each of its two tasks reports its phases to the placer, the chief its
+    loss to a service, and the job holds its GPUs from the first launch to the last save."""
     listener = Listener()
     curve = LossCurve([(0.0, 2.0), (1.0, 0.0)])
     work = SteadyWork(Phases(Convergence(Constant(), {"m": curve}), 18.0, 5.0), loss_every_s=25.0)
@@ -153,8 +153,8 @@ PURE = (
 
 @pytest.mark.parametrize("module", PURE)
 def test_no_job_model_rests_on_what_penstock_decides_with(module: str) -> None:
-    """Whoever judged a policy by that policy's own model would find it perfect: job models import types, events and each
-    other, and neither files nor random numbers."""
+    """Whoever judged a policy by that policy's own model would find it perfect: job models import types,
+    events and each other, and neither files nor random numbers."""
     found = importlib.import_module(f"penstock.simulator.job_models.{module}")
     assert found.__file__ is not None
     tree = ast.parse(Path(found.__file__).read_text())

@@ -24,7 +24,8 @@ BOTH = Allocation((0,), 2, workers=1, parameter_servers=1)
 
 
 def with_server(job_id: str, network_ms: float = 60.0) -> TraceJob:
-    """One parameter server, two workers; across nodes an iteration takes 100 ms, `network_ms` of them network."""
+    """One parameter server, two workers; across nodes an iteration takes 100 ms, `network_ms` of them
+    network."""
     stages = Stages(100.0, 0.0, 100.0 - network_ms, network_ms)
     return TraceJob(job_id, 0, 100, 2, "m", stages=stages, workers=2, parameter_servers=1)
 
@@ -35,7 +36,8 @@ TOGETHER: Placement = {"a": Allocation((0, 1), 3, workers=2, parameter_servers=1
 
 
 def test_flows_are_the_pairs_with_one_end_on_a_node() -> None:
-    """A parameter server talks to each worker; a worker beside it needs no link, two elsewhere share the server's."""
+    """A parameter server talks to each worker; a worker beside it needs no link, two elsewhere share the
+    server's."""
     one = with_server("j")
     assert flows_of(one, APART) == {"a": 1, "b": 1, "c": 2}
     assert flows_of(one, HALF) == {"a": 1, "b": 1}
@@ -61,8 +63,8 @@ def test_network_time_is_paid_for_what_crosses() -> None:
 
 
 def test_links_are_shared_by_the_time_that_others_send() -> None:
-    """Two equal jobs apart on the same three nodes: each server's link carries 2 flows, and 2 more for 60 % of the
-    time: 3.2 instead of 2. Network time grows by 1.6: 40 + 96 ms."""
+    """Two equal jobs apart on the same three nodes: each server's link carries 2 flows, and 2 more for 60 %
+    of the time: 3.2 instead of 2. Network time grows by 1.6: 40 + 96 ms."""
     job_model = Links(StageTimes())
     one, other = with_server("j"), with_server("k")
     assert job_model.speed(one, APART, ()) == pytest.approx(0.4), "alone as the inner job model has it"
@@ -80,7 +82,8 @@ def test_links_are_shared_by_the_time_that_others_send() -> None:
 
 
 def test_a_node_is_shared_in_proportion_to_cores() -> None:
-    """Three containers on one node: a third each; with 2 cores of 4 in all, half; the slowest part sets the pace."""
+    """Three containers on one node: a third each; with 2 cores of 4 in all, half; the slowest part sets the
+    pace."""
     job_model = SharedNode(Constant())
     one, other = TraceJob("j", 0, 100, 0), TraceJob("k", 0, 100, 0)
     core, two = {"n": Allocation((), 1)}, {"n": Allocation((), 2)}
@@ -98,7 +101,8 @@ def test_a_node_is_shared_in_proportion_to_cores() -> None:
 
 
 def test_memory_bandwidth_hurts_from_three_quarters_on() -> None:
-    """A language model beside CPU jobs: nothing up to 75 % of the bandwidth, half its speed at 100 % and beyond."""
+    """A language model beside CPU jobs: nothing up to 75 % of the bandwidth, half its speed at 100 % and
+    beyond."""
     job_model = Bandwidth(Constant())
     place = {"n": Allocation((0,), 1)}
     bert = TraceJob("j", 0, 100, 1, "bert", memory_bandwidth=0.1)
@@ -131,7 +135,8 @@ class Anew(Bandwidth):
 
 @pytest.mark.parametrize("seed", range(5))
 def test_jobs_that_are_not_slowed_by_others_keep_their_speed(seed: int) -> None:
-    """Jobs on one to three of five nodes come, are stopped and get other cores: all end as if each speed were computed at each change."""
+    """Jobs on one to three of five nodes come, are stopped and get other cores: all end as if each speed were
+    computed at each change."""
     rng = np.random.default_rng(seed)
     works = [SteadyWork(Bandwidth(Constant()), watched=True), SteadyWork(Anew(Constant()), watched=True)]
     now_s, started = 0.0, dict[str, Placement]()
@@ -181,7 +186,8 @@ def test_phases_come_on_top_of_what_the_inner_truth_has() -> None:
 
 
 def test_what_a_job_holds_is_gathered_node_by_node() -> None:
-    """Two workers and a parameter server of one job on one node, a third worker on another, in order of rank."""
+    """Two workers and a parameter server of one job on one node, a third worker on another, in order of
+    rank."""
 
     def task(
         rank: int, role: Literal["ps", "worker"], node_id: str, gpus: tuple[int, ...], cores: int
@@ -193,9 +199,11 @@ def test_what_a_job_holds_is_gathered_node_by_node() -> None:
         )
 
     tasks = [
-        task(0, "worker", "b", (0, 1), 4), task(1, "worker", "b", (3,), 2),
-        task(2, "worker", "a", (2,), 2), task(3, "ps", "b", (), 1),
-    ]  # fmt: skip
+        task(0, "worker", "b", (0, 1), 4),
+        task(1, "worker", "b", (3,), 2),
+        task(2, "worker", "a", (2,), 2),
+        task(3, "ps", "b", (), 1),
+    ]
     found = allocations(tasks)
     assert list(found) == ["b", "a"]
     assert found["b"] == Allocation((0, 1, 3), 7, 1_000, workers=2, parameter_servers=1, host_memory_mib=300)

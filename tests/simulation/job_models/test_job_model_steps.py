@@ -22,7 +22,8 @@ ONE, TWO = Allocation((0,)), Allocation((0, 1))
 
 @pytest.fixture
 def job_model(tmp_path: Path) -> StepTimes:
-    """One model: a GPU needs 0.5 s for 8 samples and 1 s for 16; two on one node exchange for 0.1 s, apart for 0.6."""
+    """One model: a GPU needs 0.5 s for 8 samples and 1 s for 16; two on one node exchange for 0.1 s, apart
+    for 0.6."""
     folder = tmp_path / "tiny"
     folder.mkdir()
     (folder / "placements.csv").write_text(
@@ -42,7 +43,8 @@ def tiny(gpus: int, batch: int, inference: bool = False) -> TraceJob:
 
 
 def test_a_task_is_its_iterations_on_what_it_asked_for(job_model: StepTimes) -> None:
-    """100 iterations of 16 samples: on one GPU 100 s, on two of one node 60 s; of 32 on one GPU in two passes 200 s."""
+    """100 iterations of 16 samples: on one GPU 100 s, on two of one node 60 s; of 32 on one GPU in two passes
+    200 s."""
     assert job_model.work_s(tiny(1, 8)) == pytest.approx(50)
     assert job_model.work_s(tiny(2, 16)) == pytest.approx(60)
     assert job_model.work_s(tiny(1, 32)) == pytest.approx(200)
@@ -50,7 +52,8 @@ def test_a_task_is_its_iterations_on_what_it_asked_for(job_model: StepTimes) -> 
 
 
 def test_more_gpus_and_nearer_ones_are_faster(job_model: StepTimes) -> None:
-    """A task that asked for one GPU gets two: 16 samples take 0.6 s on one node, 1.1 s on two, against 1 s alone."""
+    """A task that asked for one GPU gets two: 16 samples take 0.6 s on one node, 1.1 s on two, against 1 s
+    alone."""
     task = tiny(1, 16)
     alone_s = 1.0
     assert job_model.speed(task, {"n": ONE}, ()) == 1
@@ -80,8 +83,8 @@ def test_what_nobody_measured_is_refused(job_model: StepTimes) -> None:
 def test_a_moldable_job_runs_as_long_as_was_measured_on_what_it_got(
     job_model: StepTimes, profile: str
 ) -> None:
-    """100 iterations of 16 samples by one or two workers. `first` finds two GPUs: 0.6 s each; `second` comes beside a job that holds one: 1 s each.
-    Each start costs the source's 30 s."""
+    """100 iterations of 16 samples by one or two workers. `first` finds two GPUs: 0.6 s each; `second` comes
+    beside a job that holds one: 1 s each. Each start costs the source's 30 s."""
     held = TraceJob("held", 200, 0, 1, "tiny", 8, iterations=1_000)
     first = tiny(2, 16)._replace(job_id="first", submit_s=0, workers=2, min_workers=1)
     second = first._replace(job_id="second", submit_s=210)

@@ -47,21 +47,24 @@ def test_members_that_need_the_same_share_it() -> None:
 
 
 def test_a_lock_passes_on_by_arrival_and_nobody_waits_for_a_round() -> None:
-    """10 ms beside 90 ms at one GPU: one each, in turn. At different ones the short one goes round as often as it can."""
+    """10 ms beside 90 ms at one GPU: one each, in turn. At different ones the short one goes round as often
+    as it can."""
     short, long = Stages(10, 0, 10, 0), Stages(90, 0, 90, 0)
     assert speeds((short, long)) == pytest.approx((0.1, 0.9), abs=EDGE)
     assert speeds((short, NETWORK)) == pytest.approx((1, 1), abs=EDGE)
 
 
 def test_what_stages_overlap_alone_is_lost_under_locks() -> None:
-    """100 ms at the GPU and 100 ms at the network, at the same time alone; beside somebody who uses neither, one after the other."""
+    """100 ms at the GPU and 100 ms at the network, at the same time alone; beside somebody who uses neither,
+    one after the other."""
     assert speeds((Stages(100, 0, 100, 100), STORAGE))[0] == pytest.approx(0.5, abs=EDGE)
 
 
 @settings(deadline=None)
 @given(st.lists(st.tuples(st.floats(0.1, 2_000), stage_ms, stage_ms, stage_ms), min_size=2, max_size=4))
 def test_no_lock_is_held_more_than_always(members: list[tuple[float, float, float, float]]) -> None:
-    """Whatever they need: each gets on, none beyond its speed alone, and no resource works more than there is time."""
+    """Whatever they need: each gets on, none beyond its speed alone, and no resource works more than there is
+    time."""
     group = tuple(sorted(Stages(*one) for one in members))
     found = speeds(group)
     assert all(0 < speed <= 1 for speed in found)
@@ -99,7 +102,8 @@ def test_two_jobs_take_turns_on_the_one_gpu_of_a_cell() -> None:
 
 
 def test_a_job_that_is_regrouped_pays_its_restart() -> None:
-    """A third job comes and the group is made anew: whoever is started again launches for 20 s, and that is counted."""
+    """A third job comes and the group is made anew: whoever is started again launches for 20 s, and that is
+    counted."""
     jobs = [
         trace_job("loads", STORAGE, 2_000),
         trace_job("trains", GPU, 2_000),
@@ -118,7 +122,8 @@ def test_a_job_that_is_regrouped_pays_its_restart() -> None:
 def test_the_command_line_gives_the_batcher_its_time_and_wrong_stage_times(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Somebody asks what a slow batcher costs, and profiles that are wrong: both are said in the output; nonsense is refused."""
+    """Somebody asks what a slow batcher costs, and profiles that are wrong: both are said in the output;
+    nonsense is refused."""
     (tmp_path / "t.csv").write_text(MIX)
     command = ("simulate", str(tmp_path / "t.csv"), "--cluster", "1x1", "--truth", "turns", "-o", "json")
     options = ("--profile", "muri-s", "--durations", "known")

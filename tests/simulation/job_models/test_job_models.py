@@ -25,7 +25,8 @@ def muri_job(job_id: str, iterations: int, gpus: int = 1) -> TraceJob:
 
 
 def test_muri_loses_the_start_up_between_any_two_moments() -> None:
-    """a and b run from 0; at 40 somebody arrives: both lose 5 s before, and again after, though nobody moved."""
+    """a and b run from 0; at 40 somebody arrives: both lose 5 s before, and again after, though nobody
+    moved."""
     work = MuriWork(START_UP_S)
     assert work.admit(muri_job("a", 100), 0.0) == JobProgress(job_id="a", attained_s=0.0, remaining_s=100.0)
     work.admit(muri_job("b", 200), 0.0)
@@ -43,7 +44,8 @@ def test_muri_loses_the_start_up_between_any_two_moments() -> None:
 
 
 def test_muri_ends_equal_jobs_in_one_moment_and_reports_at_limits() -> None:
-    """Two equal jobs are one completion; a limit of 60 GPU seconds is a moment of its own, at 30 s on two GPUs."""
+    """Two equal jobs are one completion; a limit of 60 GPU seconds is a moment of its own, at 30 s on two
+    GPUs."""
     work = MuriWork(START_UP_S, limits_gpu_s=(60.0,))
     for name, gpus in (("a", 1), ("b", 1), ("c", 2)):
         work.admit(muri_job(name, 50, gpus), 0.0)
@@ -62,7 +64,8 @@ def test_muri_ends_equal_jobs_in_one_moment_and_reports_at_limits() -> None:
 def test_under_muris_policies_a_completion_beside_an_arrival_is_one_moment_with_it(
     arrival_s: float, moment_s: float
 ) -> None:
-    """The source merges them within 0.1 ms, at the arrival's time. An arrival of an earlier moment has passed."""
+    """The source merges them within 0.1 ms, at the arrival's time. An arrival of an earlier moment has
+    passed."""
     work = MuriWork(START_UP_S, arrivals_s=(0.0, arrival_s))
     work.admit(muri_job("a", 100), 0.0)
     work.started("a", {"n": Allocation()}, 0.0)
@@ -133,7 +136,8 @@ def test_a_start_costs_half_a_minute_and_a_stop_keeps_progress(measured: Path) -
 
 
 def test_ticks_round_epochs_to_whole_seconds_as_the_source_does(measured: Path) -> None:
-    """100 iterations of 1.1 s: the first 60 s hold 30 s of work; the end is reported with its own time at the tick."""
+    """100 iterations of 1.1 s: the first 60 s hold 30 s of work; the end is reported with its own time at the
+    tick."""
     work = TableWork({"tiny": read_model(measured)}, gpus_per_node=4, tick_s=60.0)
     work.admit(TraceJob("a", 0, 0, 2, "tiny", 32), 0.0)
     work.started("a", {"n": Allocation((0, 1))}, 0.0)
@@ -147,7 +151,8 @@ def test_ticks_round_epochs_to_whole_seconds_as_the_source_does(measured: Path) 
 
 
 def test_an_epoch_that_lacks_a_fraction_of_a_second_goes_on_after_the_tick(measured: Path) -> None:
-    """A quarter of a second is missing at the tick: the job keeps its GPUs for one step more, and ended at the tick."""
+    """A quarter of a second is missing at the tick: the job keeps its GPUs for one step more, and ended at
+    the tick."""
     work = TableWork({"tiny": read_model(measured)}, gpus_per_node=4, tick_s=54.0)
     work.admit(TraceJob("a", 0, 0, 2, "tiny", 18), 0.0)
     work.started("a", {"n": Allocation((0, 1))}, 0.0)

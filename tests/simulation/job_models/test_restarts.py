@@ -1,4 +1,5 @@
-"""Restart cost: what saving, lost work and launching again do to jobs that are stopped, moved and asked for a checkpoint."""
+"""Restart cost: what saving, lost work and launching again do to jobs that are stopped, moved and asked for a
+checkpoint."""
 
 import json
 from pathlib import Path
@@ -48,7 +49,8 @@ def costly(
 
 
 def test_a_job_that_gives_way_saves_first_and_launches_again() -> None:
-    """A short job comes at 10 s: the long one saves until 15, on GPUs that it holds, and launches for 20 s when they are free again."""
+    """A short job comes at 10 s: the long one saves until 15, on GPUs that it holds, and launches for 20 s
+    when they are free again."""
     found = costly(PREEMPTED)
     assert ends(found) == {"b": 35, "a": 35 + 20 + 90}
     figures = found.figures(1, 1)
@@ -60,7 +62,8 @@ def test_a_job_that_gives_way_saves_first_and_launches_again() -> None:
 
 
 def test_a_job_that_is_killed_while_it_saves_goes_back_to_its_last_checkpoint() -> None:
-    """The owner left the grace at 2 s, and saving takes 5: SIGKILL comes first. Of 40 s of work the checkpoint at 30 holds 30."""
+    """The owner left the grace at 2 s, and saving takes 5: SIGKILL comes first. Of 40 s of work the
+    checkpoint at 30 holds 30."""
     found = costly([job("a", 0, 100, 4), job("b", 40, 20, 4)], grace_ms=2_000)
     assert ends(found) == {"b": 62, "a": 62 + 20 + 70}
     figures = found.figures(1, 1)
@@ -82,7 +85,8 @@ def test_without_checkpoints_of_its_own_a_killed_job_begins_again() -> None:
 
 
 def test_who_has_saved_and_then_hangs_loses_nothing() -> None:
-    """It saves for 5 s and then does not end: SIGKILL comes after ten seconds, and the checkpoint is whole."""
+    """It saves for 5 s and then does not end: SIGKILL comes after ten seconds, and the checkpoint is
+    whole."""
     found = costly(PREEMPTED, latency=Latency(stop_s=3_600))
     assert ends(found) == {"b": 40, "a": 40 + 20 + 90}
     assert found.figures(1, 1).lost_gpu_h == 0
@@ -113,7 +117,8 @@ def test_a_gang_saves_once() -> None:
 
 
 def test_an_ordered_checkpoint_saves_and_the_job_trains_on() -> None:
-    """Somebody asks a running job for a checkpoint: it stands still for the save, reports it, and is not killed."""
+    """Somebody asks a running job for a checkpoint: it stands still for the save, reports it, and is not
+    killed."""
     values: list[bytes] = []
     found = costly([job("a", 0, 100, 4)], sink=values.append)
     assert found.step()
@@ -130,7 +135,8 @@ def test_an_ordered_checkpoint_saves_and_the_job_trains_on() -> None:
 
 
 def test_an_ordered_checkpoint_is_what_a_killed_job_goes_back_to() -> None:
-    """Ordered at 40 s of work, killed at 50: only ten seconds are done again. Speeds by hand, without a cell."""
+    """Ordered at 40 s of work, killed at 50: only ten seconds are done again. Speeds by hand, without a
+    cell."""
     work = RestartingWork(Constant(), lambda job: COST._replace(interval_s=0))
     work.admit(job("a", 0, 100), 0)
     work.started("a", {"n": Allocation()}, 0)
@@ -164,7 +170,8 @@ def test_a_job_stopped_while_an_ordered_checkpoint_is_written_saves_anew() -> No
 
 
 def test_a_job_stopped_while_it_saves_its_result_has_that_saved() -> None:
-    """Its work is done, and it writes its model when it has to give way: it saves, and comes back only to write again."""
+    """Its work is done, and it writes its model when it has to give way: it saves, and comes back only to
+    write again."""
     work = RestartingWork(Phases(Constant(), 0, 8), lambda job: COST)
     work.admit(job("a", 0, 100), 0)
     work.started("a", {"n": Allocation()}, 0)
@@ -208,8 +215,10 @@ def test_the_command_line_charges_restarts(tmp_path: Path, capsys: pytest.Captur
     assert (before["makespan_s"], after["makespan_s"]) == (120, 145)
     assert (before["save_gpu_h"], after["save_gpu_h"]) == (0, pytest.approx(20 / 3_600))
     assert after["assumptions"]["restarts"] == (
-        "A job that is stopped saves for 5 s and goes on where it was, after 20 s for launching; it has checkpoints of its own, "
-        "as far apart as 10 min, which its run time holds already, and goes back to the last one where it is killed before it "
+        "A job that is stopped saves for 5 s and goes on where it was, after 20 s for launching; it has "
+        "checkpoints of its own, "
+        "as far apart as 10 min, which its run time holds already, and goes back to the last one where it is "
+        "killed before it "
         "has saved, 10 s after SIGTERM."
     )
     assert penstock(*command, *costs) == 0
@@ -234,7 +243,8 @@ def test_the_command_line_charges_restarts(tmp_path: Path, capsys: pytest.Captur
 def test_bad_costs_are_refused_with_the_remedy(
     tmp_path: Path, options: tuple[str, ...], message: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """A cost that cannot be, as a save that no grace covers, is named with its option before anything runs."""
+    """A cost that cannot be, as a save that no grace covers, is named with its option before anything
+    runs."""
     (tmp_path / "t.csv").write_text(TRACE)
     assert penstock("simulate", str(tmp_path / "t.csv"), *options) == 2
     assert message in " ".join(capsys.readouterr().err.split())
@@ -248,7 +258,8 @@ START_UPS = (
 def test_measured_costs_go_by_model_and_gpus(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """A VGG-19 is stopped: its 1.6 GiB are saved as fast as a live cell did, and it launches as Muri measured it; another model as their median."""
+    """A VGG-19 is stopped: its 1.6 GiB are saved as fast as a live cell did, and it launches as Muri measured
+    it; another model as their median."""
     cost_of = measured_costs({("vgg19", 1): 7, ("vgg19", 8): 9, ("bert", 1): 11, ("bert", 8): 13})
     large, small = (cost_of(TraceJob("j", 0, 1, gpus, model)) for gpus, model in ((8, "vgg19"), (1, "dqn")))
     assert (large.launch_s, small.launch_s) == (9, 9)

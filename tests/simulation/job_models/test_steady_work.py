@@ -42,8 +42,8 @@ def run_out(work: SteadyWork) -> list[End]:
 
 
 class Ledger:
-    """The same jobs booked by hand, interval by interval: a job's speed is one over those that compute on its most
-    crowded node. Nothing here is shared with what is tested."""
+    """The same jobs booked by hand, interval by interval: a job's speed is one over those that compute on its
+    most crowded node. Nothing here is shared with what is tested."""
 
     def __init__(self, sizes: Mapping[str, float]) -> None:
         self.left = dict(sizes)
@@ -76,7 +76,8 @@ SCRIPTS = st.lists(
 def test_all_work_is_done_at_the_speeds_that_there_were(
     script: Sequence[tuple[int, tuple[int, ...], float]], phases: bool
 ) -> None:
-    """Five jobs are started, stopped and moved between three nodes in any order; each ends when its work is done."""
+    """Five jobs are started, stopped and moved between three nodes in any order; each ends when its work is
+    done."""
     sizes = {f"j{index}": 20.0 + 13.0 * index for index in range(5)}
     shared = SharedNode(Constant())
     work = SteadyWork(Phases(shared, LAUNCH_S, SAVE_S) if phases else shared)
@@ -134,7 +135,8 @@ def test_the_order_of_starts_in_one_moment_does_not_matter() -> None:
 
 
 def test_a_run_launches_trains_and_saves() -> None:
-    """100 s of work with 7 s before and 3 s after it; the second attempt launches anew and only then goes on."""
+    """100 s of work with 7 s before and 3 s after it; the second attempt launches anew and only then goes
+    on."""
     work = SteadyWork(Phases(Constant(), LAUNCH_S, SAVE_S))
     work.admit(job("a", 0, 100), 0.0)
     work.started("a", ON_N, 0.0)
@@ -162,7 +164,8 @@ def test_who_is_stopped_while_it_saves_has_only_to_save_again() -> None:
 
 
 def test_who_launches_or_saves_slows_nobody_down() -> None:
-    """b launches from 0 to 7 while a computes alone; they share until a's work is done, and a's saving is free."""
+    """b launches from 0 to 7 while a computes alone; they share until a's work is done, and a's saving is
+    free."""
     work = SteadyWork(Phases(SharedNode(Constant()), LAUNCH_S, SAVE_S))
     work.admit(job("a", 0, 20), 0.0)
     work.admit(job("b", 0, 20), 0.0)

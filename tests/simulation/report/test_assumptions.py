@@ -1,4 +1,5 @@
-"""What a comparison assumes: run times that policies are given, what restarts cost, and that every output states it."""
+"""What a comparison assumes: run times that policies are given, what restarts cost, and that every output
+states it."""
 
 import json
 from pathlib import Path
@@ -25,7 +26,8 @@ WAYS: tuple[Durations, ...] = ("known", "learned", "unknown")
 
 @pytest.mark.parametrize("profile", PROFILES)
 def test_only_some_policies_read_run_times(profile: str) -> None:
-    """The table of those that do is what `compare` goes by: all others would end each job at the same moment twice."""
+    """The table of those that do is what `compare` goes by: all others would end each job at the same moment
+    twice."""
     known, unknown = (
         ends(simulation(BUSY, profile, CLUSTER, Options(durations=way))) for way in ("known", "unknown")
     )
@@ -43,8 +45,9 @@ def repeated(count: int, duration_s: float, owner: str, first_s: float) -> list[
 
 
 def test_run_times_are_learned_from_the_runs_that_have_ended() -> None:
-    """Two owners train their own networks over and over, for 100 s and for 1,000 s. The first run of each has no estimate;
-    then the median of the owner's own runs is one, and no later run is known before it has ended."""
+    """Two owners train their own networks over and over, for 100 s and for 1,000 s. The first run of each has
+    no estimate; then the median of the owner's own runs is one, and no later run is known before it has
+    ended."""
     records: list[bytes] = []
     jobs = [*repeated(4, 100.0, "ada", 0.0), *repeated(3, 1_000.0, "bob", 5.0)]
     found = simulation(jobs, "srtf", "1x4", Options(durations="learned"), records.append)
@@ -63,13 +66,19 @@ def test_run_times_are_learned_from_the_runs_that_have_ended() -> None:
             if fact["type"] == wire_type(TaskExited):
                 done[fact["data"]["task_id"].partition("-")[0]] += 1
     assert estimates == {
-        "ada-0": None, "ada-1": 100_000, "ada-2": 100_000, "ada-3": 100_000,
-        "bob-0": None, "bob-1": 1_000_000, "bob-2": 1_000_000,
-    }  # fmt: skip
+        "ada-0": None,
+        "ada-1": 100_000,
+        "ada-2": 100_000,
+        "ada-3": 100_000,
+        "bob-0": None,
+        "bob-1": 1_000_000,
+        "bob-2": 1_000_000,
+    }
 
 
 def test_what_was_learned_orders_the_queue() -> None:
-    """A long and a short training wait for the one GPU. Unknown, the older goes first; learned and known, the short one."""
+    """A long and a short training wait for the one GPU. Unknown, the older goes first; learned and known, the
+    short one."""
     before = [
         TraceJob("long-0", 0.0, 500.0, 1, model="long", owner="ada"),
         TraceJob("short-0", 0.0, 50.0, 1, model="short", owner="ada"),
@@ -101,8 +110,10 @@ def test_every_output_states_what_it_assumes(tmp_path: Path, capsys: pytest.Capt
     means = [one["means"]["avg_jct_s"]["mean"] for one in found["profiles"].values()]
     assert means[2] < means[1], "an oracle does better"
     assert [(run["profile"], run["durations"]) for run in found["runs"]] == [
-        ("fifo", None), ("srtf", "learned"), ("srtf", "known"),
-    ]  # fmt: skip
+        ("fifo", None),
+        ("srtf", "learned"),
+        ("srtf", "known"),
+    ]
     words = found["assumptions"]
     assert words["run_times"].startswith("fifo: not read; srtf (learned): learned by the estimator")
     assert words["restarts"].startswith("Each start costs 12 s, each end 5 s for saving")
@@ -119,7 +130,8 @@ def test_every_output_states_what_it_assumes(tmp_path: Path, capsys: pytest.Capt
 
 
 def test_a_ledger_states_what_its_figures_rest_on(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """The file is passed on without its command line: whether it was simulated, and what was known, stands in its records."""
+    """The file is passed on without its command line: whether it was simulated, and what was known, stands in
+    its records."""
     trace, ledger, page = (tmp_path / name for name in ("trace.csv", "ledger.jsonl", "page.html"))
     rows = "".join(f"{one.job_id},{one.submit_s},{one.duration_s},{one.gpus},ada\n" for one in BUSY)
     trace.write_text("job_id,submit_s,duration_s,gpus,owner\n" + rows)

@@ -1,4 +1,5 @@
-"""Comparing policies: which is better, how sure that is, and what becomes of it when somebody presses Ctrl-C."""
+"""Comparing policies: which is better, how sure that is, and what becomes of it when somebody presses
+Ctrl-C."""
 
 import io
 import json
@@ -64,7 +65,8 @@ def test_intervals_are_students() -> None:
 
 
 def test_paired_differences_are_narrower_than_the_means() -> None:
-    """Two policies on ten generated days: the days differ much, the policies a little, and always the same way."""
+    """Two policies on ten generated days: the days differ much, the policies a little, and always the same
+    way."""
     rng = np.random.default_rng(2)
     days = rng.normal(1_000.0, 200.0, size=10)
     first = dict(enumerate((days + rng.normal(0.0, 2.0, size=10)).tolist()))
@@ -78,7 +80,8 @@ def test_paired_differences_are_narrower_than_the_means() -> None:
 
 
 def test_one_run_has_no_interval() -> None:
-    """Somebody in a hurry runs one seed of a policy with random numbers: there is no interval, not one of width 0."""
+    """Somebody in a hurry runs one seed of a policy with random numbers: there is no interval, not one of
+    width 0."""
     assert mean_of([5.0]) == Mean(5.0, None, 1)
     assert mean_of([5.0], exact=True) == Mean(5.0, 0.0, 1)
     assert paired({0: 7.0, 1: 9.0}, {0: 5.0}, exact=(False, True)) == mean_of([2.0, 4.0])
@@ -89,11 +92,23 @@ def test_one_run_has_no_interval() -> None:
 
 
 def test_a_deterministic_policy_runs_once(capsys: pytest.CaptureFixture[str], afternoon: str) -> None:
-    """Nobody waits for ten equal runs of srtf; random gets its ten, seed by seed those of `simulate --seed`."""
+    """Nobody waits for ten equal runs of srtf; random gets its ten, seed by seed those of `simulate
+    --seed`."""
     code, found = answer_of(
-        capsys, "compare", afternoon, "--cluster", "2x4+1x8", "--profiles", "srtf,random", "--seeds", "4", "--seed", "3",
-        "--durations", "known",
-    )  # fmt: skip
+        capsys,
+        "compare",
+        afternoon,
+        "--cluster",
+        "2x4+1x8",
+        "--profiles",
+        "srtf,random",
+        "--seeds",
+        "4",
+        "--seed",
+        "3",
+        "--durations",
+        "known",
+    )
     assert code == 0
     assert found["first"] == "srtf"
     srtf, random = found["profiles"]["srtf"], found["profiles"]["random"]
@@ -104,8 +119,12 @@ def test_a_deterministic_policy_runs_once(capsys: pytest.CaptureFixture[str], af
     assert random["means"]["avg_jct_s"]["half_width"] > 0
     assert random["differences"]["avg_jct_s"]["n"] == 4
     assert [(run["profile"], run["seed"]) for run in found["runs"]] == [
-        ("srtf", 3), ("random", 3), ("random", 4), ("random", 5), ("random", 6),
-    ]  # fmt: skip
+        ("srtf", 3),
+        ("random", 3),
+        ("random", 4),
+        ("random", 5),
+        ("random", 6),
+    ]
     one = found["runs"][2]
     code, alone = answer_of(
         capsys, "simulate", afternoon, "--cluster", "2x4+1x8", "--profile", "random", "--seed", "4"
@@ -182,7 +201,8 @@ def hangs(profile: str, note: Path) -> Callable[[Task, OnProgress], Result]:
 
 
 def test_ctrl_c_keeps_what_was_finished(tmp_path: Path) -> None:
-    """Two policies are done, the third takes hours: Ctrl-C, and the two are reported; the third's process is gone."""
+    """Two policies are done, the third takes hours: Ctrl-C, and the two are reported; the third's process is
+    gone."""
     note = tmp_path / "pid"
 
     def look(seen: Look) -> None:
@@ -230,9 +250,18 @@ def test_a_stopped_simulation_gives_the_report_so_far(tmp_path: Path, number: in
     """A simulation of weeks, stopped in the middle: figures, a page that states it, exit code 130."""
     ledger, page = tmp_path / "ledger.jsonl", tmp_path / "page.html"
     arguments = (
-        "simulate", "poisson/900-per-hour", "--cluster", "1x8", "--profile", "fifo",
-        "--ledger", str(ledger), "-o", "json", *(("--report", str(page)) if number == signal.SIGINT else ()),
-    )  # fmt: skip
+        "simulate",
+        "poisson/900-per-hour",
+        "--cluster",
+        "1x8",
+        "--profile",
+        "fifo",
+        "--ledger",
+        str(ledger),
+        "-o",
+        "json",
+        *(("--report", str(page)) if number == signal.SIGINT else ()),
+    )
     with started(*arguments) as run:
 
         def half_way() -> bool:
@@ -266,14 +295,27 @@ def running_children(run: "subprocess.Popen[str]", count: int, busy_s: float) ->
 def test_a_stopped_comparison_keeps_the_figures_of_the_runs_in_progress(
     tmp_path: Path, number: int, group: bool
 ) -> None:
-    """Two runs in progress, a third waits: Ctrl-C reaches all processes of the terminal, a deadline's SIGTERM only one."""
+    """Two runs in progress, a third waits: Ctrl-C reaches all processes of the terminal, a deadline's SIGTERM
+    only one."""
     trace, page = tmp_path / "long.csv", tmp_path / "page.html"
     lines = [f"j{n},{n // 4},{300 + n % 97},1" for n in range(20_000)]
     trace.write_text("job_id,submit_s,duration_s,gpus\n" + "\n".join(lines))
     arguments = (
-        "compare", str(trace), "--cluster", "1x8", "--profiles", "random,even,srtf", "--seeds", "1", "--jobs", "2",
-        "--check", "-o", "json", *(("--report", str(page)) if group else ()),
-    )  # fmt: skip
+        "compare",
+        str(trace),
+        "--cluster",
+        "1x8",
+        "--profiles",
+        "random,even,srtf",
+        "--seeds",
+        "1",
+        "--jobs",
+        "2",
+        "--check",
+        "-o",
+        "json",
+        *(("--report", str(page)) if group else ()),
+    )
     with started(*arguments) as run:
         running_children(run, 2, 0.5)
         (os.killpg if group else os.kill)(run.pid, number)
@@ -297,7 +339,8 @@ def test_a_stopped_comparison_keeps_the_figures_of_the_runs_in_progress(
 
 
 def test_a_stopped_comparison_shows_whole_runs_and_those_in_progress(tmp_path: Path) -> None:
-    """fifo had ended, srtf had not: fifo's means stand as ever, srtf's figures so far stand apart from them."""
+    """fifo had ended, srtf had not: fifo's means stand as ever, srtf's figures so far stand apart from
+    them."""
 
     def do(task: Task, report: OnProgress) -> Result:
         if task.profile == "fifo":

@@ -115,9 +115,23 @@ def test_one_file_with_the_figures_and_nothing_from_elsewhere(tmp_path: Path, af
     """The page is mailed to a colleague who opens it in a train: by the real command, once."""
     page, pictures, ledger = tmp_path / "page.html", tmp_path / "pictures", tmp_path / "ledger.jsonl"
     arguments = (
-        "simulate", afternoon, "--cluster", CLUSTER, "--profile", "random", "--seed", "7", "-o", "json",
-        "--report", str(page), "--png", str(pictures), "--ledger", str(ledger),
-    )  # fmt: skip
+        "simulate",
+        afternoon,
+        "--cluster",
+        CLUSTER,
+        "--profile",
+        "random",
+        "--seed",
+        "7",
+        "-o",
+        "json",
+        "--report",
+        str(page),
+        "--png",
+        str(pictures),
+        "--ledger",
+        str(ledger),
+    )
     run = subprocess.run(
         [sys.executable, "-m", "penstock.cli.main", *arguments], capture_output=True, text=True, check=False
     )
@@ -154,8 +168,13 @@ def test_one_file_with_the_figures_and_nothing_from_elsewhere(tmp_path: Path, af
     assert len(table_of(charts["gantt-0-0"], "job")["job"]) == len(series_of(timeline).gantt.job)
     saved = sorted(path.name for path in pictures.iterdir())
     assert saved == [
-        "completion.png", "gantt.png", "load.png", "queue.png", "startable.png", "waiting.png",
-    ]  # fmt: skip
+        "completion.png",
+        "gantt.png",
+        "load.png",
+        "queue.png",
+        "startable.png",
+        "waiting.png",
+    ]
     assert all((pictures / name).read_bytes().startswith(b"\x89PNG") for name in saved)
     sizes = {name: struct.unpack(">II", (pictures / name).read_bytes()[16:24]) for name in saved}
     assert all(width > 1_000 and height > 150 for width, height in sizes.values()), sizes
@@ -216,7 +235,8 @@ def test_half_a_ledger_is_refused(tmp_path: Path, afternoon: str, capsys: pytest
 
 
 def test_twenty_policies_on_a_large_trace_still_make_one_page() -> None:
-    """Somebody compares everything that there is on 20,000 nodes; the page must still open, and go through the mail."""
+    """Somebody compares everything that there is on 20,000 nodes; the page must still open, and go through
+    the mail."""
     rng = np.random.default_rng(5)
 
     def curve() -> Curve:
@@ -243,13 +263,30 @@ def test_twenty_policies_on_a_large_trace_still_make_one_page() -> None:
     times = np.sort(rng.exponential(1e5, 100_000))
     pictures = [
         RunSeries(
-            f"policy-{index}", 0, 1e7, 160_000, 20_000, curve(), curve(), curve(),
-            dict.fromkeys(SIZES, curve()), dict.fromkeys(SIZES, 20_000), 1e4, times, times, gantt, heat,
-            {bar: JobNote(f"a-rather-long-name-of-a-job-{bar:07}", "a-rather-long-name-of-a-model", 8.0) for bar in range(count)},
-            64.0, True,
+            f"policy-{index}",
+            0,
+            1e7,
+            160_000,
+            20_000,
+            curve(),
+            curve(),
+            curve(),
+            dict.fromkeys(SIZES, curve()),
+            dict.fromkeys(SIZES, 20_000),
+            1e4,
+            times,
+            times,
+            gantt,
+            heat,
+            {
+                bar: JobNote(f"a-rather-long-name-of-a-job-{bar:07}", "a-rather-long-name-of-a-model", 8.0)
+                for bar in range(count)
+            },
+            64.0,
+            True,
         )
         for index in range(20)
-    ]  # fmt: skip
+    ]
     text = html(Page("all", (), "penstock", sections(pictures)))
     assert len(text) < MAX_PAGE_BYTES
 

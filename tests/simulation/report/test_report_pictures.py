@@ -1,4 +1,5 @@
-"""What pictures show: owners or jobs by colour, sizes as the cluster could hold them, and what became of unfinished jobs."""
+"""What pictures show: owners or jobs by colour, sizes as the cluster could hold them, and what became of
+unfinished jobs."""
 
 from typing import Any
 
@@ -60,7 +61,8 @@ def test_a_size_is_named_as_the_cluster_could_hold_it() -> None:
 
 
 def test_unfinished_jobs_are_told_apart_by_what_became_of_them() -> None:
-    """A morning on a real cell: one done, one failed, one cancelled, one that no node holds, one runs, one waits."""
+    """A morning on a real cell: one done, one failed, one cancelled, one that no node holds, one runs, one
+    waits."""
     placer = HandPlacer()
     placer.join(node_spec("n0", 2))
     placer.run(["done"])
@@ -92,7 +94,8 @@ def test_tools_of_a_chart_show_on_hover_alone() -> None:
 
 
 def test_jobs_of_a_cell_are_called_by_their_names() -> None:
-    """Ids of a cell are random letters: who looks at the chart knows the name; a name that two jobs have is no answer."""
+    """Ids of a cell are random letters: who looks at the chart knows the name; a name that two jobs have is
+    no answer."""
     placer = HandPlacer()
     placer.join(node_spec("n0", 4))
     for job_id, name in (("k1", "digits"), ("k2", "sweep"), ("k3", "sweep")):
@@ -114,7 +117,8 @@ def test_jobs_of_a_cell_are_called_by_their_names() -> None:
 
 
 def test_long_names_fit_above_the_chart_and_are_told_apart() -> None:
-    """Owners by their departments' addresses: the legend was twice as wide as the chart, and all labels were the same."""
+    """Owners by their departments' addresses: the legend was twice as wide as the chart, and all labels were
+    the same."""
     department = "very-long-name-of-a-department.example.org-"
     jobs = [one._replace(owner=f"{department}{number % 7}") for number, one in enumerate(BUSY)]
     groups, legend = gantt_of(jobs)

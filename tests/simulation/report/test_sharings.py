@@ -1,4 +1,5 @@
-"""Who takes turns, in the pictures of a ledger: members beside each other for as long as they share, and one period of their group."""
+"""Who takes turns, in the pictures of a ledger: members beside each other for as long as they share, and one
+period of their group."""
 
 from itertools import pairwise
 

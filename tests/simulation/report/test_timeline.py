@@ -25,7 +25,8 @@ PROFILES = ("fifo", "liquid", "random", "srtf", "tiresias")
 @pytest.mark.parametrize("profile", PROFILES)
 @pytest.mark.parametrize("options", [Options(), SLOW_NODES], ids=["quick nodes", "slow nodes"])
 def test_the_ledger_gives_the_same_figures(profile: str, options: Options) -> None:
-    """A fold of the ledger gives the figures that the engine measured, but for the rounding to milliseconds."""
+    """A fold of the ledger gives the figures that the engine measured, but for the rounding to
+    milliseconds."""
     found, timeline = watched(BUSY, profile, options=options)
     measured = found.figures(1, 1)._asdict()
     figures = dict(figures_of(timeline))
@@ -130,7 +131,8 @@ def test_how_bars_end() -> None:
 
 @pytest.mark.parametrize("profile", ["liquid", "random", "srtf"])
 def test_what_could_start_is_what_fits(profile: str) -> None:
-    """At every record: count free GPUs on the nodes of the folded state, and how many jobs of a size they hold."""
+    """At every record: count free GPUs on the nodes of the folded state, and how many jobs of a size they
+    hold."""
     values: list[bytes] = []
     found = simulation(BUSY, profile, CLUSTER, sink=values.append)
     ends(found)
@@ -172,7 +174,8 @@ def test_distribution_curves_are_distributions() -> None:
 
 
 def test_large_charts_are_excerpts_that_state_it() -> None:
-    """Thousands of jobs on hundreds of nodes: the page stays small, shows whole bars only, and counts what it leaves out."""
+    """Thousands of jobs on hundreds of nodes: the page stays small, shows whole bars only, and counts what it
+    leaves out."""
     jobs = [job(f"k{i}", 2.0 * i, 30.0 + i % 50, 1 + i % 3) for i in range(600)]
     _, timeline = watched(jobs, "liquid", "40x4")
     shown = series_of(timeline, max_bars=60)
@@ -197,7 +200,8 @@ def test_large_charts_are_excerpts_that_state_it() -> None:
 
 
 def test_what_runs_and_waits_goes_on_after_the_last_record() -> None:
-    """A report of a quiet cell: one job has run for an hour since anything was recorded, and another waits behind it."""
+    """A report of a quiet cell: one job has run for an hour since anything was recorded, and another waits
+    behind it."""
     timeline = Timeline()
     found = simulation(
         [job("runs", 0, 9_000, 8), job("waits", 100, 10, 8)], "fifo", "1x8", sink=timeline.take

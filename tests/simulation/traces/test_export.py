@@ -58,7 +58,8 @@ def written(past: list[PastJob], folder: Path) -> list[TraceJob]:
 def test_the_export_of_a_run_runs_the_same(
     tmp_path_factory: pytest.TempPathFactory, sampled: list[tuple[float, float, int]], profile: str
 ) -> None:
-    """A month is exported and replayed under the policy that it ran under: every job takes exactly as long again.
+    """A month is exported and replayed under the policy that it ran under: every job takes exactly as long
+    again.
 
     Under srtf and tiresias jobs are stopped and go on later: their run time is the sum of their attempts.
     """
@@ -83,12 +84,29 @@ def test_a_run_time_leaves_out_launching_and_what_follows_the_stop(tmp_path: Pat
 
 
 def test_all_that_a_job_asked_for_comes_back(tmp_path: Path) -> None:
-    """A gang of two workers with half of what its node has; a job that takes half a GPU; a user who waits a minute."""
+    """A gang of two workers with half of what its node has; a job that takes half a GPU; a user who waits a
+    minute."""
     jobs = [
-        TraceJob("gang", 0, 8, 4, "bert", 32, "ana", cores=6, host_memory_mib=8_000, gpu_memory_mib=9_000, workers=2),
-        TraceJob("half", 1, 4, 1, "lm", 8, "ben", gpu_share_milli=460, gpu_memory_mib=512, gpu_models=("GPU", "T4")),
-        TraceJob("hasty", 2, 4, 1, owner="cy", patience_s=60.0, parameter_servers=1, labels=(("class", "gold|1"),)),
-    ]  # fmt: skip
+        TraceJob(
+            "gang",
+            0,
+            8,
+            4,
+            "bert",
+            32,
+            "ana",
+            cores=6,
+            host_memory_mib=8_000,
+            gpu_memory_mib=9_000,
+            workers=2,
+        ),
+        TraceJob(
+            "half", 1, 4, 1, "lm", 8, "ben", gpu_share_milli=460, gpu_memory_mib=512, gpu_models=("GPU", "T4")
+        ),
+        TraceJob(
+            "hasty", 2, 4, 1, owner="cy", patience_s=60.0, parameter_servers=1, labels=(("class", "gold|1"),)
+        ),
+    ]
     _, history = ran(jobs, tmp_path)
     found = {job.job_id: job for job in written(history.jobs()[0], tmp_path)}
     assert found["gang"] == jobs[0]
@@ -124,7 +142,8 @@ def test_what_has_not_run_is_counted_and_what_still_runs_counts_so_far(tmp_path:
 
 
 def test_a_window_that_begins_before_the_cell_begins_with_it(tmp_path: Path) -> None:
-    """`--from 30d` on a cell that is ten minutes old: the trace began with 30 days in which nothing could happen."""
+    """`--from 30d` on a cell that is ten minutes old: the trace began with 30 days in which nothing could
+    happen."""
     jobs = [TraceJob("early", 120, 60, 8), TraceJob("late", 400, 60, 8)]
     ran(jobs, tmp_path)
     trace = tmp_path / "month.csv"
@@ -180,7 +199,8 @@ def test_the_command_line_reads_a_ledger_without_any_gateway(tmp_path: Path) -> 
 
 
 def test_what_happened_before_the_first_stored_event_is_counted() -> None:
-    """The cell stores a month of events: a job submitted before them ends in it, and nobody knows what it asked for."""
+    """The cell stores a month of events: a job submitted before them ends in it, and nobody knows what it
+    asked for."""
     place = TaskPlacement(task_id="old.1.w0", role="worker", rank=0, node_id="n", gpus=(0,))
     need = Estimate(worker=ResourceVector(gpus=1), confidence=1, tier="user", source="as asked")
     events: list[tuple[int, Event]] = [

@@ -41,7 +41,8 @@ def filled(jobs: list[TraceJob], profile: str, cluster: str) -> Figures:
 
 
 def test_spreading_loses_what_packing_keeps() -> None:
-    """Two small jobs and a large one ask for all four GPUs of two nodes: spread out, the small ones shut it out."""
+    """Two small jobs and a large one ask for all four GPUs of two nodes: spread out, the small ones shut it
+    out."""
     jobs = [TraceJob("a", 0, 0, 1), TraceJob("b", 0, 0, 1), TraceJob("c", 0, 0, 2)]
     packed, spread = filled(jobs, "fifo", "2x2"), filled(jobs, "even", "2x2")
     assert (packed.full_load_allocation, spread.full_load_allocation) == (1.0, 0.5)
@@ -61,7 +62,8 @@ def test_shares_count_as_shares() -> None:
 
 
 def test_a_job_that_leaps_over_the_full_load_shows_what_is_held_then() -> None:
-    """On two GPUs the load goes from 50 to 150 %: it was never 100 %, and the figure was 0 for a cluster half in use."""
+    """On two GPUs the load goes from 50 to 150 %: it was never 100 %, and the figure was 0 for a cluster half
+    in use."""
     jobs = [TraceJob("a", 0, 0, 1), TraceJob("b", 0, 0, 2)]
     assert filled(jobs, "fifo", "1x2").full_load_allocation == 0.5
 
@@ -73,7 +75,8 @@ def test_a_job_that_leaps_over_the_full_load_shows_what_is_held_then() -> None:
     seed=st.integers(0, 1 << 40),
 )
 def test_each_job_comes_once_before_any_comes_again(jobs: list[TraceJob], gpus: int, seed: int) -> None:
-    """The rules of the published figures: a permutation first, then single draws, one a second, just past the load."""
+    """The rules of the published figures: a permutation first, then single draws, one a second, just past the
+    load."""
     named = [job._replace(job_id=f"j{n}") for n, job in enumerate(jobs)]
     if not any(job.gpus for job in named):
         return
@@ -90,9 +93,11 @@ def test_each_job_comes_once_before_any_comes_again(jobs: list[TraceJob], gpus: 
 
 
 def test_a_pod_that_fits_nowhere_counts_as_arrived(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    """Each pod here wants half the GPUs; one of three wants a model or cores that the cluster lacks, and stays out.
+    """Each pod here wants half the GPUs; one of three wants a model or cores that the cluster lacks, and
+    stays out.
 
-    Left out of the arrivals, the load of 100 % would be reached by pods that fit, and any packing would look better.
+    Left out of the arrivals, the load of 100 % would be reached by pods that fit, and any packing would look
+    better.
     """
     path = tmp_path / "pods.csv"
     head = "name,cpu_milli,memory_mib,num_gpu,gpu_milli,gpu_spec\n"

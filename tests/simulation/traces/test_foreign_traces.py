@@ -1,4 +1,5 @@
-"""Malformed and foreign traces through the whole simulator: each is refused with a reason, or runs; none brings it down."""
+"""Malformed and foreign traces through the whole simulator: each is refused with a reason, or runs; none
+brings it down."""
 
 from pathlib import Path
 
@@ -61,7 +62,8 @@ def traces(draw: st.DrawFn) -> str:
 def test_every_trace_is_refused_or_runs(
     tmp_path: Path, text: str, profile: str, more: tuple[str, ...]
 ) -> None:
-    """A month of somebody's jobs with one absurd number in it: a line with the reason, never a traceback at night."""
+    """A month of somebody's jobs with one absurd number in it: a line with the reason, never a traceback at
+    night."""
     path = tmp_path / "trace.csv"
     path.write_text(text)
     given_ = validate(

@@ -159,7 +159,8 @@ def test_it_does_so_on_the_measured_tables(name: str, monkeypatch: pytest.Monkey
 
 
 def test_liquids_batch_is_that_of_its_launchers() -> None:
-    """20 nodes with 2 GPUs: 16 ResNet-50, 8 Inception V3 and 8 VGG-16, all at once, in an order of the seed's."""
+    """20 nodes with 2 GPUs: 16 ResNet-50, 8 Inception V3 and 8 VGG-16, all at once, in an order of the
+    seed's."""
     jobs = jobs_of("liquid/batch-20")
     assert Counter(job.model for job in jobs) == {"resnet-50": 16, "inception-v3": 8, "vgg-16": 8}
     assert {job.submit_s for job in jobs} == {0.0}
@@ -194,7 +195,8 @@ def test_liquids_immediate_jobs_come_one_at_a_time(monkeypatch: pytest.MonkeyPat
 
 
 def test_genies_tasks_expect_what_equation_4_says() -> None:
-    """A week of days: 5 : 35 : 60, half of them inference, 10 – 60 minutes alone, expecting 0, 1 or 2 such times."""
+    """A week of days: 5 : 35 : 60, half of them inference, 10 – 60 minutes alone, expecting 0, 1 or 2 such
+    times."""
     jobs = [job for seed in range(7) for job in jobs_of("genie/20-per-hour", seed)]
     labels = [dict(job.labels) for job in jobs]
     shares = Counter(label["qos"] for label in labels)
@@ -209,7 +211,8 @@ def test_genies_tasks_expect_what_equation_4_says() -> None:
 
 
 def test_specons_four_schedules() -> None:
-    """20 every 50 s of one model, 20 in 300 s of one or of any, 30 in 600 s and 50 in 1,200 s of any; 1 – 6.5 minutes alone."""
+    """20 every 50 s of one model, 20 in 300 s of one or of any, 30 in 600 s and 50 in 1,200 s of any; 1 – 6.5
+    minutes alone."""
     for name, count, last_s, models in (
         ("fixed", 20, 950, 1),
         ("random-20", 20, 300, 5),
@@ -242,7 +245,8 @@ def test_codas_mix_asks_for_what_it_should() -> None:
 
 
 def test_codas_month_is_as_published() -> None:
-    """Three days of it: how long trainings run, what they ask for, who submits, and that CPU jobs go by day and night and trainings do not."""
+    """Three days of it: how long trainings run, what they ask for, who submits, and that CPU jobs go by day
+    and night and trainings do not."""
     jobs = jobs_of("coda/3-days")
     new = [job for job in jobs if job.gpus and job.submit_s > 0]
     without = [job for job in jobs if not job.gpus]
@@ -264,8 +268,12 @@ def test_a_clusters_text_tells_cores_and_gpu_model() -> None:
     """CODA's 80 nodes with 5 GPUs and 28 cores, SpeCon's without any GPU, T4s, and a mix of all."""
     nodes = cluster_of("2x5x28@V100+1x0x8+1x4@T4+1x2").nodes
     assert [(node.node_id, len(node.gpus), node.cores) for node in nodes] == [
-        ("n00000", 5, 28), ("n00001", 5, 28), ("n00002", 0, 8), ("n00003", 4, 48), ("n00004", 2, 24),
-    ]  # fmt: skip
+        ("n00000", 5, 28),
+        ("n00001", 5, 28),
+        ("n00002", 0, 8),
+        ("n00003", 4, 48),
+        ("n00004", 2, 24),
+    ]
     assert [node.gpus[0].model for node in nodes if node.gpus] == ["V100", "V100", "T4", "GPU"]
     for text in ("4x0", "4x4x", "4x4@", "4x4x0", "4x17", "1x4x2000", "20001x1x1"):
         with pytest.raises(BadCluster, match=f"cluster '{text}'"):

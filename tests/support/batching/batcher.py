@@ -1,4 +1,5 @@
-"""A batcher on a live log: it sends proposals under its own identity, and reads in the ledger what becomes of them."""
+"""A batcher on a live log: it sends proposals under its own identity, and reads in the ledger what becomes of
+them."""
 
 from collections.abc import Sequence
 from contextlib import ExitStack
@@ -47,7 +48,8 @@ class Batcher:
     async def send(
         self, name: str, *units: Sequence[tuple[str, ...]], why: str = "shares no link", **more: Any
     ) -> RawRecord:
-        """Proposes these units, each of jobs with their nodes; returns the record of the answer, whatever that is."""
+        """Proposes these units, each of jobs with their nodes; returns the record of the answer, whatever
+        that is."""
         proposed = tuple(
             ProposedUnit(
                 jobs=tuple(ProposedJob(job_id=job, nodes=tuple(nodes)) for job, *nodes in unit),

@@ -1,4 +1,5 @@
-"""A batcher process for a profile of small stages: `python -m tests.support.batching.small_batcher [GATE]`, as `penstock-batcher` otherwise.
+"""A batcher process for a profile of small stages: `python -m tests.support.batching.small_batcher [GATE]`,
+as `penstock-batcher` otherwise.
 
 GATE: a file; each plan waits for it, and makes another one, `GATE.asked`, before.
 """

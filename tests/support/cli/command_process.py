@@ -1,7 +1,7 @@
 """`penstock …` as a pipeline runs it: without a terminal, a gateway or settings of the environment.
 
-In this process: the start of another one takes most of a command's processor time. Where the process is the point (its
-signals, its pipe, its end), a test starts `PENSTOCK`.
+In this process: the start of another one takes most of a command's processor time. Where the process is the
+point (its signals, its pipe, its end), a test starts `PENSTOCK`.
 """
 
 import os

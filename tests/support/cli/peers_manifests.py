@@ -336,7 +336,7 @@ metadata: {name: none}
 spec: {templates: [{name: wait, suspend: {}}]}
 """,
     ),
-}  # fmt: skip
+}
 MANIFESTS["ClusterWorkflowTemplate"] = tuple(
     text.replace("kind: WorkflowTemplate", "kind: ClusterWorkflowTemplate")
     for text in MANIFESTS["WorkflowTemplate"]

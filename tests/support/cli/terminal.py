@@ -24,9 +24,14 @@ class Terminal:
         self._before = termios.tcgetattr(self.slave)
         self._printed = b""
         self.process = subprocess.Popen(
-            [*PENSTOCK, *arguments], stdin=self.slave, stdout=self.slave, stderr=self.slave, cwd=ROOT,
-            env={**env, "TERM": "xterm"}, start_new_session=True,
-        )  # fmt: skip
+            [*PENSTOCK, *arguments],
+            stdin=self.slave,
+            stdout=self.slave,
+            stderr=self.slave,
+            cwd=ROOT,
+            env={**env, "TERM": "xterm"},
+            start_new_session=True,
+        )
 
     def __enter__(self) -> Self:
         return self

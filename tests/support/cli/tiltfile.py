@@ -9,9 +9,20 @@ import starlark
 ROOT = Path(__file__).resolve().parents[3]
 FOLDER = ROOT / "tilt"
 LOCAL_RESOURCE = {
-    "name", "cmd", "deps", "dir", "serve_cmd", "serve_dir", "serve_env", "resource_deps", "auto_init", "trigger_mode", "labels",
-    "links", "readiness_probe",
-}  # fmt: skip
+    "name",
+    "cmd",
+    "deps",
+    "dir",
+    "serve_cmd",
+    "serve_dir",
+    "serve_env",
+    "resource_deps",
+    "auto_init",
+    "trigger_mode",
+    "labels",
+    "links",
+    "readiness_probe",
+}
 PRELUDE = """
 def _abspath(path):
     return abspath(path)
@@ -54,7 +65,8 @@ def tilts_resources() -> dict[str, dict[str, Any]]:
 
 
 def service_environments(folder: Path) -> dict[str, dict[str, str]]:
-    """Resource → what Tilt adds to the environment of this service, a process of its own; `folder` stands for that of `make roles`."""
+    """Resource → what Tilt adds to the environment of this service, a process of its own; `folder` stands for
+    that of `make roles`."""
     return {
         name: {variable: text.replace(ROLES, str(folder)) for variable, text in resource["serve_env"].items()}
         for name, resource in tilts_resources().items()

@@ -1,4 +1,5 @@
-"""Cells of nodes with five GPUs and 28 cores, for stories of cores that are reserved for GPUs, and jobs of one task that come and end in any order."""
+"""Cells of nodes with five GPUs and 28 cores, for stories of cores that are reserved for GPUs, and jobs of
+one task that come and end in any order."""
 
 from collections.abc import Callable, Iterator, Sequence
 
@@ -24,7 +25,8 @@ def stopped(driver: CellDriver, job_id: str) -> Step:
 def until_all_have_ended(
     driver: CellDriver, submit: Sequence[Callable[[], object]], order: object, minutes: int = 1
 ) -> Iterator[int]:
-    """Submits these, the last first, and ends jobs in any order, each so many minutes; yields what time it is, in minutes. `order`: Hypothesis's random numbers."""
+    """Submits these, the last first, and ends jobs in any order, each so many minutes; yields what time it
+    is, in minutes. `order`: Hypothesis's random numbers."""
     waiting, now = list(submit), 0
     while waiting or driver.state.jobs:
         if waiting and order.random() < 0.6:  # type: ignore[attr-defined]

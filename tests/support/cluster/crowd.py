@@ -6,7 +6,8 @@ from penstock.model.nouns.transitions import TaskStatus
 
 
 def share_of(state: CellState, job: JobState) -> float:
-    """The job's cores over those of all running tasks on its most crowded node, as `Crowding` defines them. O(tasks of the cell)."""
+    """The job's cores over those of all running tasks on its most crowded node, as `Crowding` defines them.
+    O(tasks of the cell)."""
     own: dict[str, int] = {}
     busy: dict[str, int] = {}
     for other in state.jobs.values():

@@ -18,8 +18,9 @@ from tests.support.cluster.driver import CellDriver, estimate, node_spec
 
 
 class GuardedCell(CellDriver):
-    """`obeys`: whether nodes answer orders, and can do what these ask for. `sends_first`: the guard sends all proposals of a moment before it
-    reads an answer, as the service does; else each is answered at once, as in the simulator."""
+    """`obeys`: whether nodes answer orders, and can do what these ask for. `sends_first`: the guard sends all
+    proposals of a moment before it reads an answer, as the service does; else each is answered at once, as in
+    the simulator."""
 
     def __init__(self, contention: Contention | None = Contention(), profile: str = "fifo") -> None:  # noqa: B008 - immutable
         self.guard = ContentionGuard()
@@ -59,7 +60,8 @@ class GuardedCell(CellDriver):
         self.guard.observe(self.state, self.windows[key], self.now_ms)
 
     def acts(self) -> list[CoresProposed | ThrottleProposed]:
-        """What the guard proposes at this moment, each answered by the placer, and by the node if it obeys."""
+        """What the guard proposes at this moment, each answered by the placer, and by the node if it
+        obeys."""
         found: list[CoresProposed | ThrottleProposed] = []
         while sent := self._sent():
             found += sent

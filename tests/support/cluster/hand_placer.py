@@ -131,7 +131,8 @@ class HandPlacer(Recorder):
             self.finish(job_id)
 
     def wander(self, rng: np.random.Generator, steps: int) -> None:
-        """Random but possible inputs: jobs of several shapes, starts, exits, failures, cancels, lost nodes."""
+        """Random but possible inputs: jobs of several shapes, starts, exits, failures, cancels, lost
+        nodes."""
         for _ in range(steps):
             jobs, nodes = list(self.state.jobs), list(self.state.nodes)
             kind = int(rng.integers(12))

@@ -1,4 +1,5 @@
-"""A service that folds the ledger and proposes, on the log in memory: one attempt of it, beside a cell whose ledger is there."""
+"""A service that folds the ledger and proposes, on the log in memory: one attempt of it, beside a cell whose
+ledger is there."""
 
 import asyncio
 from collections.abc import AsyncIterator, Callable

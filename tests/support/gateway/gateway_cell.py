@@ -1,4 +1,5 @@
-"""A gateway and a projector on a real Postgres, a log that can be put into trouble, and a placer driven by hand."""
+"""A gateway and a projector on a real Postgres, a log that can be put into trouble, and a placer driven by
+hand."""
 
 import asyncio
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
@@ -36,7 +37,8 @@ SPEC = {"command": ["true"], "name": "digits", "owner": "ana"}
 
 
 class Faulty(LogOver):
-    """A log whose appends can be held up, or fail, and whose reads can, as when its disk or broker is in trouble."""
+    """A log whose appends can be held up, or fail, and whose reads can, as when its disk or broker is in
+    trouble."""
 
     def __init__(self, inner: Log) -> None:
         super().__init__(inner)
@@ -132,7 +134,8 @@ class Cell:
 async def running(dsn: str, ca: Path | None = None, **changes: Any) -> AsyncIterator[Cell]:
     """`changes`: of the gateway's options; `ca`: authority of the certificate among them.
 
-    The gateway waits for its log however long that takes, unless `answer_within_s` is changed; clients in this process, for the gateway.
+    The gateway waits for its log however long that takes, unless `answer_within_s` is changed; clients in
+    this process, for the gateway.
     """
     inner = await EmbeddedLog(dsn, "test").start()
     await inner.create(dict.fromkeys(CELL_TOPICS, 1))
@@ -186,7 +189,8 @@ def _unhurried_clients() -> Iterator[None]:
 
 @contextmanager
 def patient() -> Iterator[None]:
-    """Answers that wait for the placer wait for it however long that takes: a hand drives it, on a busy machine."""
+    """Answers that wait for the placer wait for it however long that takes: a hand drives it, on a busy
+    machine."""
     with ExitStack() as stack:
         for module in (operators, holds, cores):
             stack.enter_context(patch.object(module, "APPLIED_WITHIN_S", DAY_S))

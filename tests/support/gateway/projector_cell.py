@@ -1,4 +1,5 @@
-"""A projector in this process on the embedded log, and what its tables hold against a replay of the ledger."""
+"""A projector in this process on the embedded log, and what its tables hold against a replay of the
+ledger."""
 
 import asyncio
 import threading
@@ -46,7 +47,8 @@ async def _story(dsn: str) -> str:
     connection = await asyncpg.connect(dsn)
     try:
         records = await connection.fetch(
-            "SELECT r.value FROM penstock_log.records r JOIN penstock_log.partitions p ON p.id = r.partition_id "
+            "SELECT r.value FROM penstock_log.records r JOIN penstock_log.partitions p ON p.id = "
+            "r.partition_id "
             "WHERE p.topic = $1 AND p.index = 0 ORDER BY r.position DESC LIMIT $2",
             Topic.LEDGER.value,
             STORY_RECORDS,

@@ -1,4 +1,5 @@
-"""Machines for one test: each with its own systemd, network address, host name, processes, and a file system over this one's."""
+"""Machines for one test: each with its own systemd, network address, host name, processes, and a file system
+over this one's."""
 
 import os
 import pwd
@@ -130,7 +131,8 @@ BARE = {
 
 @contextmanager
 def machines(names: Sequence[str], folder: Path, directory: Path) -> Iterator[dict[str, Machine]]:
-    """These machines and `desk`, whose shell begins in `directory`; skips the test where that is not allowed."""
+    """These machines and `desk`, whose shell begins in `directory`; skips the test where that is not
+    allowed."""
     if os.geteuid() != 0 or not SYSTEMD.exists() or shutil.which("nsenter") is None:
         pytest.skip("machines need root, systemd and nsenter (Debian: apt-get install systemd util-linux)")
     with ExitStack() as stack:

@@ -1,4 +1,5 @@
-"""Machines of a small network on this one: network namespaces on a bridge, each with an address of its own."""
+"""Machines of a small network on this one: network namespaces on a bridge, each with an address of its
+own."""
 
 import fcntl
 import os
@@ -21,7 +22,8 @@ def ip(*words: str) -> None:
 
 @dataclass(frozen=True)
 class Machine:
-    """A namespace. `enter` goes before a command that runs there; the first machine is the one that runs the tests."""
+    """A namespace. `enter` goes before a command that runs there; the first machine is the one that runs the
+    tests."""
 
     name: str
     address: str
@@ -33,7 +35,8 @@ class Machine:
 
 @contextmanager
 def own_number() -> Iterator[int]:
-    """0 to `NETWORKS` - 1: of a network that no other process on this machine has; free again when this one ends, however."""
+    """0 to `NETWORKS` - 1: of a network that no other process on this machine has; free again when this one
+    ends, however."""
     for number in range(NETWORKS):
         with Path(f"/tmp/penstock-test-network-{number}.lock").open("w") as lock:
             try:
@@ -50,7 +53,8 @@ def own_number() -> Iterator[int]:
 
 @contextmanager
 def network(count: int) -> Iterator[tuple[str, list[Machine]]]:
-    """This machine's address in a new network, and `count` machines there; skips the test where that is not allowed."""
+    """This machine's address in a new network, and `count` machines there; skips the test where that is not
+    allowed."""
     if os.geteuid() != 0 or shutil.which("ip") is None:
         pytest.skip("a network of namespaces needs root and `ip`")
     with ExitStack() as stack:

@@ -82,9 +82,11 @@ NEXT_VERSION = (
     Change(f"{MODEL}/ledger_events.py", "@event\nclass StopDecided(", NEW_DECISION),
     Change(
         f"{PLACER}/core/decide.py",
-        "        job = state.jobs.get(event.job_id)\n        if job is not None and job.in_line:\n            yield from self._arrived",
+        "        job = state.jobs.get(event.job_id)\n        if job is not None and job.in_line:\n           "
+        " yield from self._arrived",
         "        yield ledger_events.ColourChosen(job_id=event.job_id)\n"
-        "        job = state.jobs.get(event.job_id)\n        if job is not None and job.in_line:\n            yield from self._arrived",
+        "        job = state.jobs.get(event.job_id)\n        if job is not None and job.in_line:\n           "
+        " yield from self._arrived",
     ),
     # a report of a new type, before each joining
     Change(f"{MODEL}/external_events.py", "@event\nclass GpuFaulted(", NEW_REPORT),

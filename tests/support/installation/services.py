@@ -1,4 +1,5 @@
-"""Services that a test starts: in its own process until they are ready, or as processes with a port of their own choice."""
+"""Services that a test starts: in its own process until they are ready, or as processes with a port of their
+own choice."""
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Coroutine
@@ -24,7 +25,8 @@ async def ready_or_ended(ready: asyncio.Event, service: "asyncio.Future[None]") 
 async def beside(
     service: Coroutine[Any, Any, None], stop: asyncio.Event, ready: asyncio.Event
 ) -> AsyncIterator["asyncio.Task[None]"]:
-    """A service in this process, ready and then ended by `stop`, beside the block. Where it ends before, the block ends, too, with what ended it."""
+    """A service in this process, ready and then ended by `stop`, beside the block. Where it ends before, the
+    block ends, too, with what ended it."""
     block, task = asyncio.current_task(), asyncio.create_task(service)
     assert block is not None
 

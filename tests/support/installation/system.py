@@ -60,8 +60,8 @@ class Gateway:
         return [event["data"] for event in found if event["type"] == f"penstock.{kind}"]
 
     def until_nodes(self, count: int) -> None:
-        """Returns once so many nodes have joined: `penstock up` is ready when they have reported so, which may be before
-        the placer has read it."""
+        """Returns once so many nodes have joined: `penstock up` is ready when they have reported so, which
+        may be before the placer has read it."""
 
         def ready() -> int:
             return sum(node["status"] == "ready" for node in self.get("/v1/nodes")["nodes"])
@@ -69,7 +69,8 @@ class Gateway:
         wait_until(lambda: ready() >= count, lambda: f"{count} nodes, of which {ready()} have joined")
 
     def until(self, job_id: str, status: str, timeout_s: float = math.inf) -> dict[str, Any]:
-        """The job's row once it has this status. Fails where it ends with another one. `timeout_s`: of a bench."""
+        """The job's row once it has this status. Fails where it ends with another one. `timeout_s`: of a
+        bench."""
         return self._until(job_id, lambda row: row["status"] == status, status, timeout_s)
 
     def until_ended(self, job_id: str, timeout_s: float = math.inf) -> dict[str, Any]:
@@ -153,7 +154,8 @@ def python_service(name: str, arguments: Sequence[str], *, log_path: Path, env: 
 
 @contextlib.contextmanager
 def installation(folder: Path, *options: str, **variables: str) -> Iterator[Gateway]:
-    """`penstock up` in `folder` (reachable for Postgres' user), with these settings; afterwards ended as by Ctrl-C. Failures tell its logs and last events.
+    """`penstock up` in `folder` (reachable for Postgres' user), with these settings; afterwards ended as by
+    Ctrl-C. Failures tell its logs and last events.
 
     Raises `LaunchError` when it does not come up, or does not end with 0.
     """

@@ -76,7 +76,8 @@ class LogConformance:
         await reader.close()
 
     async def test_everything_comes_back_as_written(self, log_factory: LogFactory, topic: str) -> None:
-        """The envelope travels in headers: repeated names, binary values, empty and absent keys all survive."""
+        """The envelope travels in headers: repeated names, binary values, empty and absent keys all
+        survive."""
         log = await log_factory("writer")
         await log.create({topic: 1})
         partition = Partition(topic, 0)
@@ -113,7 +114,8 @@ class LogConformance:
         await reader.close()
 
     async def test_two_connections_see_each_other(self, log_factory: LogFactory, topic: str) -> None:
-        """Placer and node-reporter are two programs: what one appends wakes the other, both ways, in one order."""
+        """Placer and node-reporter are two programs: what one appends wakes the other, both ways, in one
+        order."""
         one, two = await log_factory("placer"), await log_factory("node-reporter")
         await one.create({topic: 1})
         partition = Partition(topic, 0)
@@ -131,7 +133,8 @@ class LogConformance:
             await reader.close()
 
     async def test_crossing_appends(self, log_factory: LogFactory, topic: str) -> None:
-        """Two dispatchers write to the same partitions in opposite order, many times: nobody waits for ever."""
+        """Two dispatchers write to the same partitions in opposite order, many times: nobody waits for
+        ever."""
         one, two = await log_factory("one"), await log_factory("two")
         await one.create({topic: 64})
         partitions = [Partition(topic, index) for index in range(64)]
@@ -143,7 +146,8 @@ class LogConformance:
         assert set(ends.values()) == {120}
 
     async def test_reader_from_the_middle(self, log_factory: LogFactory, topic: str) -> None:
-        """A service restarts from a snapshot: it reads on from its position, and from the end sees only news."""
+        """A service restarts from a snapshot: it reads on from its position, and from the end sees only
+        news."""
         log = await log_factory("writer")
         await log.create({topic: 1})
         partition = Partition(topic, 0)
@@ -162,7 +166,8 @@ class LogConformance:
         await tail.close()
 
     async def test_max_records_bounds_a_read(self, log_factory: LogFactory, topic: str) -> None:
-        """A service bounds its batch: the rest comes with the next reads, and the position is how far it has read."""
+        """A service bounds its batch: the rest comes with the next reads, and the position is how far it has
+        read."""
         log = await log_factory("writer")
         await log.create({topic: 1})
         partition = Partition(topic, 0)
@@ -180,7 +185,8 @@ class LogConformance:
         await reader.close()
 
     async def test_cancelled_read_loses_nothing(self, log_factory: LogFactory, topic: str) -> None:
-        """A service waits for records *or* a timer and cancels the loser, hundreds of times, while records flow."""
+        """A service waits for records *or* a timer and cancels the loser, hundreds of times, while records
+        flow."""
         log = await log_factory("writer")
         await log.create({topic: 1})
         partition = Partition(topic, 0)
@@ -218,7 +224,8 @@ class LogConformance:
         await reader.close()
 
     async def test_time_outs(self, log_factory: LogFactory, topic: str) -> None:
-        """A poll with time-out 0 does not wait on a quiet log, a longer one waits as long as asked at least."""
+        """A poll with time-out 0 does not wait on a quiet log, a longer one waits as long as asked at
+        least."""
         log = await log_factory("writer")
         await log.create({topic: 1})
         partition = Partition(topic, 0)
@@ -247,7 +254,8 @@ class LogConformance:
     async def test_oversized_is_refused_before_anything_is_written(
         self, log_factory: LogFactory, topic: str
     ) -> None:
-        """Somebody submits a job with a gigantic payload: its record and its neighbours stay out of the log."""
+        """Somebody submits a job with a gigantic payload: its record and its neighbours stay out of the
+        log."""
         log = await log_factory("writer")
         await log.create({topic: 1})
         partition = Partition(topic, 0)
@@ -293,7 +301,8 @@ class LogConformance:
         assert await log.begin_offsets([a, b]) == {a: offsets[0], b: 0}
 
     async def test_deleted_records_are_gone_for_everybody(self, log_factory: LogFactory, topic: str) -> None:
-        """The ledger's head was archived: the rest keeps its offsets, and a reader that needs the head is refused."""
+        """The ledger's head was archived: the rest keeps its offsets, and a reader that needs the head is
+        refused."""
         log, other = await log_factory("operator"), await log_factory("placer")
         await log.create({topic: 2})
         a, b = Partition(topic, 0), Partition(topic, 1)
@@ -317,7 +326,8 @@ class LogConformance:
         assert await other.begin_offsets([a]) == {a: 11}
 
     async def test_a_record_that_must_get_an_offset(self, log_factory: LogFactory, topic: str) -> None:
-        """A placer that was replaced writes a record and its orders in one commit: none of both may be seen."""
+        """A placer that was replaced writes a record and its orders in one commit: none of both may be
+        seen."""
         log, other = await log_factory("placer"), await log_factory("successor")
         ledger, orders = Partition(topic, 0), Partition(topic + ".orders", 0)
         await log.create({topic: 1, topic + ".orders": 1})
@@ -338,7 +348,8 @@ class LogConformance:
         assert await log.append([Message(ledger, b"e", at=5)]) == [5]
 
     async def test_position_outside_the_log(self, log_factory: LogFactory, topic: str) -> None:
-        """A snapshot from another installation is loaded: its position is not in this log, and silence would lie."""
+        """A snapshot from another installation is loaded: its position is not in this log, and silence would
+        lie."""
         log = await log_factory("reader")
         await log.create({topic: 1})
         partition = Partition(topic, 0)
@@ -360,7 +371,8 @@ class LogConformance:
         await reader.close()
 
     async def test_slow_reader_next_to_a_fast_one(self, log_factory: LogFactory, topic: str) -> None:
-        """The projector is stuck in a long transaction: the placer still reads at once, nobody loses a record."""
+        """The projector is stuck in a long transaction: the placer still reads at once, nobody loses a
+        record."""
         log = await log_factory("both")
         await log.create({topic: 1})
         partition = Partition(topic, 0)
@@ -374,7 +386,8 @@ class LogConformance:
         await slow.close()
 
     async def test_idle_partitions_hold_up_no_busy_one(self, log_factory: LogFactory, topic: str) -> None:
-        """A backlog on two partitions, none on the third; its reader stops to decide, and then all that came is there."""
+        """A backlog on two partitions, none on the third; its reader stops to decide, and then all that came
+        is there."""
         log = await log_factory("one")
         await log.create({topic: 3})
         busy, other = Partition(topic, 0), Partition(topic, 1)

@@ -1,4 +1,5 @@
-"""Load on a log while its servers die, and what it promises: acknowledged is read once, unknown at most once, in order."""
+"""Load on a log while its servers die, and what it promises: acknowledged is read once, unknown at most once,
+in order."""
 
 import asyncio
 from collections import Counter

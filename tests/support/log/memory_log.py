@@ -1,7 +1,8 @@
 """A log in memory: the whole contract of `Log`, without disk or network.
 
 One `MemoryBroker` is the shared truth; each `MemoryLog` is one connection to it under one identity. The
-broker has the hooks that tests need: failing appends before or after the write, write rights per topic, and loss of records.
+broker has the hooks that tests need: failing appends before or after the write, write rights per topic, and
+loss of records.
 """
 
 import asyncio
@@ -16,7 +17,8 @@ from penstock.log.port import MAX_READ_RECORDS, Message, Partition, Reader, Reco
 
 
 class MemoryBroker:
-    """Partitions, write rights (`allow`: topic → identities; a topic not named is open) and pending faults."""
+    """Partitions, write rights (`allow`: topic → identities; a topic not named is open) and pending
+    faults."""
 
     def __init__(
         self,
@@ -34,7 +36,8 @@ class MemoryBroker:
         self._faults: list[bool] = []
 
     def fail_next_append(self, *, after_write: bool) -> None:
-        """The next append raises `AppendFailed`; its records are in the log iff `after_write`. May be queued."""
+        """The next append raises `AppendFailed`; its records are in the log iff `after_write`. May be
+        queued."""
         self._faults.append(after_write)
 
     def create(self, topics: Mapping[str, int]) -> None:
@@ -211,7 +214,8 @@ class _MemoryReader:
             self._positions[partition] = position + len(part)
         if taken:
             self._bucket.took()
-            # A partition that is always full must not starve the ones behind it: the next read starts with another.
+            # A partition that is always full must not starve the ones behind it: the next read starts with
+            # another.
             first = next(iter(self._positions))
             self._positions[first] = self._positions.pop(first)
         return taken

@@ -1,7 +1,8 @@
-"""A small S3-compatible object store on loopback, for one pair of keys: PUT, GET with a range, HEAD and list, over HTTP.
+"""A small S3-compatible object store on loopback, for one pair of keys: PUT, GET with a range, HEAD and list,
+over HTTP.
 
-Written from Amazon's description of the protocol. It checks each request's signature (version 4) and the hash of its body
-itself, so that a client that passes has proven who it is and what it sent.
+Written from Amazon's description of the protocol. It checks each request's signature (version 4) and the hash
+of its body itself, so that a client that passes has proven who it is and what it sent.
 """
 
 import hashlib
@@ -17,7 +18,8 @@ from urllib.parse import parse_qsl, quote, unquote, urlsplit
 from xml.sax.saxutils import escape
 
 AUTHORIZATION = re.compile(
-    r"AWS4-HMAC-SHA256 Credential=([^/]+)/(\d{8}/[\w-]+/s3/aws4_request), ?SignedHeaders=([\w;-]+), ?Signature=([0-9a-f]{64})"
+    r"AWS4-HMAC-SHA256 Credential=([^/]+)/(\d{8}/[\w-]+/s3/aws4_request), ?SignedHeaders=([\w;-]+), "
+    r"?Signature=([0-9a-f]{64})"
 )
 
 

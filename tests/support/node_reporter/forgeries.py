@@ -1,4 +1,5 @@
-"""Node n1 of a cell, which signs with its key, and what others may say in its name, to the core and on a real log."""
+"""Node n1 of a cell, which signs with its key, and what others may say in its name, to the core and on a real
+log."""
 
 import asyncio
 import itertools
@@ -86,7 +87,7 @@ FORGERIES: dict[str, Callable[[int], Event]] = {
     "joining": lambda _: joined("n1", KEY, 2),
     "reboot": lambda _: NodeJoined(node=node_spec("n1", boot="b2"), incarnation=9, public_key=KEY.public_key),
     "leaving": lambda _: NodeLeft(node_id="n1", boot_id="b1", proof="shutdown", incarnation=1),
-}  # fmt: skip
+}
 """What another writer may report in n1's name, by the token of its task."""
 
 ACTS = (
@@ -102,7 +103,8 @@ ACTS = (
 
 
 def unmoved(state: CellState) -> bytes:
-    """The state, but for the place up to which inputs were answered, and for the joinings whose nodes are to hear that they do not count."""
+    """The state, but for the place up to which inputs were answered, and for the joinings whose nodes are to
+    hear that they do not count."""
     passing: dict[str, Any] = {"seq": 0, "now_ms": 0, "positions": {}, "last_inputs": {}, "refused_joins": {}}
     saved = {name: getattr(state, name) for name in passing}
     try:
@@ -145,7 +147,8 @@ WRITERS = {Topic.JOBS: "gateway", Topic.ESTIMATES: "estimator", Topic.NODES: "no
 
 
 class Victims:
-    """A real placer of one cell on a real log, node n1, its job j, and the thief of the right to write to the nodes' topic."""
+    """A real placer of one cell on a real log, node n1, its job j, and the thief of the right to write to the
+    nodes' topic."""
 
     def __init__(self, settings: Settings, logs: Mapping[Topic, Log], placer: "asyncio.Task[None]") -> None:
         self.logs, self.reader, self.placer = logs, logs[Topic.JOBS], placer
@@ -163,7 +166,8 @@ class Victims:
         await self.logs[Topic(messages[0].partition.topic)].append(messages)
 
     async def state_when(self, holds: Callable[[CellState], bool]) -> CellState:
-        """The cell's state once this is so. Raises what ended the placer, which is then waited for in vain."""
+        """The cell's state once this is so. Raises what ended the placer, which is then waited for in
+        vain."""
         reader, replica = self.reader.reader({self.ledger: 0}), Replica()
         while not holds(replica.state):
             for record in await while_alive(reader.read(), self.placer):

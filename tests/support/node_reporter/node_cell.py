@@ -1,4 +1,5 @@
-"""The placer's side of one node, for tests of the node-reporter: sends orders, reads what the node reports."""
+"""The placer's side of one node, for tests of the node-reporter: sends orders, reads what the node
+reports."""
 
 import asyncio
 import os
@@ -49,26 +50,45 @@ _must_live: list[Callable[[], None]] = []
 def node_options(folder: Path, **changes: Any) -> Options:
     """A small node with state and logs in the folder; `changes` overrides fields."""
     fields: dict[str, Any] = {
-        "node_id": NODE, "state_dir": folder / "state", "log_dir": folder / "logs", "virtual_gpus": 2, "cores": 4,
-        "host_memory_mib": 8_192, "allow_root": True,
-    }  # fmt: skip
+        "node_id": NODE,
+        "state_dir": folder / "state",
+        "log_dir": folder / "logs",
+        "virtual_gpus": 2,
+        "cores": 4,
+        "host_memory_mib": 8_192,
+        "allow_root": True,
+    }
     return Options(**fields | changes)
 
 
-def start_order(token: int, *command: str, gpus: Sequence[int] = (0,), task_id: str | None = None, **more: Any) -> StartTask:  # fmt: skip
+def start_order(
+    token: int, *command: str, gpus: Sequence[int] = (0,), task_id: str | None = None, **more: Any
+) -> StartTask:
     """A start order for one worker; `more` overrides fields."""
     task_id, node = task_id or f"job-{token}.1.0", more.get("node_id", NODE)
     place = TaskPlacement(
-        task_id=task_id, role="worker", rank=0, node_id=node, gpus=tuple(gpus), cores=more.pop("cores", (0,)),
+        task_id=task_id,
+        role="worker",
+        rank=0,
+        node_id=node,
+        gpus=tuple(gpus),
+        cores=more.pop("cores", (0,)),
         host_memory_mib=more.pop("host_memory_mib", 0),
-    )  # fmt: skip
+    )
     fields: dict[str, Any] = {
-        "token": token, "node_id": node, "task_id": task_id, "job_id": f"job-{token}", "attempt": 1,
-        "boot_id": boot_id(), "command": command or ("true",), "place": place,
+        "token": token,
+        "node_id": node,
+        "task_id": task_id,
+        "job_id": f"job-{token}",
+        "attempt": 1,
+        "boot_id": boot_id(),
+        "command": command or ("true",),
+        "place": place,
         "gpu_uuids": tuple(f"VIRTUAL-{node}-{gpu}" for gpu in gpus),
         "peers": (Peer(rank=0, role="worker", node_id=node, address="127.0.0.1"),),
-        "rendezvous_port": 29500, "grace_ms": 500,
-    }  # fmt: skip
+        "rendezvous_port": 29500,
+        "grace_ms": 500,
+    }
     return StartTask(**{**fields, **more})
 
 
@@ -92,7 +112,8 @@ def story(options: Options) -> str:
 
 
 def go_on(what: Callable[[], object]) -> None:
-    """Raises `AssertionError` with what is waited for at the run's deadline, and at once when a reporter has ended by itself."""
+    """Raises `AssertionError` with what is waited for at the run's deadline, and at once when a reporter has
+    ended by itself."""
     for check in _must_live:
         check()
     assert left_s() > 0, f"the whole run ends: waited for {what()}"
@@ -151,8 +172,8 @@ class Cell:
             await self.read(LOOK_MS)
 
     async def next_join(self, incarnation: int = 0) -> NodeJoined:
-        """The first joining after that of this incarnation; copies of earlier ones, which a killed reporter may have left
-        unacknowledged, are passed over."""
+        """The first joining after that of this incarnation; copies of earlier ones, which a killed reporter
+        may have left unacknowledged, are passed over."""
         count = 0
         while True:
             count += 1
@@ -198,7 +219,8 @@ async def working(options: Options, log: Log) -> AsyncIterator[asyncio.Event]:
 
 
 def ours(options: Options, name: str = "") -> list[psutil.Process]:
-    """Living processes that carry this node's marks, also those of its state folders within the first; with a name, those so called."""
+    """Living processes that carry this node's marks, also those of its state folders within the first; with a
+    name, those so called."""
     found = []
     for process in psutil.process_iter():
         with suppress(psutil.Error):

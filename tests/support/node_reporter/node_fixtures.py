@@ -59,7 +59,8 @@ async def node(options: Options, broker: MemoryBroker) -> AsyncIterator[Options]
 
 @pytest.fixture(autouse=True)
 def nothing_left(options: Options) -> Iterator[None]:
-    """Whatever a test starts must not outlive it, even if the test fails. Its failure tells what the node has reported."""
+    """Whatever a test starts must not outlive it, even if the test fails. Its failure tells what the node has
+    reported."""
     with told("the node's last events, and its tasks' output", lambda: story(options)):
         yield
     end_tasks(options)

@@ -1,4 +1,5 @@
-"""A file of (attempt, iteration, loss) lines that a made-up training writes, and whether its loss goes on as if nobody had stopped it."""
+"""A file of (attempt, iteration, loss) lines that a made-up training writes, and whether its loss goes on as
+if nobody had stopped it."""
 
 from pathlib import Path
 

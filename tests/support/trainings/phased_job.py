@@ -1,4 +1,5 @@
-"""A training of real processes with a launch, iterations and a save, and the times of its phases as the ledger has them."""
+"""A training of real processes with a launch, iterations and a save, and the times of its phases as the
+ledger has them."""
 
 import sys
 from collections.abc import Sequence

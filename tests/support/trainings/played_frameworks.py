@@ -1,4 +1,5 @@
-"""What the examples of `penstock.sdk` use of their frameworks, played: weights that a loop adds to, saved as JSON. Runs as the head of a script."""
+"""What the examples of `penstock.sdk` use of their frameworks, played: weights that a loop adds to, saved as
+JSON. Runs as the head of a script."""
 
 import json
 import os
@@ -9,7 +10,8 @@ from typing import Any
 
 BATCHES = 100
 HELD_AT = 30
-"""The batch in which it stays, where HELD says so, until there is a file `go`; then there is a file `held`."""
+"""The batch in which it stays, where HELD says so, until there is a file `go`; then there is a file
+`held`."""
 
 
 class Model:

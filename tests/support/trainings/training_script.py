@@ -40,7 +40,8 @@ class Pipe:
             return b""
 
     def lines(self, *kinds: str) -> list[dict[str, Any]]:
-        """What was written since the last look: the only field of each line. `kinds`: only of lines that have one of these fields."""
+        """What was written since the last look: the only field of each line. `kinds`: only of lines that have
+        one of these fields."""
         found = []
         for line in self.text().splitlines():
             ((kind, value),) = json.loads(line).items()

@@ -39,7 +39,8 @@ WINDOW_MS = 1_000
 
 
 class PlannedCell(CellDriver):
-    """A cell whose batcher sees each fact at once. Two nodes of four GPUs; three arrivals within a second are fast."""
+    """A cell whose batcher sees each fact at once. Two nodes of four GPUs; three arrivals within a second are
+    fast."""
 
     def __init__(self, settings: PlacerSettings) -> None:
         self.batcher = Batcher()
@@ -86,7 +87,8 @@ def placed(step: Step) -> dict[str, str]:
 
 
 def test_a_burst_is_planned_towards_the_end_of_its_window(bursts: PlannedCell) -> None:
-    """The third job opens the window. It waits until half of it is over, so that the later ones are there; then one plan has all."""
+    """The third job opens the window. It waits until half of it is over, so that the later ones are there;
+    then one plan has all."""
     bursts.burst()
     due_ms = bursts.batcher.due_ms(bursts.state)
     assert due_ms == bursts.state.window_until_ms - WINDOW_MS // 2
@@ -117,7 +119,8 @@ def test_more_than_one_plan_holds_is_planned_at_once(bursts: PlannedCell) -> Non
 
 
 def test_a_plan_that_comes_after_its_window_is_not_sent(bursts: PlannedCell) -> None:
-    """The worker was slow: the placer's timer has placed everybody. In the next window the answer of this one is not used either."""
+    """The worker was slow: the placer's timer has placed everybody. In the next window the answer of this one
+    is not used either."""
     bursts.burst()
     bursts.at(500)
     work = bursts.work()
@@ -132,7 +135,8 @@ def test_a_plan_that_comes_after_its_window_is_not_sent(bursts: PlannedCell) -> 
 
 
 def test_a_plan_that_is_read_after_its_window_is_refused_by_the_placer(bursts: PlannedCell) -> None:
-    """It was computed in time and the log was slow. It costs nobody anything: those it names wait, or run where they are."""
+    """It was computed in time and the log was slow. It costs nobody anything: those it names wait, or run
+    where they are."""
     bursts.burst()
     bursts.at(500)
     plan = bursts.plan()
@@ -144,7 +148,8 @@ def test_a_plan_that_is_read_after_its_window_is_refused_by_the_placer(bursts: P
 
 
 def test_one_window_is_planned_once(bursts: PlannedCell) -> None:
-    """The worker died: the window ends by its timer, as without a batcher, and the next one is planned again."""
+    """The worker died: the window ends by its timer, as without a batcher, and the next one is planned
+    again."""
     bursts.burst()
     bursts.at(500)
     work = bursts.work()
@@ -159,7 +164,8 @@ def test_one_window_is_planned_once(bursts: PlannedCell) -> None:
 
 
 def test_a_batcher_that_starts_within_a_window_plans_it(bursts: PlannedCell) -> None:
-    """It was killed and is back before the window is over. Another one that read the same gives the same proposal, byte for byte."""
+    """It was killed and is back before the window is over. Another one that read the same gives the same
+    proposal, byte for byte."""
     bursts.burst(5)
     bursts.at(600)
     first = bursts.plan()
@@ -173,7 +179,8 @@ def test_a_batcher_that_starts_within_a_window_plans_it(bursts: PlannedCell) -> 
 
 
 def test_without_windows_or_a_stage_it_never_plans() -> None:
-    """Idle is idle: it asks nothing and sends nothing under any profile without a stage, and for a burst only within a window."""
+    """Idle is idle: it asks nothing and sends nothing under any profile without a stage, and for a burst only
+    within a window."""
     for settings in (
         PlacerSettings(profile="fifo", batch_window_ms=WINDOW_MS, batch_arrivals=2),
         PlacerSettings(profile="newer-than-this-batcher"),
@@ -192,7 +199,8 @@ def test_without_windows_or_a_stage_it_never_plans() -> None:
 
 
 def test_who_runs_is_planned_when_something_happens(groups: PlannedCell) -> None:
-    """A job comes, ends, a node is cordoned: one plan each. Nothing, a report of progress or its own plan: none."""
+    """A job comes, ends, a node is cordoned: one plan each. Nothing, a report of progress or its own plan:
+    none."""
     groups.submit("j0", need=estimate(4))
     groups.start("j0")
     assert groups.plan() is None, "it runs already: nobody waits"
@@ -208,7 +216,8 @@ def test_who_runs_is_planned_when_something_happens(groups: PlannedCell) -> None
 
 
 def test_a_profile_that_becomes_known_is_a_reason_to_plan(groups: PlannedCell) -> None:
-    """Two jobs of a kind wait; one that runs has shown what an iteration of theirs needs: they may be put together now."""
+    """Two jobs of a kind wait; one that runs has shown what an iteration of theirs needs: they may be put
+    together now."""
     for name in ("j0", "j1", "j2"):
         groups.submit(name, need=estimate(4))
     plan = groups.plan()
@@ -217,15 +226,24 @@ def test_a_profile_that_becomes_known_is_a_reason_to_plan(groups: PlannedCell) -
     assert groups.plan() is None
     groups.feed(
         StagesProfiled(
-            model="resnet50", batch_size=64, gpus=4, storage_ms=1.0, cpu_ms=1.0, gpu_ms=1.0, network_ms=1.0, idle_ms=0.0,
-            iteration_ms=4.0, iterations=20,
+            model="resnet50",
+            batch_size=64,
+            gpus=4,
+            storage_ms=1.0,
+            cpu_ms=1.0,
+            gpu_ms=1.0,
+            network_ms=1.0,
+            idle_ms=0.0,
+            iteration_ms=4.0,
+            iterations=20,
         )
-    )  # fmt: skip
+    )
     assert groups.plan() is not None
 
 
 def test_one_plan_is_under_way_at_a_time(groups: PlannedCell) -> None:
-    """Until the placer has answered, what happens waits, and leads to one more plan; without an answer it goes on after a while."""
+    """Until the placer has answered, what happens waits, and leads to one more plan; without an answer it
+    goes on after a while."""
     for name in ("j0", "j1", "j2"):
         groups.submit(name, need=estimate(4))
     work = groups.work()
@@ -246,7 +264,8 @@ def test_one_plan_is_under_way_at_a_time(groups: PlannedCell) -> None:
 
 
 def test_a_plan_whose_worker_died_is_made_again_though_nothing_happens(groups: PlannedCell) -> None:
-    """The machine is so busy that the worker is ended after half a minute. The jobs that wait ask for no more plans: nothing else would."""
+    """The machine is so busy that the worker is ended after half a minute. The jobs that wait ask for no more
+    plans: nothing else would."""
     for name in ("j0", "j1", "j2"):
         groups.submit(name, need=estimate(4))
     work = groups.work()
@@ -259,7 +278,8 @@ def test_a_plan_whose_worker_died_is_made_again_though_nothing_happens(groups: P
 
 
 def test_a_stage_that_always_fails_is_asked_less_and_less(groups: PlannedCell) -> None:
-    """Its bug shows in this cell's present state, in which nothing happens over the weekend: once an hour is enough."""
+    """Its bug shows in this cell's present state, in which nothing happens over the weekend: once an hour is
+    enough."""
     for name in ("j0", "j1", "j2"):
         groups.submit(name, need=estimate(4))
     waits_ms = []
@@ -291,7 +311,8 @@ def test_a_proposal_that_is_lost_is_made_again_though_nothing_happens(groups: Pl
 
 @pytest.mark.parametrize(("reason", "asked"), [("expired", True), ("stale", True), ("infeasible", False)])
 def test_a_plan_that_came_too_late_is_made_again(groups: PlannedCell, reason: Any, asked: bool) -> None:
-    """The batcher was stopped for a minute between question and proposal. What is refused for another reason would be refused again."""
+    """The batcher was stopped for a minute between question and proposal. What is refused for another reason
+    would be refused again."""
     for name in ("j0", "j1", "j2"):
         groups.submit(name, need=estimate(4))
     plan = groups.plan()
@@ -376,7 +397,8 @@ def test_nothing_to_change_is_not_proposed() -> None:
 
 
 def test_time_passes_for_it_though_no_record_comes() -> None:
-    """Two jobs of unknown run time, one GPU, and a log that takes nothing: it asks anew when who runs comes to its next queue, and not again before the one after."""
+    """Two jobs of unknown run time, one GPU, and a log that takes nothing: it asks anew when who runs comes
+    to its next queue, and not again before the one after."""
     cell = PlannedCell(PlacerSettings(profile="interleave"))
     cell.join(node_spec("n0", gpus=1))
     for node_id in ("n1", "n2"):
@@ -399,8 +421,10 @@ def test_time_passes_for_it_though_no_record_comes() -> None:
 
 
 def test_a_refused_plan_wakes_nobody_for_jobs_that_did_not_start() -> None:
-    """Two jobs of unknown run time, one GPU. The first has run so long that it is in its last queue, so the plan gives its GPU to the second; the placer refuses that. No job comes to another queue, and nothing
-    is asked until something happens. Once a plan is accepted, it asks when the job that was started comes to its next queue."""
+    """Two jobs of unknown run time, one GPU. The first has run so long that it is in its last queue, so the
+    plan gives its GPU to the second; the placer refuses that. No job comes to another queue, and nothing is
+    asked until something happens. Once a plan is accepted, it asks when the job that was started comes to its
+    next queue."""
     cell = PlannedCell(PlacerSettings(profile="interleave"))
     cell.join(node_spec("n0", gpus=1))
     for node_id in ("n1", "n2"):

@@ -1,4 +1,5 @@
-"""The batcher's shell on the log in memory: what it does when the log or its worker is not as it should be."""
+"""The batcher's shell on the log in memory: what it does when the log or its worker is not as it should
+be."""
 
 # clocks: the whole file runs in virtual time
 
@@ -103,7 +104,8 @@ async def test_a_bug_in_a_stage_costs_that_plan_and_no_other(broker: MemoryBroke
 
 @virtually
 async def test_a_ledger_that_goes_on_otherwise_is_folded_anew(broker: MemoryBroker) -> None:
-    """It was restored from an older copy, and is by now longer than what was read: nothing in it follows what the batcher has."""
+    """It was restored from an older copy, and is by now longer than what was read: nothing in it follows what
+    the batcher has."""
     full_cell(broker)
     with known_as("small-groups", regroup=FirstFitRegroup()):
         work = asyncio.ensure_future(planner(MemoryLog(broker), SameProcess()).work(asyncio.Event()))
@@ -117,7 +119,8 @@ async def test_a_ledger_that_goes_on_otherwise_is_folded_anew(broker: MemoryBrok
 async def test_while_an_append_is_under_way_it_does_not_look_again_and_again(
     broker: MemoryBroker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The log does not answer for long, by which time another plan would be due: the loop sleeps until it has."""
+    """The log does not answer for long, by which time another plan would be due: the loop sleeps until it
+    has."""
     cell = full_cell(broker)
     looks = 0
     due_ms = service.Batcher.due_ms

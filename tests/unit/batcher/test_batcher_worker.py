@@ -1,4 +1,5 @@
-"""The worker process of the batcher: a plan must not wait for imports, since the window may be over by then."""
+"""The worker process of the batcher: a plan must not wait for imports, since the window may be over by
+then."""
 
 from penstock_services.batcher.shell.worker import Worker
 from tests.support.batching.small_batcher import solve_small

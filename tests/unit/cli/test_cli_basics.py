@@ -109,7 +109,8 @@ def test_every_command_explains_itself(path: tuple[str, ...], capfd: pytest.Capt
 
 
 def test_the_list_of_commands_says_what_the_commands_say() -> None:
-    """The list is a table, so that `penstock --help` loads no command; it must not drift from the commands themselves."""
+    """The list is a table, so that `penstock --help` loads no command; it must not drift from the commands
+    themselves."""
     for path, entry in commands():
         if entry.target:
             module, _, function = entry.target.partition(":")
@@ -195,7 +196,8 @@ def test_a_full_disk_is_a_line_not_a_traceback(arguments: tuple[str, ...]) -> No
     *said, last = done.stderr.splitlines(keepends=True)
     assert [line for line in said if "no gateway" not in line] == []
     assert last == (
-        "penstock: what was to be written does not fit: No space left on device; free space there, or write elsewhere\n"
+        "penstock: what was to be written does not fit: No space left on device; free space there, or write "
+        "elsewhere\n"
     )
 
 
@@ -239,7 +241,14 @@ def test_help_lists_the_exit_codes() -> None:
         (("get", "jobs"), 20, ("http://127.0.0.1:9", "penstock up", "--server")),
         (("get", "jobs", "--server", "ftp://x"), 2, ("--server", "http://host:port")),
         (("get", "jobs", "--token-file", "/nowhere"), 21, ("/nowhere",)),
-        (("get", "jbos",), 2, ("jbos", "jobs")),
+        (
+            (
+                "get",
+                "jbos",
+            ),
+            2,
+            ("jbos", "jobs"),
+        ),
         (("submit",), 2, ("after --", "-f")),
         (("submit", "--gpus", "17", "--", "true"), 2, ("resources.gpus", "at most 16")),
         (("submit", "--gpu-memory", "8GB", "--", "true"), 2, ("resources.gpu_memory", "8GiB")),
@@ -250,7 +259,7 @@ def test_help_lists_the_exit_codes() -> None:
         (("submit", "--", "true"), 20, ("penstock up",)),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, tuple) else None,
-)  # fmt: skip
+)
 def test_a_mistake_is_reported_in_a_line_with_its_remedy(
     arguments: tuple[str, ...], code: int, words: tuple[str, ...]
 ) -> None:
@@ -287,9 +296,20 @@ def test_the_shell_completes_commands_and_states(
 
 @pytest.mark.parametrize(
     ("ms", "text"),
-    [(None, "–"), (0, "0.00 s"), (421, "0.42 s"), (9_994, "9.99 s"), (9_996, "10.0 s"), (59_949, "59.9 s"),
-     (59_960, "1m 00s"), (3_599_600, "1h 00m"), (3_661_000, "1h 01m"), (93_600_000, "1d 2h"), (-5, "0.00 s")],
-)  # fmt: skip
+    [
+        (None, "–"),
+        (0, "0.00 s"),
+        (421, "0.42 s"),
+        (9_994, "9.99 s"),
+        (9_996, "10.0 s"),
+        (59_949, "59.9 s"),
+        (59_960, "1m 00s"),
+        (3_599_600, "1h 00m"),
+        (3_661_000, "1h 01m"),
+        (93_600_000, "1d 2h"),
+        (-5, "0.00 s"),
+    ],
+)
 def test_durations_never_show_sixty_of_anything(ms: int | None, text: str) -> None:
     """Rounding at the border of a unit."""
     assert duration(ms) == text
@@ -331,7 +351,8 @@ def test_an_event_from_the_future_is_still_shown() -> None:
 
 
 def test_output_that_breaks_off_is_one_line_and_no_traceback(capsys: pytest.CaptureFixture[str]) -> None:
-    """Interrupted at once, `submit` closed its client before the thread that prints the output had asked for any."""
+    """Interrupted at once, `submit` closed its client before the thread that prints the output had asked for
+    any."""
     client = Client("http://127.0.0.1:9")
     client.close()
     Following(client, "a-job").finish()
@@ -341,7 +362,8 @@ def test_output_that_breaks_off_is_one_line_and_no_traceback(capsys: pytest.Capt
 
 
 def test_a_signal_that_leaves_the_client_locked_does_not_hold_the_command_up() -> None:
-    """It came as the main thread had just taken the lock of the client's connections: `submit` did not end any more."""
+    """It came as the main thread had just taken the lock of the client's connections: `submit` did not end
+    any more."""
     with typer.Context(TyperCommand("submit"), obj=Session("submit", "http://127.0.0.1:9")) as ctx:
         client = gateway(ctx)
         client._http._transport._pool._optional_thread_lock.__enter__()  # type: ignore[attr-defined]

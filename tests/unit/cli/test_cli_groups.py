@@ -5,13 +5,22 @@ from rich.console import Console
 from penstock.cli.queries.groups import groups_table, turns_of
 
 GROUP = {
-    "group_id": "group-7-0", "job_ids": ["a", "b", "d"], "nodes": ["n1", "n2"], "gpus": 8, "since_ms": 1_000, "seq": 7,
-    "by": "batcher", "reason": "shares nothing",
+    "group_id": "group-7-0",
+    "job_ids": ["a", "b", "d"],
+    "nodes": ["n1", "n2"],
+    "gpus": 8,
+    "since_ms": 1_000,
+    "seq": 7,
+    "by": "batcher",
+    "reason": "shares nothing",
     "turns": {
-        "job_ids": ["b", "c", "a"], "period_ms": 120.0, "efficiency": 0.85, "speeds": [0.9, 0.5, 0.76],
+        "job_ids": ["b", "c", "a"],
+        "period_ms": 120.0,
+        "efficiency": 0.85,
+        "speeds": [0.9, 0.5, 0.76],
         "alternative": "alone, 1.4 x later",
     },
-}  # fmt: skip
+}
 
 
 def drawn(*, wide: bool = False) -> list[list[str]]:
@@ -35,7 +44,8 @@ def test_members_stand_in_the_order_of_their_rotation() -> None:
 def test_a_member_is_described_with_its_group_and_what_it_waits() -> None:
     job = {"job_id": "a", "now_ms": 61_000, "group": GROUP, "waits": None}
     assert turns_of(job) == (
-        "with b and d since 1m 00s, asked for by batcher: shares nothing; predicted: 120 ms for one iteration of each, "
+        "with b and d since 1m 00s, asked for by batcher: shares nothing; predicted: 120 ms for one "
+        "iteration of each, "
         "85% of the resources used, 0.76 of its speed alone; instead of: alone, 1.4 x later"
     )
     waits = {"at_ms": 1, "step_ms": 188.0, "waited_ms": 24.1, "missed_turns": 0}

@@ -1,4 +1,5 @@
-"""What `penstock doctor`, `get nodes` and `describe node` report about what nodes enforce on tasks, and what they measure."""
+"""What `penstock doctor`, `get nodes` and `describe node` report about what nodes enforce on tasks, and what
+they measure."""
 
 from typing import Any, get_args
 

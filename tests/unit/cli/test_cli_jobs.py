@@ -31,7 +31,8 @@ def has(cell: CellDriver, job_id: str) -> list[str]:
 
 
 def test_a_job_without_gpus_shows_the_cores_that_it_has() -> None:
-    """A person looks who has the node's cores: preprocessing of eight, a training of four with its GPU, and a job that waits has none of either."""
+    """A person looks who has the node's cores: preprocessing of eight, a training of four with its GPU, and a
+    job that waits has none of either."""
     cell = CellDriver()
     cell.join(node_spec("n1", gpus=1, cores=14))
     for job_id, gpus, cores in (("prepare", 0, 8), ("train", 1, 4), ("waits", 0, 12)):
@@ -47,7 +48,8 @@ def test_a_job_without_gpus_shows_the_cores_that_it_has() -> None:
 
 
 def test_cores_follow_what_the_contention_guard_changes() -> None:
-    """A job that slows a training has half of its cores from now on; a training whose search tries fewer shows those that it may use meanwhile."""
+    """A job that slows a training has half of its cores from now on; a training whose search tries fewer
+    shows those that it may use meanwhile."""
     cell = CellDriver(PlacerSettings(contention=Contention()))
     cell.join(node_spec("n1", gpus=1, cores=14))
     for job_id, gpus, cores in (("prepare", 0, 8), ("train", 1, 4)):

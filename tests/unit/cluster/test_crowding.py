@@ -46,9 +46,15 @@ class Watched(CellDriver):
         job = self.job(job_id)
         task_id, task = next(iter(job.tasks.items()))
         fact = StepsMeasured(
-            node_id=task.place.node_id, task_id=task_id, token=job.token, at_ms=0, done=done, total=1_000,
-            steps=done, step_ms=100.0 * share_of(self.state, job) ** -0.7,
-        )  # fmt: skip
+            node_id=task.place.node_id,
+            task_id=task_id,
+            token=job.token,
+            at_ms=0,
+            done=done,
+            total=1_000,
+            steps=done,
+            step_ms=100.0 * share_of(self.state, job) ** -0.7,
+        )
         self.late.measured(self.state, fact, self.now_ms)
         self.eager.measured(self.state, fact, self.now_ms)
 
@@ -58,8 +64,9 @@ class Watched(CellDriver):
 def test_late_accounts_are_those_of_each_change(
     seed: int, max_steps: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Jobs of up to three tasks start, end task by task, get other cores and report their steps, many at one moment, on more and more nodes.
-    Who accounts for the shares when asked, and who does at each change, agree to the last bit, and the shares are those of a recount."""
+    """Jobs of up to three tasks start, end task by task, get other cores and report their steps, many at one
+    moment, on more and more nodes. Who accounts for the shares when asked, and who does at each change, agree
+    to the last bit, and the shares are those of a recount."""
     monkeypatch.setattr(crowding, "MAX_STEPS", max_steps)
     rng = Random(f"late {seed}")
     cell = Watched()
@@ -81,7 +88,16 @@ def test_late_accounts_are_those_of_each_change(
         elif kind < 0.5:
             task_id = rng.choice(list(job.tasks))
             cores = rng.randint(1, 4)
-            cell.feed(CoresProposed(proposal_id=f"p{number}", proposer="operator", by="ann", task_id=task_id, cores=cores, reason="wants them"))  # fmt: skip
+            cell.feed(
+                CoresProposed(
+                    proposal_id=f"p{number}",
+                    proposer="operator",
+                    by="ann",
+                    task_id=task_id,
+                    cores=cores,
+                    reason="wants them",
+                )
+            )
         elif kind < 0.7:
             task = rng.choice(list(job.tasks.values()))
             if task.status is TaskStatus.RUNNING:
@@ -102,7 +118,8 @@ def test_late_accounts_are_those_of_each_change(
 
 
 def test_jobs_that_ran_before_the_first_call_are_counted() -> None:
-    """The migrator is started anew beside four jobs on one node: one of them ends, and another one has the share that a recount finds."""
+    """The migrator is started anew beside four jobs on one node: one of them ends, and another one has the
+    share that a recount finds."""
     cell = Watched()
     cell.join(node_spec("n1"))
     for number in range(4):
@@ -117,7 +134,8 @@ def test_jobs_that_ran_before_the_first_call_are_counted() -> None:
 
 
 def test_a_question_may_be_ahead_of_the_next_record() -> None:
-    """The migrator is started anew and asks half a second after the latest record; the next record is older than the question."""
+    """The migrator is started anew and asks half a second after the latest record; the next record is older
+    than the question."""
     cell = Watched()
     cell.join(node_spec("n1"))
     for number in range(3):

@@ -75,7 +75,8 @@ def test_another_model_does_not_match(asked: str, reported: str) -> None:
 
 
 def test_the_placer_matches_as_people_write() -> None:
-    """A job for `a100` in a cell with two kinds: its nodes are those of the A100s, also ones that join later."""
+    """A job for `a100` in a cell with two kinds: its nodes are those of the A100s, also ones that join
+    later."""
     state = b.cell_of([b.node("old", gpu_model="V100"), b.node("new", gpu_model=A100)])
     need = b.need(gpus=1)
     assert state.index.candidates(need, Allowed(("a100",))) == state.nodes["new"].bit

@@ -71,7 +71,8 @@ def test_every_profile_keeps_to_the_choice(profile: str) -> None:
 
 
 def test_a_job_waits_for_the_nodes_that_it_allows(cell: CellDriver) -> None:
-    """The node with the data is busy: the job waits beside idle ones, by its own wish, and `why` counts them."""
+    """The node with the data is busy: the job waits beside idle ones, by its own wish, and `why` counts
+    them."""
     cell.submit("full", choosing(only=("n2",)), estimate(4))
     cell.submit("waits", choosing(only=("n2",)), estimate(4))
     found = explain(cell.state, "waits")
@@ -107,7 +108,8 @@ def test_a_gang_that_its_nodes_cannot_hold_never_fits(cell: CellDriver) -> None:
 
 
 def test_a_retry_avoids_the_node_where_it_failed(cell: CellDriver) -> None:
-    """Four attempts on the same broken node are one attempt: the next one goes elsewhere, if there is room."""
+    """Four attempts on the same broken node are one attempt: the next one goes elsewhere, if there is
+    room."""
     cell.submit("j", job_spec(attempts=4))
     ran = []
     for attempt in range(1, 4):

@@ -1,4 +1,5 @@
-"""Stories of the contention eliminator: who is slowed beside a training that falls behind, how far, and when that ends."""
+"""Stories of the contention eliminator: who is slowed beside a training that falls behind, how far, and when
+that ends."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -53,7 +54,8 @@ def contended(*, caps: BandwidthCap, contention: Contention = ONLY) -> GuardedCe
 def window(
     cell: GuardedCell, *, step_ms: float | None = None, pressure: float | None = None
 ) -> Sequence[CoresProposed | ThrottleProposed]:
-    """Two seconds pass, then the node sends what it has measured. `pressure`: of bandwidth, or of stalls where there are no counters."""
+    """Two seconds pass, then the node sends what it has measured. `pressure`: of bandwidth, or of stalls
+    where there are no counters."""
     cell.passes()
     if pressure is not None and cell.state.nodes["n1"].spec.bandwidth_cap == "resctrl":
         cell.sends("n1", memory_bandwidth_percent=pressure)
@@ -69,7 +71,8 @@ def cap(cell: GuardedCell) -> int | None:
 
 
 def test_a_cpu_job_that_slows_a_training_is_capped_step_by_step_until_that_is_over(cell: GuardedCell) -> None:
-    """A stream of memory copies starts: the node's bandwidth is at 90 %, and the training's steps take half as long again. Each step is measured first."""
+    """A stream of memory copies starts: the node's bandwidth is at 90 %, and the training's steps take half
+    as long again. Each step is measured first."""
     found = window(cell, step_ms=150.0, pressure=90.0)
     assert [(one.task_id, one.cause) for one in found] == [(HOG, "contention")]
     assert "a.1.w0 has lost 33 % of its speed on n1, memory bandwidth 90 %" in found[0].reason
@@ -82,14 +85,16 @@ def test_a_cpu_job_that_slows_a_training_is_capped_step_by_step_until_that_is_ov
 
 
 def test_without_caps_it_loses_at_once_the_cores_that_the_training_needs(plain: GuardedCell) -> None:
-    """No resctrl, no counters: the kernel reports that the training's threads wait. Its steps take 1.5 times as long beside 16 cores, so a tenth longer beside three."""
+    """No resctrl, no counters: the kernel reports that the training's threads wait. Its steps take 1.5 times
+    as long beside 16 cores, so a tenth longer beside three."""
     window(plain, step_ms=150.0, pressure=600.0)
     assert plain.cores(HOG) == 3
     assert window(plain, step_ms=109.0, pressure=600.0) == []
 
 
 def test_a_training_whose_steps_vary_is_slow_beside_the_slowest_that_it_had() -> None:
-    """Its steps vary by a third, so that no speed settles before the hog comes. Steps as it had before are no sign of one; five times as long are."""
+    """Its steps vary by a third, so that no speed settles before the hog comes. Steps as it had before are no
+    sign of one; five times as long are."""
     cell = beside()
     for step_ms in (90.0, 120.0, 100.0):
         assert window(cell, step_ms=step_ms, pressure=20.0) == []
@@ -116,8 +121,10 @@ def test_of_two_reports_no_slowest_is_known() -> None:
 
 
 def test_a_job_with_one_core_left_may_use_a_part_of_its_time() -> None:
-    """Copies of memory slow a training from one core, too, and the processor cannot cap them. At first all 16 cores hurt: the training needs less than one of them to go. Beside that core it loses
-    a third of its speed, so a fifth of the core's time is what it can bear, and 10 % is the step below that. When it has ended, the job gets back the core's time and then its cores."""
+    """Copies of memory slow a training from one core, too, and the processor cannot cap them. At first all 16
+    cores hurt: the training needs less than one of them to go. Beside that core it loses a third of its
+    speed, so a fifth of the core's time is what it can bear, and 10 % is the step below that. When it has
+    ended, the job gets back the core's time and then its cores."""
     cell = contended(caps="cpu_quota")
     window(cell, step_ms=300.0, pressure=600.0)
     assert (cell.cores(HOG), cap(cell)) == (1, None)
@@ -162,7 +169,8 @@ def test_the_time_of_a_core_is_given_back_before_the_other_cores() -> None:
     [(0.1, 0.5), (0.5, 1 / 9), (0.78, 0.0313), (1.0, 0.0)],
 )
 def test_the_more_a_training_has_lost_the_less_others_keep(lost: float, part: float) -> None:
-    """Beside n cores a step takes 1 + k·n as long as alone: k from the loss, then the n with which it loses a tenth."""
+    """Beside n cores a step takes 1 + k·n as long as alone: k from the loss, then the n with which it loses a
+    tenth."""
     assert left(lost) == pytest.approx(part, rel=0.01)
 
 
@@ -196,7 +204,8 @@ def test_what_was_measured_before_a_step_asks_for_no_second_one(plain: GuardedCe
 def test_neither_pressure_alone_nor_a_slow_training_alone_slows_anybody(
     cell: GuardedCell, step_ms: float | None, pressure: float
 ) -> None:
-    """A training that is slow for another reason; a node that is busy and hurts no job; a training that reports no steps."""
+    """A training that is slow for another reason; a node that is busy and hurts no job; a training that
+    reports no steps."""
     for _ in range(5):
         assert window(cell, step_ms=step_ms, pressure=pressure) == []
 
@@ -248,7 +257,8 @@ def test_it_is_let_go_when_nothing_has_been_short_for_a_while(cell: GuardedCell)
 
 
 def test_each_time_it_is_let_go_later_and_in_the_end_not_before_the_training_ends(cell: GuardedCell) -> None:
-    """A job that harms whenever it may: the guard lets it go less and less often, and never throttles it more often than is allowed."""
+    """A job that harms whenever it may: the guard lets it go less and less often, and never throttles it more
+    often than is allowed."""
     waits = []
     for _ in range(400):
         if cap(cell) is None:
@@ -268,7 +278,8 @@ def test_each_time_it_is_let_go_later_and_in_the_end_not_before_the_training_end
 
 
 def test_what_others_have_got_meanwhile_it_gets_back_when_that_is_free(plain: GuardedCell) -> None:
-    """The cores that it gave up started another job: it gets what is free now, and the rest when that has ended."""
+    """The cores that it gave up started another job: it gets what is free now, and the rest when that has
+    ended."""
     window(plain, step_ms=200.0, pressure=600.0)
     window(plain, step_ms=200.0, pressure=600.0)
     plain.runs("c", gpus=0, cores=10)
@@ -311,7 +322,8 @@ def operator(cell: GuardedCell, *, cores: int = 0, percent: int | None = None) -
 
 
 def test_cores_that_an_operator_has_set_stay(plain: GuardedCell) -> None:
-    """Ada gives the preprocessing job twelve cores, though it slows a training: they are hers. Before that, they were the guard's to take and to return."""
+    """Ada gives the preprocessing job twelve cores, though it slows a training: they are hers. Before that,
+    they were the guard's to take and to return."""
     window(plain, step_ms=150.0, pressure=600.0)
     assert plain.cores(HOG) == 3
     operator(plain, cores=12)
@@ -323,7 +335,8 @@ def test_cores_that_an_operator_has_set_stay(plain: GuardedCell) -> None:
 
 
 def test_a_cap_that_an_operator_has_set_stays(cell: GuardedCell) -> None:
-    """Ada caps the job at 30 %: it is neither lowered while a training is slow, nor lifted when none runs any more."""
+    """Ada caps the job at 30 %: it is neither lowered while a training is slow, nor lifted when none runs any
+    more."""
     operator(cell, percent=30)
     for _ in range(3):
         assert window(cell, step_ms=150.0, pressure=90.0) == []
@@ -343,7 +356,8 @@ def test_a_cap_that_an_operator_has_lifted_is_not_set_again(cell: GuardedCell) -
 
 
 def test_the_guards_own_cap_is_lifted_beside_an_operators_cores(cell: GuardedCell) -> None:
-    """Ada sets the cores of a job that the guard has capped: no lower cap follows, and that one is lifted when the training has ended."""
+    """Ada sets the cores of a job that the guard has capped: no lower cap follows, and that one is lifted
+    when the training has ended."""
     window(cell, step_ms=150.0, pressure=90.0)
     operator(cell, cores=12)
     assert window(cell, step_ms=150.0, pressure=90.0) == []
@@ -388,7 +402,8 @@ def test_under_a_profile_without_a_guard_nothing_is_done() -> None:
 
 
 STEPS_OF_DAYS_MS = 10_000_000_000
-"""Steps of up to eleven days are sampled: so long a speed may take to settle (`penstock.scheduling.acting.settling`)."""
+"""Steps of up to eleven days are sampled: so long a speed may take to settle
+(`penstock.scheduling.acting.settling`)."""
 SAMPLES = st.lists(
     st.tuples(
         st.sampled_from(["a.1.w0", "b.1.w0", "hog.1.w0", "ghost.1.w0", None]),
@@ -408,8 +423,8 @@ SAMPLES = st.lists(
 def test_whatever_the_telemetry_changes_of_a_job_are_bounded(
     samples: list, caps: BandwidthCap, search: str
 ) -> None:
-    """Numbers at random from trainings, others and tasks that never were, a guard that is restarted at random: the bounds hold, the books balance, and a
-    training is never slowed."""
+    """Numbers at random from trainings, others and tasks that never were, a guard that is restarted at
+    random: the bounds hold, the books balance, and a training is never slowed."""
     cell = GuardedCell(Contention(search=search))  # type: ignore[arg-type]
     cell.join(node(caps=caps))
     cell.runs("a", cores=3)

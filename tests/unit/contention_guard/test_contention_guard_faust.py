@@ -30,7 +30,8 @@ class SlowThread:
 
 
 async def test_a_pause_does_not_change_what_was_asked_for() -> None:
-    """The last record of the changelog was read, and the next ones asked for: an empty set would ask for those of all partitions."""
+    """The last record of the changelog was read, and the next ones asked for: an empty set would ask for
+    those of all partitions."""
     app = faust.App("pause", env={}, broker="kafka://127.0.0.1:1", loop=asyncio.get_running_loop())
     app.transport = Transport(app.conf.broker_consumer, app)
     consumer, thread = app.consumer, SlowThread()
@@ -48,7 +49,8 @@ async def test_a_pause_does_not_change_what_was_asked_for() -> None:
 @given(st.lists(st.integers(0, 2 * CAME_BACK_MS // WINDOW_MS), max_size=60))
 @settings(max_examples=200, deadline=None)
 def test_the_table_has_all_windows_that_are_held(begins: list[int]) -> None:
-    """Samples come late, and the log's clock is ahead and comes back: each window that is held is in the slot to which it was written, so that a rebuild finds it."""
+    """Samples come late, and the log's clock is ahead and comes back: each window that is held is in the slot
+    to which it was written, so that a rebuild finds it."""
     held, places, table = Held(), _Places(), dict[int, NodeWindow]()
     for number, begin in enumerate(begins):
         window = held.add(Sampled(f"s{number}", begin * WINDOW_MS, sample(step_ms=1.0 + number)))

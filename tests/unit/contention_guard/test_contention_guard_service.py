@@ -1,4 +1,5 @@
-"""The contention-guard's shell on the log in memory: what it hears, what it sends, and that a restart loses nothing that counts."""
+"""The contention-guard's shell on the log in memory: what it hears, what it sends, and that a restart loses
+nothing that counts."""
 
 # clocks: the whole file runs in virtual time
 
@@ -67,10 +68,14 @@ class Cell(WrittenCell):
         assert task.cores_adjusted is not None
         self.feed(
             TaskAdjusted(
-                node_id="n1", task_id=proposal.task_id, token=self.job(proposal.task_id.split(".")[0]).token,
-                order_token=task.cores_adjusted.token, what="cores", enforced="affinity",
+                node_id="n1",
+                task_id=proposal.task_id,
+                token=self.job(proposal.task_id.split(".")[0]).token,
+                order_token=task.cores_adjusted.token,
+                what="cores",
+                enforced="affinity",
             )
-        )  # fmt: skip
+        )
         self.write()
 
 
@@ -122,7 +127,8 @@ async def test_a_training_whose_speed_has_settled_is_tried_with_other_cores(brok
 async def test_where_faust_reads_nothing_the_logs_own_reader_does(
     broker: MemoryBroker, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """On Kafka Faust was given its partitions, and no record came: the guard was deaf, and nothing else showed it."""
+    """On Kafka Faust was given its partitions, and no record came: the guard was deaf, and nothing else
+    showed it."""
     closed = []
 
     class Deaf:
@@ -164,7 +170,8 @@ async def test_who_slows_a_training_is_slowed_and_let_go_when_it_ends(broker: Me
 async def test_a_bug_in_a_stage_costs_one_attempt_per_report(
     broker: MemoryBroker, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """A new version's search raises: its traceback is in the log once for each report and its timer, not as often as the processor can."""
+    """A new version's search raises: its traceback is in the log once for each report and its timer, not as
+    often as the processor can."""
     calls = []
 
     def advance(search: Search, now_ms: int) -> None:

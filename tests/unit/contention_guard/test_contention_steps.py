@@ -1,4 +1,5 @@
-"""Stories of nodes with several jobs without GPUs: each step of the contention eliminator is one for all of them, whenever its proposals are answered."""
+"""Stories of nodes with several jobs without GPUs: each step of the contention eliminator is one for all of
+them, whenever its proposals are answered."""
 
 from collections.abc import Sequence
 
@@ -36,7 +37,8 @@ def contended(*, sends_first: bool, caps: BandwidthCap = "none", cores: int = 2)
 
 
 def window(cell: GuardedCell, *, step_ms: float, busy: bool) -> Sequence[CoresProposed | ThrottleProposed]:
-    """Two seconds pass, then the node reports; the guard acts. `busy`: its bandwidth is short, or the training's threads wait for cores."""
+    """Two seconds pass, then the node reports; the guard acts. `busy`: its bandwidth is short, or the
+    training's threads wait for cores."""
     reports(cell, step_ms=step_ms, busy=busy)
     return cell.acts()
 
@@ -59,7 +61,8 @@ def caps(cell: GuardedCell) -> list[int | None]:
 
 
 def test_all_jobs_beside_a_training_lose_cores_in_one_step(sends_first: bool) -> None:
-    """Eight preprocessing jobs of two cores: whether the first proposal is answered before the second is sent or not, each has lost a core within one window."""
+    """Eight preprocessing jobs of two cores: whether the first proposal is answered before the second is sent
+    or not, each has lost a core within one window."""
     cell = contended(sends_first=sends_first)
     found = window(cell, step_ms=300.0, busy=True)
     assert [(one.task_id, one.cause) for one in found] == [(task_id, "contention") for task_id in HOGS]
@@ -67,7 +70,8 @@ def test_all_jobs_beside_a_training_lose_cores_in_one_step(sends_first: bool) ->
 
 
 def test_all_jobs_beside_a_training_are_capped_step_by_step(sends_first: bool) -> None:
-    """All have a cap of 50 % before the next step is measured: none is at 10 % while another one was never slowed."""
+    """All have a cap of 50 % before the next step is measured: none is at 10 % while another one was never
+    slowed."""
     cell = contended(sends_first=sends_first, caps="resctrl")
     for cap in CAPS:
         assert len(window(cell, step_ms=300.0, busy=True)) == 8
@@ -77,7 +81,8 @@ def test_all_jobs_beside_a_training_are_capped_step_by_step(sends_first: bool) -
 
 @pytest.mark.parametrize("mechanism", ["resctrl", "cpu_quota", "none"])
 def test_all_slowed_jobs_are_released_in_one_step(sends_first: bool, mechanism: BandwidthCap) -> None:
-    """The contention is over and the node goes quiet: six seconds after the last report each of the eight jobs has again what it had."""
+    """The contention is over and the node goes quiet: six seconds after the last report each of the eight
+    jobs has again what it had."""
     cell = contended(sends_first=sends_first, caps=mechanism)
     window(cell, step_ms=300.0, busy=True)
     assert window(cell, step_ms=100.0, busy=False) == []
@@ -107,7 +112,8 @@ def test_one_release_of_eight_jobs_counts_once(sends_first: bool) -> None:
 
 
 def test_a_release_that_did_not_reach_the_placer_is_repeated_on_a_quiet_node() -> None:
-    """The placer is away while eight proposals are sent, and no report comes any more: the release is sent again after the time of a second one."""
+    """The placer is away while eight proposals are sent, and no report comes any more: the release is sent
+    again after the time of a second one."""
     cell = contended(sends_first=True)
     window(cell, step_ms=300.0, busy=True)
     window(cell, step_ms=100.0, busy=False)
@@ -121,7 +127,8 @@ def test_a_release_that_did_not_reach_the_placer_is_repeated_on_a_quiet_node() -
 
 
 def test_released_jobs_share_the_cores_that_are_free(sends_first: bool) -> None:
-    """Another job has taken the eight cores that they lost, and the training that ends leaves four. The first four get theirs, no proposal is refused, and the others follow when it ends."""
+    """Another job has taken the eight cores that they lost, and the training that ends leaves four. The first
+    four get theirs, no proposal is refused, and the others follow when it ends."""
     cell = contended(sends_first=sends_first)
     window(cell, step_ms=300.0, busy=True)
     cell.runs("late", gpus=0, cores=8)
@@ -135,7 +142,8 @@ def test_released_jobs_share_the_cores_that_are_free(sends_first: bool) -> None:
 
 
 def test_a_step_ends_with_the_training_for_which_it_was_taken() -> None:
-    """The placer has answered the first of eight proposals when the training ends: the other jobs lose nothing, and the first one gets its core back."""
+    """The placer has answered the first of eight proposals when the training ends: the other jobs lose
+    nothing, and the first one gets its core back."""
     cell = contended(sends_first=False)
     reports(cell, step_ms=300.0, busy=True)
     first = cell.guard.next(cell.state, cell.now_ms)
@@ -148,7 +156,8 @@ def test_a_step_ends_with_the_training_for_which_it_was_taken() -> None:
 
 
 def test_while_an_answer_is_under_way_no_next_step_begins() -> None:
-    """The placer is slow: three of eight proposals are answered when the node reports again. What it reports is not yet the effect of the whole step."""
+    """The placer is slow: three of eight proposals are answered when the node reports again. What it reports
+    is not yet the effect of the whole step."""
     cell = contended(sends_first=True, caps="resctrl")
     reports(cell, step_ms=300.0, busy=True)
     sent = []
@@ -167,7 +176,8 @@ def test_while_an_answer_is_under_way_no_next_step_begins() -> None:
 
 
 def test_a_bug_in_a_search_costs_its_job_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A search raises for one of two trainings. Its job has one attempt for each report, and the other one's cores are found."""
+    """A search raises for one of two trainings. Its job has one attempt for each report, and the other one's
+    cores are found."""
     advance = Search.advance
 
     def broken(search: Search, now_ms: int) -> None:
@@ -202,8 +212,9 @@ def test_a_bug_in_a_search_costs_its_job_alone(monkeypatch: pytest.MonkeyPatch) 
 def test_a_clock_that_was_ahead_delays_help_by_a_minute_at_most(
     sends_first: bool, ahead_ms: int, helps_after: int
 ) -> None:
-    """The log's clock jumps ahead for one window, and is set back: a training that is slowed gets help with the next window, or, where windows seem late, when
-    the clock is there again: after a minute and two windows at most."""
+    """The log's clock jumps ahead for one window, and is set back: a training that is slowed gets help with
+    the next window, or, where windows seem late, when the clock is there again: after a minute and two
+    windows at most."""
     cell = contended(sends_first=sends_first)
     cell.log_ahead_ms = ahead_ms
     window(cell, step_ms=100.0, busy=False)
@@ -236,7 +247,8 @@ def test_a_search_goes_on_where_the_clock_came_back() -> None:
 
 
 def test_a_frozen_cell_ends_a_step() -> None:
-    """The ledger has lost records in the middle of a step: the placer refuses the first proposal, and once an operator has accepted the loss the other jobs are slowed by a new step."""
+    """The ledger has lost records in the middle of a step: the placer refuses the first proposal, and once an
+    operator has accepted the loss the other jobs are slowed by a new step."""
     cell = contended(sends_first=False)
     reports(cell, step_ms=300.0, busy=True)
     first = cell.guard.next(cell.state, cell.now_ms)

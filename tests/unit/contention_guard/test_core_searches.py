@@ -1,4 +1,5 @@
-"""Stories of the contention-guard's searches for cores: what is tried, when a probe has ended, and where they end."""
+"""Stories of the contention-guard's searches for cores: what is tried, when a probe has ended, and where they
+end."""
 
 from collections.abc import Callable
 from typing import Any, Literal, get_args
@@ -81,8 +82,8 @@ def test_codas_walk_goes_in_steps_of_one_first_down() -> None:
 
 
 def test_what_a_probe_takes_stays_the_jobs_until_the_search_ends(cell: GuardedCell) -> None:
-    """A training with all cores of its node is tried with half of them while a job waits for some: that job must not get those that the training may need
-    again, or it would stay slow."""
+    """A training with all cores of its node is tried with half of them while a job waits for some: that job
+    must not get those that the training may need again, or it would stay slow."""
     cell.runs("a", cores=24)
     cell.submit("b", need=estimate(0, cores=8))
     slow = up_to(20)
@@ -113,7 +114,8 @@ def test_nothing_is_tried_before_the_speed_has_settled(cell: GuardedCell) -> Non
 
 
 def test_a_probe_ends_when_the_speed_has_settled_and_not_before(cell: GuardedCell) -> None:
-    """What comes in the window of the node's answer does not count, and each report that differs begins anew; silence says that nothing changes."""
+    """What comes in the window of the node's answer does not count, and each report that differs begins anew;
+    silence says that nothing changes."""
     cell.runs("a", cores=4)
     cell.trains(A, lambda cores: 100.0, windows=SETTLES)
     assert [one.cause for one in cell.proposals] == ["probe"]
@@ -188,10 +190,15 @@ def test_what_a_node_cannot_do_ends_the_search(cell: GuardedCell) -> None:
     [order] = [order for order in cell.orders() if isinstance(order, SetCores)]
     cell.feed(
         TaskAdjusted(
-            node_id="n1", task_id=A, token=cell.job("a").token, order_token=order.token, what="cores",
-            enforced="", detail="not permitted",
+            node_id="n1",
+            task_id=A,
+            token=cell.job("a").token,
+            order_token=order.token,
+            what="cores",
+            enforced="",
+            detail="not permitted",
         )
-    )  # fmt: skip
+    )
     cell.acts()
     assert "not permitted" in settled(cell).reason
     assert settled(cell).cores == 4
@@ -225,7 +232,8 @@ def test_a_probe_that_is_refused_ends_it_with_the_best_that_was_measured(cell: G
     ],
 )
 def test_cores_that_a_user_named_are_the_fewest(users_cores: UsersCores, best: int, settles: int) -> None:
-    """A user named four cores. More come where they make the training faster, fewer are never tried; CODA tries those, too, and a setting leaves them as they are."""
+    """A user named four cores. More come where they make the training faster, fewer are never tried; CODA
+    tries those, too, and a setting leaves them as they are."""
     cell = GuardedCell(Contention(users_cores=users_cores))
     cell.join(node())
     spec = replace(job_spec(), resources=ResourceRequest(cores=4))
@@ -253,7 +261,8 @@ def test_an_operators_word_ends_it(cell: GuardedCell) -> None:
 
 
 def test_a_job_on_several_nodes_is_tried_with_two_cores_per_worker(cell: GuardedCell) -> None:
-    """The network holds it back: two cores are enough, unless its speed shows that they are not (CODA §IV-B2)."""
+    """The network holds it back: two cores are enough, unless its speed shows that they are not (CODA
+    §IV-B2)."""
     for keeps, cores in ((True, 2), (False, 6)):
         cell = GuardedCell()
         cell.join(node("n1", cores=8, gpus=1), node("n2", cores=8, gpus=1))
@@ -280,7 +289,8 @@ def test_a_restart_in_a_search_gives_back_what_the_placement_had(cell: GuardedCe
 
 
 def test_a_restart_after_a_loss_of_records_gives_back_what_the_placement_had() -> None:
-    """The ledger was restored while the training was tried with one core, and the guard begins anew: that its node gets the order again makes the cores no operator's."""
+    """The ledger was restored while the training was tried with one core, and the guard begins anew: that its
+    node gets the order again makes the cores no operator's."""
     cell = GuardedCell()
     cell.join(node(cores=2))
     cell.runs("a", cores=2)
@@ -314,7 +324,8 @@ def test_a_cancelled_job_is_forgotten(cell: GuardedCell) -> None:
 
 
 def test_a_job_that_ends_before_its_cores_would_be_found_is_left_alone(cell: GuardedCell) -> None:
-    """A minute of steps of a second: each of four probes takes nine seconds and more. One of an hour has time for them, and so has one of which that is not known."""
+    """A minute of steps of a second: each of four probes takes nine seconds and more. One of an hour has time
+    for them, and so has one of which that is not known."""
     for run_ms, proposes in ((30_000, False), (3_600_000, True), (None, True)):
         cell = GuardedCell()
         cell.join(node())
@@ -325,8 +336,9 @@ def test_a_job_that_ends_before_its_cores_would_be_found_is_left_alone(cell: Gua
 
 
 def test_a_search_ends_where_others_come_to_take_turns_on_its_gpus(cell: GuardedCell) -> None:
-    """The batcher groups the job while it is tried with eight cores: its steps now depend on when the other one computes, so it gets back what it was placed with. Beside the group a job
-    without GPUs is not slowed for what the turns cost."""
+    """The batcher groups the job while it is tried with eight cores: its steps now depend on when the other
+    one computes, so it gets back what it was placed with. Beside the group a job without GPUs is not slowed
+    for what the turns cost."""
     cell.runs("a", cores=4)
     hog = cell.runs("hog", gpus=0, cores=4)
     cell.trains(A, up_to(12), windows=SETTLES)
@@ -375,8 +387,13 @@ class TestBounds:
 
     def cap(self, cell: GuardedCell, percent: int | None, cause: str, number: int, by: str = "") -> str:
         about: dict[str, Any] = {
-            "proposal_id": f"c{number}", "proposer": "other", "task_id": A, "reason": "x", "by": by, "cause": cause,
-        }  # fmt: skip
+            "proposal_id": f"c{number}",
+            "proposer": "other",
+            "task_id": A,
+            "reason": "x",
+            "by": by,
+            "cause": cause,
+        }
         return self.answer(cell, ThrottleProposed(**about, memory_bandwidth_percent=percent))
 
     def answer(self, cell: GuardedCell, proposal: CoresProposed | ThrottleProposed) -> str:
@@ -417,7 +434,8 @@ class TestBounds:
         assert cell.state.nodes["n1"].free_core_mask.bit_count() == 22
 
     def test_no_service_slows_a_training(self) -> None:
-        """A service sends nonsense: caps and single cores for a training, with whatever cause. An operator may."""
+        """A service sends nonsense: caps and single cores for a training, with whatever cause. An operator
+        may."""
         cell = GuardedCell()
         cell.join(node(caps="resctrl"))
         cell.runs("a", cores=4)
@@ -453,7 +471,8 @@ class TestBounds:
     def test_a_search_stays_within_the_settings(
         self, contention: Contention | None, fewest: int, cause: str
     ) -> None:
-        """A user named four cores for two GPUs. Only where a setting allows it a service tries fewer, one per GPU at least."""
+        """A user named four cores for two GPUs. Only where a setting allows it a service tries fewer, one per
+        GPU at least."""
         cell = GuardedCell(contention)
         cell.join(node())
         spec = replace(job_spec(), resources=ResourceRequest(cores=4))

@@ -25,7 +25,8 @@ def send(broker: MemoryBroker, event_id: str, event: TelemetrySampled, value: by
 
 
 async def test_history_comes_first_then_each_change_at_once(broker: MemoryBroker) -> None:
-    """A guard starts on a cell that has run for a while: it gets what its nodes have sent, then what they send."""
+    """A guard starts on a cell that has run for a while: it gets what its nodes have sent, then what they
+    send."""
     send(broker, "s1", sample(step_ms=100.0))
     send(broker, "s2", sample("n2", None, memory_bandwidth_percent=80.0))
     send(broker, "s3", sample(loss=0.5))  # nothing that a window holds
@@ -62,8 +63,9 @@ async def test_what_cannot_be_read_is_reported_and_passed_over(
 
 
 def test_after_a_clock_was_ahead_the_windows_are_those_of_the_present() -> None:
-    """The log's clock is ahead by an hour for as long as it takes to fill all windows of a node. When it is right again, the first sample is in a window, and
-    samples that are read again after a kill change nothing."""
+    """The log's clock is ahead by an hour for as long as it takes to fill all windows of a node. When it is
+    right again, the first sample is in a window, and samples that are read again after a kill change
+    nothing."""
     ahead_ms, present = 3_600_000, 20 * WINDOW_MS
     times = [*range(0, present, WINDOW_MS)]
     times += [ahead_ms + at_ms for at_ms in range(present, 2 * present, WINDOW_MS)]

@@ -1,9 +1,11 @@
-"""A month of a small cell as a ledger: people, their networks, estimates by the estimator's own tiers, and what was used.
+"""A month of a small cell as a ledger: people, their networks, estimates by the estimator's own tiers, and
+what was used.
 
-Ada and Bob run the same few commands again and again; Eve sweeps batch sizes; Dan asks for whole cards and uses little; a
-newcomer appears each week. After two thirds a library is updated, and memory grows by a third.
+Ada and Bob run the same few commands again and again; Eve sweeps batch sizes; Dan asks for whole cards and
+uses little; a newcomer appears each week. After two thirds a library is updated, and memory grows by a third.
 
-`python -m tests.unit.estimator.month JOBS FILE` writes it down, for `penstock estimator report --ledger FILE`.
+`python -m tests.unit.estimator.month JOBS FILE` writes it down, for `penstock estimator report --ledger
+FILE`.
 """
 
 import math

@@ -1,4 +1,5 @@
-"""Jobs that report their phases and steps, as a ledger and the estimator's fold of it; and such runs made up, by the hundred."""
+"""Jobs that report their phases and steps, as a ledger and the estimator's fold of it; and such runs made up,
+by the hundred."""
 
 from typing import Any, Literal
 
@@ -50,18 +51,21 @@ class Reports(Cell):
         spec: JobSpec = JOB,
         early_ms: tuple[int, int] | None = None,
     ) -> None:
-        """Submitted, placed with a worker per entry of the ring on a node each, and started. `early_ms`: how long it launched before its GPUs
-        were free, and then waited for them."""
+        """Submitted, placed with a worker per entry of the ring on a node each, and started. `early_ms`: how
+        long it launched before its GPUs were free, and then waited for them."""
         if attempt == 1:
             self.submit(job_id, spec)
             self.record(JobEstimated(job_id=job_id, estimate=estimate(spec, ())))
         tasks = tuple(
             TaskPlacement(
-                task_id=f"{job_id}/{attempt}/{rank}", role="worker", rank=rank, node_id=f"node-{rank + 1}",
+                task_id=f"{job_id}/{attempt}/{rank}",
+                role="worker",
+                rank=rank,
+                node_id=f"node-{rank + 1}",
                 gpus=tuple(range(gpus)),
             )
             for rank, gpus in enumerate(ring)
-        )  # fmt: skip
+        )
         self.record(PlacementDecided(job_id=job_id, attempt=attempt, tasks=tasks))
         started_ms, opened_ms = self.node_ms, None
         if early_ms is not None:
@@ -72,12 +76,23 @@ class Reports(Cell):
         for task in tasks:
             self.record(
                 TaskStarted(
-                    node_id=task.node_id, task_id=task.task_id, token=1, pid=1, started_ms=started_ms,
+                    node_id=task.node_id,
+                    task_id=task.task_id,
+                    token=1,
+                    pid=1,
+                    started_ms=started_ms,
                     opened_ms=opened_ms,
                 )
-            )  # fmt: skip
+            )
 
-    def phase(self, job_id: str, phase: Literal["launch", "ready", "train", "save"], after_ms: int = 0, attempt: int = 1, rank: int = 0) -> None:  # fmt: skip
+    def phase(
+        self,
+        job_id: str,
+        phase: Literal["launch", "ready", "train", "save"],
+        after_ms: int = 0,
+        attempt: int = 1,
+        rank: int = 0,
+    ) -> None:
         self.now_ms += after_ms
         self.record(
             TaskPhaseChanged(
@@ -103,10 +118,16 @@ class Reports(Cell):
         self.now_ms += round(steps * step_ms) if lasted_ms is None else lasted_ms
         self.record(
             StepsMeasured(
-                node_id="node-1", task_id=f"{job_id}/{attempt}/0", token=1, at_ms=self.node_ms, done=done,
-                steps=steps, step_ms=step_ms, **more,
+                node_id="node-1",
+                task_id=f"{job_id}/{attempt}/0",
+                token=1,
+                at_ms=self.node_ms,
+                done=done,
+                steps=steps,
+                step_ms=step_ms,
+                **more,
             )
-        )  # fmt: skip
+        )
 
     def end(self, job_id: str, run_ms: int = 60_000, attempt: int = 1) -> None:
         self.exit(job_id, usage(), run_ms, attempt=attempt)
@@ -132,9 +153,17 @@ def ran(
     """A finished run on T4 cards."""
     spec = JobSpec(owner=owner, command=("python", command), model=network, batch_size=batch)
     measured = Run(
-        ended_ms=1_000 * seq, seq=seq, run_ms=iterations * step_ms, gpus=ring[0], total_gpus=sum(ring),
-        iterations=iterations, step_ms=step_ms, launch_ms=3_000, train_ms=iterations * step_ms, save_ms=1_000,
-    )  # fmt: skip
+        ended_ms=1_000 * seq,
+        seq=seq,
+        run_ms=iterations * step_ms,
+        gpus=ring[0],
+        total_gpus=sum(ring),
+        iterations=iterations,
+        step_ms=step_ms,
+        launch_ms=3_000,
+        train_ms=iterations * step_ms,
+        save_ms=1_000,
+    )
     allocation = Allocation(ring[0], 1_000, 4, Card("T4", 15_360))
     return FinishedRun(
         seq, f"job-{seq}", job_info(spec), allocation, None, measured, "", Steps(ring, (step_ms,) * 4, curve)

@@ -1,4 +1,5 @@
-"""Runs that were not disturbed teach; of those that were, what is comparable all the same, or can be corrected."""
+"""Runs that were not disturbed teach; of those that were, what is comparable all the same, or can be
+corrected."""
 
 import math
 
@@ -54,12 +55,16 @@ class Disturbed(Reports):
             self.record(JobEstimated(job_id=job_id, estimate=estimate(spec, ())))
         tasks = tuple(
             TaskPlacement(
-                task_id=f"{job_id}/{attempt}/{rank}", role="worker", rank=rank, node_id=node,
-                gpus=tuple(gpu + rank for gpu in gpus), gpu_share_milli=milli,
+                task_id=f"{job_id}/{attempt}/{rank}",
+                role="worker",
+                rank=rank,
+                node_id=node,
+                gpus=tuple(gpu + rank for gpu in gpus),
+                gpu_share_milli=milli,
                 cores=tuple(range(rank * cores, (rank + 1) * cores)),
             )
             for rank in range(workers)
-        )  # fmt: skip
+        )
         self.record(PlacementDecided(job_id=job_id, attempt=attempt, tasks=tasks))
         for task in tasks:
             self.record(
@@ -77,25 +82,42 @@ class Disturbed(Reports):
             self.record(StopDecided(job_id=job_id, attempt=attempt, reason=reason, grace_ms=10_000))
         self.record(
             TaskExited(
-                node_id="node-1", task_id=f"{job_id}/{attempt}/0", token=1, cause="exited", exit_code=75,
-                started_ms=0, exited_ms=1, usage=used,
+                node_id="node-1",
+                task_id=f"{job_id}/{attempt}/0",
+                token=1,
+                cause="exited",
+                exit_code=75,
+                started_ms=0,
+                exited_ms=1,
+                usage=used,
             )
-        )  # fmt: skip
+        )
         self.record(JobRequeued(job_id=job_id, attempt=attempt, reason=reason))
 
     def saved(
         self, job_id: str, attempt: int = 1, *, shared: bool = False, path: str = "/c/1"
     ) -> TaskCheckpointed:
         return TaskCheckpointed(
-            node_id="node-1", task_id=f"{job_id}/{attempt}/0", token=1, at_ms=self.node_ms, path=path,
-            iteration=5, shared=shared,
-        )  # fmt: skip
+            node_id="node-1",
+            task_id=f"{job_id}/{attempt}/0",
+            token=1,
+            at_ms=self.node_ms,
+            path=path,
+            iteration=5,
+            shared=shared,
+        )
 
     def cores(self, job_id: str, count: int, cause: AdjustmentCause = "") -> CoresDecided:
         return CoresDecided(
-            job_id=job_id, attempt=1, task_id=f"{job_id}/1/0", node_id="node-1", by="ada", reason="contention",
-            cores=tuple(range(count)), cause=cause,
-        )  # fmt: skip
+            job_id=job_id,
+            attempt=1,
+            task_id=f"{job_id}/1/0",
+            node_id="node-1",
+            by="ada",
+            reason="contention",
+            cores=tuple(range(count)),
+            cause=cause,
+        )
 
     def finish(
         self, job_id: str, run_ms: int, attempt: int = 1, workers: int = 1, used: Usage = USED
@@ -111,8 +133,9 @@ def bits(run: FinishedRun) -> Disturbance:
 
 
 def test_a_preempted_job_that_went_on_at_its_checkpoint_ran_as_long_as_its_work() -> None:
-    """Two hours of ten are done when it is stopped, and saved; the next attempt takes eight. It is a job of ten hours, not of eight,
-    and its next run is to be estimated so. What the first attempt did after its last checkpoint was done twice, and is not counted."""
+    """Two hours of ten are done when it is stopped, and saved; the next attempt takes eight. It is a job of
+    ten hours, not of eight, and its next run is to be estimated so. What the first attempt did after its last
+    checkpoint was done twice, and is not counted."""
     cell = Disturbed()
     cell.start("job", SAVES)
     cell.after(2 * HOUR_MS, cell.saved("job"))
@@ -141,7 +164,8 @@ def test_a_preempted_job_that_began_anew_ran_as_long_as_its_last_attempt() -> No
 
 
 def test_a_checkpoint_that_the_next_attempt_does_not_find_keeps_nothing() -> None:
-    """It lies on node-1's disk, and the job was moved to node-2; one in a folder that all see goes with it."""
+    """It lies on node-1's disk, and the job was moved to node-2; one in a folder that all see goes with
+    it."""
     for shared, run_ms in ((False, 8 * HOUR_MS), (True, 10 * HOUR_MS)):
         cell = Disturbed()
         cell.start("job", SAVES)
@@ -152,7 +176,8 @@ def test_a_checkpoint_that_the_next_attempt_does_not_find_keeps_nothing() -> Non
 
 
 def test_a_checkpoint_that_the_node_fetched_keeps_its_work() -> None:
-    """Moved to node-2, which has fetched it from node-1 before the task starts, or could not since node-1 is gone."""
+    """Moved to node-2, which has fetched it from node-1 before the task starts, or could not since node-1 is
+    gone."""
     for problem, run_ms in (("node-1 does not answer", 8 * HOUR_MS), ("", 10 * HOUR_MS)):
         cell = Disturbed()
         cell.start("job", SAVES)
@@ -163,13 +188,13 @@ def test_a_checkpoint_that_the_node_fetched_keeps_its_work() -> None:
             CheckpointFetched(
                 node_id="node-2", task_id="job/2/0", token=1, at_ms=1, from_node="node-1", problem=problem
             )
-        )  # fmt: skip
+        )
         assert cell.finish("job", 8 * HOUR_MS, attempt=2).measured.run_ms == run_ms
 
 
 def test_a_script_that_went_on_by_itself_is_seen_by_its_iterations() -> None:
-    """It saves in a place of its own, and the ledger hears of no checkpoint. Its second attempt begins after 6,000 of its 10,000
-    iterations, half a second each."""
+    """It saves in a place of its own, and the ledger hears of no checkpoint. Its second attempt begins after
+    6,000 of its 10,000 iterations, half a second each."""
     cell = Disturbed()
     spec = replace(JOB, iterations=10_000)
     cell.start("job", spec)
@@ -185,7 +210,8 @@ def test_a_script_that_went_on_by_itself_is_seen_by_its_iterations() -> None:
 
 
 def test_who_saves_on_sigterm_keeps_what_it_had_done_when_it_was_stopped() -> None:
-    """`checkpoint: signal`: the ledger hears of no checkpoint, and the next attempt goes on. When its node burns down, nobody knows from where."""
+    """`checkpoint: signal`: the ledger hears of no checkpoint, and the next attempt goes on. When its node
+    burns down, nobody knows from where."""
     for reason, run_ms, met in (
         ("preempted", 11, Disturbance(0)),
         ("node_lost", 8, Disturbance.UNKNOWN_WORK),
@@ -201,7 +227,8 @@ def test_who_saves_on_sigterm_keeps_what_it_had_done_when_it_was_stopped() -> No
 
 
 def test_where_nobody_knows_what_was_kept_a_full_run_counts_more() -> None:
-    """Neither checkpoints nor iterations: eight hours may be the job, or its end. It counts while nothing better is known."""
+    """Neither checkpoints nor iterations: eight hours may be the job, or its end. It counts while nothing
+    better is known."""
     cell = Disturbed()
     spec = replace(JOB, iterations=None)
     cell.start("job", spec)
@@ -217,8 +244,9 @@ def test_where_nobody_knows_what_was_kept_a_full_run_counts_more() -> None:
 
 @pytest.mark.parametrize("milli", [500, 1_000])
 def test_a_job_beside_another_on_its_gpu_teaches_what_it_did_alone(milli: int) -> None:
-    """Half a GPU each, or both in a group on the whole one. Alone it takes 100 ms for a step, beside a neighbour 180; the neighbour leaves again. GPU memory is measured
-    on the device, and has been the sum of both."""
+    """Half a GPU each, or both in a group on the whole one. Alone it takes 100 ms for a step, beside a
+    neighbour 180; the neighbour leaves again. GPU memory is measured on the device, and has been the sum of
+    both."""
     cell = Disturbed()
     cell.start("job", milli=milli)
     cell.report("job", 1)
@@ -243,9 +271,15 @@ def test_memory_of_the_host_is_comparable_beside_a_neighbour_and_of_the_device_i
     history = History()
     key = key_of(JOB)
     shared = Run(
-        1, 1, run_ms=200, busy_cores=1, host_memory_mib=900, gpu_memory_mib=14_000,
-        gpu_utilisation_percent=100, disturbed=float(Disturbance.SHARED),
-    )  # fmt: skip
+        1,
+        1,
+        run_ms=200,
+        busy_cores=1,
+        host_memory_mib=900,
+        gpu_memory_mib=14_000,
+        gpu_utilisation_percent=100,
+        disturbed=float(Disturbance.SHARED),
+    )
     alone = Run(
         2, 2, run_ms=100, busy_cores=2, host_memory_mib=800, gpu_memory_mib=7_000, gpu_utilisation_percent=60
     )
@@ -259,7 +293,8 @@ def test_memory_of_the_host_is_comparable_beside_a_neighbour_and_of_the_device_i
 
 
 def test_whose_runs_nobody_disturbed_does_not_outvote_other_owners() -> None:
-    """Two owners ran beside others, the third alone and ten times as long: he is still believed up to twice what the next one had."""
+    """Two owners ran beside others, the third alone and ten times as long: he is still believed up to twice
+    what the next one had."""
     by_others = Run(1, 1, run_ms=100, disturbed=float(Disturbance.SHARED))
     found = comparable_of_each([("bob", by_others), ("eve", by_others), ("ada", Run(2, 2, run_ms=1_000))])
     assert believed(found, "run_ms") == 200
@@ -269,7 +304,8 @@ def test_whose_runs_nobody_disturbed_does_not_outvote_other_owners() -> None:
 
 
 def test_changed_cores_are_other_conditions() -> None:
-    """Four cores become one in the midst of it, by the contention-guard; a step takes three times as long from then on."""
+    """Four cores become one in the midst of it, by the contention-guard; a step takes three times as long
+    from then on."""
     cell = Disturbed()
     cell.start("job")
     cell.report("job", 1)
@@ -288,8 +324,8 @@ def test_changed_cores_are_other_conditions() -> None:
 
 
 def test_cores_that_were_changed_are_not_what_the_owners_jobs_needed() -> None:
-    """The contention-guard tries a training with one core, then with sixteen. What was busy then says what it was given: its owner's next job
-    does not begin with it (CODA's N_start)."""
+    """The contention-guard tries a training with one core, then with sixteen. What was busy then says what it
+    was given: its owner's next job does not begin with it (CODA's N_start)."""
     cell = Disturbed()
     busy = replace(USED, cpu_ms=16 * 220_000)
     cell.start("job", cores=16)
@@ -302,7 +338,8 @@ def test_cores_that_were_changed_are_not_what_the_owners_jobs_needed() -> None:
 
 
 def searched(cell: Disturbed, *, probes_ms: int, then_ms: int, settled: int = 8) -> FinishedRun:
-    """Placed with two cores, probed with four and eight, and left with `settled`: a step takes 300, 150 and 100 ms."""
+    """Placed with two cores, probed with four and eight, and left with `settled`: a step takes 300, 150 and
+    100 ms."""
     cell.start("job", cores=2)
     cell.report("job", 1)
     cell.after(probes_ms // 3, cell.cores("job", 4, "probe"))
@@ -318,8 +355,9 @@ def searched(cell: Disturbed, *, probes_ms: int, then_ms: int, settled: int = 8)
 def test_a_run_whose_cores_were_searched_for_a_small_part_of_its_time_teaches_what_the_next_will_take() -> (
     None
 ):
-    """Under the contention-guard every training is searched for. Half a minute of ten is: its run time is that of a run under the guard, its step that with the cores that it
-    settled with. What was busy is what the search gave: it is not what its owner's jobs need."""
+    """Under the contention-guard every training is searched for. Half a minute of ten is: its run time is
+    that of a run under the guard, its step that with the cores that it settled with. What was busy is what
+    the search gave: it is not what its owner's jobs need."""
     cell = Disturbed()
     run = searched(cell, probes_ms=30_000, then_ms=570_000)
     assert bits(run) == Disturbance.BRIEFLY
@@ -356,7 +394,8 @@ def test_a_job_that_was_slowed_for_a_moment_teaches_and_one_that_was_for_long_do
 def test_a_run_of_which_a_snapshot_knows_no_more_than_its_search_has_ended_teaches_if_it_runs_on_for_long() -> (
     None
 ):
-    """The estimator restarts after the search: it does not know how long each number of cores lasted, so all before the last change counts as unusual."""
+    """The estimator restarts after the search: it does not know how long each number of cores lasted, so all
+    before the last change counts as unusual."""
     for then_ms, found in ((1_200_000, Disturbance.BRIEFLY), (60_000, Disturbance.CORES)):
         cell = Disturbed()
         cell.start("job", cores=2)
@@ -373,10 +412,15 @@ def test_throttled_from_the_beginning_it_teaches_no_step() -> None:
     cell.start("job")
     cell.record(
         BandwidthDecided(
-            job_id="job", attempt=1, task_id="job/1/0", node_id="node-1", by="guard", reason="contention",
+            job_id="job",
+            attempt=1,
+            task_id="job/1/0",
+            node_id="node-1",
+            by="guard",
+            reason="contention",
             memory_bandwidth_percent=50,
         )
-    )  # fmt: skip
+    )
     cell.report("job", 1, loss=3.0)
     cell.report("job", 1_000, steps=999, step_ms=300.0, loss=1.0)
     run = cell.finish("job", 300_000)
@@ -410,8 +454,8 @@ def test_a_moldable_job_at_half_its_workers_is_no_run_of_all_of_them() -> None:
 
 
 def test_what_disturbed_a_job_before_a_snapshot_is_known_after_it() -> None:
-    """The estimator restarts while `job` runs beside `guest` with a core less than it was placed with. What was measured alone before is read again, where
-    it is, and the run counts as disturbed."""
+    """The estimator restarts while `job` runs beside `guest` with a core less than it was placed with. What
+    was measured alone before is read again, where it is, and the run counts as disturbed."""
     cell = Disturbed()
     cell.start("kept", SAVES, gpus=(2,))
     cell.after(2 * HOUR_MS, cell.saved("kept"))
@@ -446,7 +490,8 @@ STAGES = StagesMeasured(
 
 
 def test_stages_measured_beside_a_neighbour_are_no_profile() -> None:
-    """Whole GPUs, and cores taken away in the midst of the samples: an iteration that waits for data is none of the model's."""
+    """Whole GPUs, and cores taken away in the midst of the samples: an iteration that waits for data is none
+    of the model's."""
     cell = Disturbed()
     cell.start("job")
     cell.record(cell.cores("job", 1))
@@ -460,7 +505,8 @@ def test_stages_measured_beside_a_neighbour_are_no_profile() -> None:
 
 
 def test_stages_measured_with_the_cores_that_a_search_ended_with_are_the_models() -> None:
-    """A training is left with eight cores, and reports its stages an hour later: they are what it takes with what it needs. While it was tried with one core they were not."""
+    """A training is left with eight cores, and reports its stages an hour later: they are what it takes with
+    what it needs. While it was tried with one core they were not."""
     cell = Disturbed()
     cell.start("job")
     cell.record(cell.cores("job", 1, "probe"))
@@ -472,8 +518,9 @@ def test_stages_measured_with_the_cores_that_a_search_ended_with_are_the_models(
 
 
 def test_the_rate_of_disturbed_time_is_not_that_of_undisturbed_time() -> None:
-    """A guest slows each step to twice its time and leaves. What is left is counted at the pace of the conditions that it has now: before
-    they have been measured with a wide interval around the pace before, afterwards by what was measured in them, also earlier."""
+    """A guest slows each step to twice its time and leaves. What is left is counted at the pace of the
+    conditions that it has now: before they have been measured with a wide interval around the pace before,
+    afterwards by what was measured in them, also earlier."""
     cell = Disturbed()
     etas = updates_of(cell.ledger)
     cell.start("job", replace(JOB, iterations=10_000), milli=500)

@@ -1,4 +1,5 @@
-"""Tasks that ran out of memory: what the next attempt and the next job are promised, and for whom that counts."""
+"""Tasks that ran out of memory: what the next attempt and the next job are promised, and for whom that
+counts."""
 
 import msgspec
 import pytest
@@ -79,9 +80,14 @@ class Memory(Cell):
 
 def killed_exit(job_id: str, attempt: int = 1, rank: int = 0) -> TaskExited:
     return TaskExited(
-        node_id="node-1", task_id=f"{job_id}/{attempt}/{rank}", token=1, cause="out_of_memory", signal=9,
-        started_ms=0, exited_ms=9_000,
-    )  # fmt: skip
+        node_id="node-1",
+        task_id=f"{job_id}/{attempt}/{rank}",
+        token=1,
+        cause="out_of_memory",
+        signal=9,
+        started_ms=0,
+        exited_ms=9_000,
+    )
 
 
 def other(**changes: object) -> JobSpec:
@@ -89,7 +95,8 @@ def other(**changes: object) -> JobSpec:
 
 
 def test_the_next_job_is_promised_twice_as_much_until_it_runs() -> None:
-    """Ada's new training needs 11 GiB: killed with 2 and 8, it runs with 16, and from then on its own use counts."""
+    """Ada's new training needs 11 GiB: killed with 2 and 8, it runs with 16, and from then on its own use
+    counts."""
     cell = Memory()
     assert [cell.kill(f"job-{number}") for number in range(2)] == [2_048, FIRST_WORKER_MIB]
     found = cell.predicted()
@@ -121,7 +128,8 @@ def test_a_run_that_had_no_more_than_the_killed_one_proves_nothing() -> None:
 
 
 def test_a_retry_is_estimated_anew() -> None:
-    """A job that needs 4 GiB and asks for none: its second attempt has them, and so has its owner's next job."""
+    """A job that needs 4 GiB and asks for none: its second attempt has them, and so has its owner's next
+    job."""
     cell = Memory()
     cell.begin("job-1")
     cell.record(killed_exit("job-1"))
@@ -159,7 +167,8 @@ def failed_once() -> Memory:
 
 
 def test_a_retry_after_another_failure_is_estimated_anew() -> None:
-    """Exit code 1. Meanwhile another run of the same command has shown what it needs: 9,900 MiB, and not the 2 GiB of the first guess."""
+    """Exit code 1. Meanwhile another run of the same command has shown what it needs: 9,900 MiB, and not the
+    2 GiB of the first guess."""
     cell = Memory()
     for job_id in ("other", "failed"):
         assert cell.begin(job_id) == 2_048
@@ -174,7 +183,8 @@ def test_a_retry_after_another_failure_is_estimated_anew() -> None:
 
 
 def test_what_a_retry_was_promised_counts_until_it_is_estimated_anew() -> None:
-    """Its back-off ends before the answer: it runs with the old estimate, and nothing is left to estimate, also after a restart."""
+    """Its back-off ends before the answer: it runs with the old estimate, and nothing is left to estimate,
+    also after a restart."""
     cell = failed_once()
     [(_, job, _)] = cell.ledger.forgotten()
     assert job.estimate is not None
@@ -185,7 +195,8 @@ def test_what_a_retry_was_promised_counts_until_it_is_estimated_anew() -> None:
 
 
 def test_a_retry_that_queues_at_once_keeps_its_estimate() -> None:
-    """Its node was lost, or it gave way: nothing is wrong with what it was promised, and it may be placed in the same record."""
+    """Its node was lost, or it gave way: nothing is wrong with what it was promised, and it may be placed in
+    the same record."""
     cell = Memory()
     cell.begin("job-1")
     for reason in ("node_lost", "preempted", "migrated", "drained"):
@@ -196,9 +207,16 @@ def test_a_retry_that_queues_at_once_keeps_its_estimate() -> None:
 def failed_exit(job_id: str, rank: int = 0, memory: str = "host_memory") -> TaskExited:
     """An allocation failed inside the program."""
     return TaskExited(
-        node_id="node-1", task_id=f"{job_id}/1/{rank}", token=1, cause="exited", exit_code=1,
-        started_ms=0, exited_ms=9_000, exhausted=memory, detail="MemoryError in its last lines",
-    )  # fmt: skip
+        node_id="node-1",
+        task_id=f"{job_id}/1/{rank}",
+        token=1,
+        cause="exited",
+        exit_code=1,
+        started_ms=0,
+        exited_ms=9_000,
+        exhausted=memory,
+        detail="MemoryError in its last lines",
+    )
 
 
 def test_the_cap_that_was_enforced_is_the_lower_bound() -> None:
@@ -207,9 +225,14 @@ def test_the_cap_that_was_enforced_is_the_lower_bound() -> None:
     cell.submit("job-1")
     cell.record(JobEstimated(job_id="job-1", estimate=cell.predicted()))
     place = TaskPlacement(
-        task_id="job-1/1/0", role="worker", rank=0, node_id="node-1", gpus=(0,), host_memory_mib=2_048,
+        task_id="job-1/1/0",
+        role="worker",
+        rank=0,
+        node_id="node-1",
+        gpus=(0,),
+        host_memory_mib=2_048,
         host_memory_cap_mib=32_768,
-    )  # fmt: skip
+    )
     cell.record(PlacementDecided(job_id="job-1", attempt=1, tasks=(place,)))
     cell.record(failed_exit("job-1"))
     found = cell.predicted()
@@ -219,7 +242,8 @@ def test_the_cap_that_was_enforced_is_the_lower_bound() -> None:
 
 
 def test_a_gpu_that_was_too_small_asks_for_a_larger_one() -> None:
-    """CUDA out of memory on a V100 of 16 GiB: the next attempt goes where there is twice as much, or the most that there is."""
+    """CUDA out of memory on a V100 of 16 GiB: the next attempt goes where there is twice as much, or the most
+    that there is."""
     cell = Memory()
     cell.begin("job-1")
     cell.record(failed_exit("job-1", memory="gpu_memory"))
@@ -233,7 +257,8 @@ def test_a_gpu_that_was_too_small_asks_for_a_larger_one() -> None:
 
 
 def test_a_gang_is_raised_no_further_than_it_fits_the_empty_cell() -> None:
-    """Four workers on one node of 128 GiB, killed with 24 GiB each: twice that would never start, 32 GiB does."""
+    """Four workers on one node of 128 GiB, killed with 24 GiB each: twice that would never start, 32 GiB
+    does."""
     cell = Memory()
     gang = other(workers=4)
     cell.ledger.kills.host.add(job_info(gang), 24_576)
@@ -248,7 +273,8 @@ def test_a_gang_is_raised_no_further_than_it_fits_the_empty_cell() -> None:
 
 
 def test_the_promise_never_exceeds_the_largest_node() -> None:
-    """It leaks: whatever it is given, it is killed. It must still be placed, or nobody would see why it fails."""
+    """It leaks: whatever it is given, it is killed. It must still be placed, or nobody would see why it
+    fails."""
     cell = Memory()
     promised = [cell.kill(f"job-{number}") for number in range(10)]
     assert promised[4:] == [65_536, *[NODE_MIB] * 5]
@@ -264,7 +290,8 @@ def test_the_promise_never_exceeds_the_largest_node() -> None:
 
 
 def test_what_the_user_asks_for_wins_and_is_learned_from() -> None:
-    """Bob asks for 6,000 MiB and is killed; asking again he gets them again, asking for nothing he gets the double."""
+    """Bob asks for 6,000 MiB and is killed; asking again he gets them again, asking for nothing he gets the
+    double."""
     cell = Memory()
     asks = other(resources=ResourceRequest(host_memory_mib=6_000))
     assert cell.kill("job-1", asks) == 6_000
@@ -273,7 +300,8 @@ def test_what_the_user_asks_for_wins_and_is_learned_from() -> None:
 
 
 def test_a_kill_counts_for_the_same_network_of_the_same_owner_alone() -> None:
-    """Ada renames her script and is warned by her own kill; Bob runs the same network and is told what he was told before."""
+    """Ada renames her script and is warned by her own kill; Bob runs the same network and is told what he was
+    told before."""
     cell = Memory()
     before = cell.predicted(other(owner="bob"))
     cell.kill("job-1")
@@ -291,7 +319,8 @@ def test_a_kill_counts_for_the_same_network_of_the_same_owner_alone() -> None:
 
 
 def test_a_kill_is_stored_as_a_run_that_teaches_nothing_else() -> None:
-    """What Postgres keeps of it: who, which command, which promise; not its run time, which is of half a run."""
+    """What Postgres keeps of it: who, which command, which promise; not its run time, which is of half a
+    run."""
     cell = Memory()
     stored = cell.ledger.finished
     cell.kill("job-1")
@@ -311,7 +340,8 @@ def test_a_kill_is_stored_as_a_run_that_teaches_nothing_else() -> None:
 
 
 def test_a_parameter_server_that_ran_out_of_memory_gets_more_in_the_next_job() -> None:
-    """A large embedding: the guess for servers was too small for it. Its workers' memory is another matter."""
+    """A large embedding: the guess for servers was too small for it. Its workers' memory is another
+    matter."""
     cell = Memory()
     servers = other(parameter_servers=1)
     assert cell.predicted(servers).parameter_server.host_memory_mib == 1_024
@@ -345,7 +375,8 @@ def test_a_job_from_a_snapshot_teaches_when_it_is_killed() -> None:
 
 
 def test_memory_is_bounded_and_nobody_pushes_out_another() -> None:
-    """Mallory's sweep is killed a thousand times; Ada's one kill is still known. A thousand more owners are too many."""
+    """Mallory's sweep is killed a thousand times; Ada's one kill is still known. A thousand more owners are
+    too many."""
     killed = MemoryKills(FIRST_WORKER_MIB)
     killed.add(job_info(SPEC), 2_048)
     for number in range(1_000):
@@ -383,8 +414,9 @@ def test_without_a_promise_a_kill_says_nothing() -> None:
     ],
 )
 def test_learned_needs_are_cut_to_the_largest_node(tier: str, learned_mib: int, promised_mib: int) -> None:
-    """A job that used nearly all of a node is promised all of it, not 10 % more than there is. One that ran on a node that
-    has left keeps what it needs: it ends as unschedulable instead of being killed. What others' runs say only guides."""
+    """A job that used nearly all of a node is promised all of it, not 10 % more than there is. One that ran
+    on a node that has left keeps what it needs: it ends as unschedulable instead of being killed. What
+    others' runs say only guides."""
     cell = Memory()
     guess = Guess(tier, 0.5, "s", 1, 100, learned_mib, 16_384 + 100, 50.0)  # type: ignore[arg-type]
     found = Bounds(cell.ledger.kills, cell.ledger.nodes)(SPEC, b"key", guess)
@@ -405,7 +437,8 @@ def test_a_placement_that_names_nobody_is_no_kill() -> None:
 
 
 def test_a_member_that_was_held_to_its_promise_is_promised_twice_of_it() -> None:
-    """It had a whole V100 of 16 GiB by its placement, but companions on it, and 4 GiB was its limit: 8 GiB, and not another card, is what it lacks."""
+    """It had a whole V100 of 16 GiB by its placement, but companions on it, and 4 GiB was its limit: 8 GiB,
+    and not another card, is what it lacks."""
     cell = Memory()
     cell.begin("job-1")
     exited = msgspec.structs.replace(failed_exit("job-1", memory="gpu_memory"), gpu_memory_limit_mib=4_096)
@@ -416,7 +449,8 @@ def test_a_member_that_was_held_to_its_promise_is_promised_twice_of_it() -> None
 
 
 def test_a_member_that_kept_to_the_same_promise_proves_nothing() -> None:
-    """Two jobs of one command are in a group. One is stopped at its limit; the other had the same one, though its placement names a whole GPU, and was lucky."""
+    """Two jobs of one command are in a group. One is stopped at its limit; the other had the same one, though
+    its placement names a whole GPU, and was lucky."""
     cell = Memory()
     found = cell.predicted()
     found = msgspec.structs.replace(found, worker=msgspec.structs.replace(found.worker, gpu_memory_mib=4_096))

@@ -97,9 +97,13 @@ class Fold:
         """Sound runs: some 3 GB, 2 cores, a minute."""
         for number, batch in enumerate(batches):
             self.ran(
-                spec(owner, f"{owner}.py", batch_size=batch), run_ms=60_000 + 100 * number, busy_cores=2.0,
-                host_memory_mib=3_000 + number, gpu_memory_mib=8_000 + number, gpu_utilisation_percent=70 + number,
-            )  # fmt: skip
+                spec(owner, f"{owner}.py", batch_size=batch),
+                run_ms=60_000 + 100 * number,
+                busy_cores=2.0,
+                host_memory_mib=3_000 + number,
+                gpu_memory_mib=8_000 + number,
+                gpu_utilisation_percent=70 + number,
+            )
 
     def mallory(self, past: Sequence[dict[str, Any]]) -> None:
         """All that one owner can do to the fold, sound as far as `doubt` can tell."""
@@ -145,8 +149,8 @@ def test_who_has_a_history_is_reported_the_same(past: list[dict[str, Any]]) -> N
 @settings(max_examples=40, deadline=None)
 @given(pasts)
 def test_where_two_others_ran_the_network_it_stays_between_them(past: list[dict[str, Any]]) -> None:
-    """Bob's new command for a network that Ada and Eve ran: time, cores and utilisation stay within what those measured;
-    memory, which is a bound, within twice of it."""
+    """Bob's new command for a network that Ada and Eve ran: time, cores and utilisation stay within what
+    those measured; memory, which is a bound, within twice of it."""
     _, having = both(past, "ada", "eve")
     found = having.predicted(spec("bob"))
     worker = found.worker
@@ -167,8 +171,8 @@ def test_where_two_others_ran_the_network_it_stays_between_them(past: list[dict[
 @settings(max_examples=40, deadline=None)
 @given(pasts)
 def test_against_one_other_he_at_most_doubles(past: list[dict[str, Any]]) -> None:
-    """Only Ada ran the network before: nothing says who of the two is right, so what is larger counts twice at most, and
-    memory up to the default in any case."""
+    """Only Ada ran the network before: nothing says who of the two is right, so what is larger counts twice
+    at most, and memory up to the default in any case."""
     _, having = both(past, "ada")
     found = having.predicted(spec("bob"))
     assert found.run_ms is not None
@@ -182,7 +186,8 @@ def test_against_one_other_he_at_most_doubles(past: list[dict[str, Any]]) -> Non
 def test_where_he_alone_is_known_the_job_can_still_be_placed(
     past: list[dict[str, Any]], batch: int | None
 ) -> None:
-    """Nobody but Mallory ran the network: his word is the only one, but never more than the largest node has."""
+    """Nobody but Mallory ran the network: his word is the only one, but never more than the largest node
+    has."""
     _, having = both(past)
     worker = having.predicted(spec("bob", batch_size=batch)).worker
     assert (worker.gpus, worker.gpu_share_milli) == (1, 1_000)
@@ -194,7 +199,8 @@ def test_where_he_alone_is_known_the_job_can_still_be_placed(
 @settings(max_examples=40, deadline=None)
 @given(pasts)
 def test_his_cores_and_kills_are_his_own(past: list[dict[str, Any]]) -> None:
-    """Bob's first job of a network that nobody ran begins with three cores and the default memory, as ever."""
+    """Bob's first job of a network that nobody ran begins with three cores and the default memory, as
+    ever."""
     without, having = both(past, "ada")
     job = spec("bob", model="nobody-ran-this")
     assert having.predicted(job) == without.predicted(job)
@@ -213,7 +219,8 @@ def test_his_cores_and_kills_are_his_own(past: list[dict[str, Any]]) -> None:
     )
 )
 def test_stages_stay_between_two_others(predicted: list[tuple[tuple[float, ...], int, int]]) -> None:
-    """Ada and Eve measured a network; Mallory tells of stages of any length, before, between and after them."""
+    """Ada and Eve measured a network; Mallory tells of stages of any length, before, between and after
+    them."""
     log = StageRegistry()
 
     def report(owner: str, stages_ms: Sequence[float], iterations: int) -> None:
@@ -249,8 +256,8 @@ def test_stages_stay_between_two_others(predicted: list[tuple[tuple[float, ...],
 
 
 def test_a_sweep_takes_a_quarter_of_the_history_and_no_more() -> None:
-    """Mallory submits a new command each minute for a month: who ran before her is forgotten no earlier for it than
-    by a quarter."""
+    """Mallory submits a new command each minute for a month: who ran before her is forgotten no earlier for
+    it than by a quarter."""
     history = History(keys=40, keys_of_one=10)
     for number in range(30):
         history.add(f"ada-{number}".encode(), Run(1, 1), f"o{number % 5}")
@@ -273,7 +280,8 @@ def test_a_sweep_takes_a_quarter_of_the_history_and_no_more() -> None:
     ],
 )
 def test_what_is_not_known_falls_back_a_tier(past: list[str], job: JobSpec, tier: str) -> None:
-    """No history at all, a cell that runs one network only, a network that nobody ran, a job that names none."""
+    """No history at all, a cell that runs one network only, a network that nobody ran, a job that names
+    none."""
     estimator = Estimator(Settings(log_url="x"), MemoryLog(MemoryBroker()), Tracing())
     for model in past:
         measured = Run(ended_ms=1, seq=1, run_ms=1, busy_cores=1, host_memory_mib=1, gpu_memory_mib=1, gpus=1)
@@ -297,8 +305,10 @@ def test_thousands_of_runs_are_folded_in_bounded_memory() -> None:
     for number in range(3_000):
         cell.ran(
             spec("mallory", f"{number}.py", model=rng.choice(MODELS), batch_size=rng.randint(1, 512)),
-            run_ms=rng.lognormvariate(10, 5), busy_cores=rng.uniform(0, 900), host_memory_mib=rng.lognormvariate(9, 9),
-        )  # fmt: skip
+            run_ms=rng.lognormvariate(10, 5),
+            busy_cores=rng.uniform(0, 900),
+            host_memory_mib=rng.lognormvariate(9, 9),
+        )
     assert len(cell.known.history) == 2_500
     assert sum(len(cell.known.nearest._networks.get(model, "mallory") or ()) for model in MODELS) == 8
     assert len(cell.known.past_cores.of("mallory")) == 64

@@ -23,7 +23,8 @@ def ran(seq: int, launch_ms: float, save_ms: float = float("nan")) -> Run:
 
 
 def test_the_same_jobs_runs_count_first() -> None:
-    """Bob's nightly job launches in 20 s, once in 90 s from a cold disk; Ada's in 5 s: it is hers, with other data."""
+    """Bob's nightly job launches in 20 s, once in 90 s from a cold disk; Ada's in 5 s: it is hers, with other
+    data."""
     nearest, own = Nearest(), Runs()
     nearest.add(job_info(job("ada")), ran(1, 5_000, 1_000))
     for seq, launch_ms in enumerate((20_000, 90_000, 21_000)):
@@ -59,10 +60,16 @@ def ended(cell: Reports, job_id: str, started_ms: int) -> Run:
     """By the node's own clock, like its phases; what was measured of it."""
     cell.record(
         TaskExited(
-            node_id="node-1", task_id=f"{job_id}/1/0", token=1, cause="exited", exit_code=0,
-            started_ms=started_ms, exited_ms=cell.node_ms, usage=usage(),
+            node_id="node-1",
+            task_id=f"{job_id}/1/0",
+            token=1,
+            cause="exited",
+            exit_code=0,
+            started_ms=started_ms,
+            exited_ms=cell.node_ms,
+            usage=usage(),
         )
-    )  # fmt: skip
+    )
     cell.record(JobEnded(job_id=job_id, outcome="succeeded"))
     [run] = cell.stored
     return run.measured
@@ -75,7 +82,8 @@ def at_noon() -> Reports:
 
 
 def test_a_launch_ends_where_the_gpus_are_waited_for() -> None:
-    """A job launches beside another for 20 s, waits 70 s for its end and trains for 30 s: it launched for 20 s and ran for 50."""
+    """A job launches beside another for 20 s, waits 70 s for its end and trains for 30 s: it launched for 20
+    s and ran for 50."""
     cell = at_noon()
     began_ms = cell.node_ms
     cell.begin("j1", ring=(2,), early_ms=(20_000, 70_000))

@@ -1,4 +1,5 @@
-"""Which few runs are made of a network that nobody measured, and what they tell; and what such runs must not teach."""
+"""Which few runs are made of a network that nobody measured, and what they tell; and what such runs must not
+teach."""
 
 import math
 from statistics import fmean
@@ -65,7 +66,8 @@ def test_the_plan_lessens_the_doubt_more_than_runs_chosen_at_random() -> None:
 
 
 def test_no_more_runs_than_batches_and_placements() -> None:
-    """B + N + G: four batches, six placements, one of which is where the batches are measured; fewer where the user has a bound."""
+    """B + N + G: four batches, six placements, one of which is where the batches are measured; fewer where
+    the user has a bound."""
     found = profile(asked(), nodes(4, 4, 4, 4), [], WIDE)
     assert found["gpu"] == "T4"
     assert len(found["cells"]) == len(WORKERS) * len(BATCHES)
@@ -80,7 +82,8 @@ def test_no_more_runs_than_batches_and_placements() -> None:
 
 
 def test_what_was_measured_is_known_with_its_interval() -> None:
-    """The planned runs are made: all placements are predicted near the truth, and the intervals of those not measured hold it."""
+    """The planned runs are made: all placements are predicted near the truth, and the intervals of those not
+    measured hold it."""
     before = profile(asked(), nodes(4, 4, 4, 4), [], WIDE)
     assert all(row["step_ms"] is None and row["runs"] == 0 for row in before["cells"])
     after = profile(asked(), nodes(4, 4, 4, 4), [*made(before)], WIDE)
@@ -131,7 +134,8 @@ def test_only_what_the_cell_packs_is_looked_at() -> None:
 
 
 def test_a_run_that_only_measures_teaches_its_steps_and_not_its_run_time() -> None:
-    """Fifty iterations of a job that usually runs for a day: its next run must not be expected to take five seconds."""
+    """Fifty iterations of a job that usually runs for a day: its next run must not be expected to take five
+    seconds."""
     reports = Reports()
     for job_id, env in (("real", {}), ("short", {PROFILE_ITERATIONS: "50"})):
         reports.begin(job_id, ring=(1,), spec=replace(JOB, env=env, iterations=None))

@@ -374,10 +374,34 @@ def test_a_manifest_that_runs_nothing_is_named() -> None:
 @pytest.mark.parametrize("value", ["null", "3", "[1, {a: b}]", "{a: [b]}", "text", "true"])
 def test_a_value_of_another_shape_is_named_and_breaks_nothing(value: str) -> None:
     """`resources: 4`, `envs: [A]`: other versions of the formats, and slips."""
-    keys = ("resources", "envs", "run", "setup", "num_nodes", "env", "commands", "entrypoint", "searcher", "spec", "metadata",
-            "runtime_env", "environment", "hyperparameters", "nodes", "name", "workdir")  # fmt: skip
-    bases = ("run: x\nenvs: {}\n", "type: task\n", "searcher: {}\nentrypoint: x\n", "entrypoint: x\nruntime_env: {}\n",
-             "apiVersion: v1\nkind: Pod\n", "apiVersion: x\nkind: Workflow\n", "apiVersion: x\nkind: PyTorchJob\n")  # fmt: skip
+    keys = (
+        "resources",
+        "envs",
+        "run",
+        "setup",
+        "num_nodes",
+        "env",
+        "commands",
+        "entrypoint",
+        "searcher",
+        "spec",
+        "metadata",
+        "runtime_env",
+        "environment",
+        "hyperparameters",
+        "nodes",
+        "name",
+        "workdir",
+    )
+    bases = (
+        "run: x\nenvs: {}\n",
+        "type: task\n",
+        "searcher: {}\nentrypoint: x\n",
+        "entrypoint: x\nruntime_env: {}\n",
+        "apiVersion: v1\nkind: Pod\n",
+        "apiVersion: x\nkind: Workflow\n",
+        "apiVersion: x\nkind: PyTorchJob\n",
+    )
     for base in bases:
         for key in keys:
             document = yaml.safe_load(base) | {key: yaml.safe_load(value)}

@@ -26,7 +26,8 @@ def tree(tmp_path: Path) -> Path:
 
 
 def test_a_reference_to_a_record_that_has_left_is_found(tree: Path) -> None:
-    """The record about probes became part of the one about leases, and one docstring and one link were forgotten."""
+    """The record about probes became part of the one about leases, and one docstring and one link were
+    forgotten."""
     assert list(violations(tree)) == []
     (tree / "libs/code.py").write_text(f'"""Leases.\n\nWhy: {WORD} 39, 40\nand 41.\n"""\n')
     (tree / "README.md").write_text(

@@ -1,4 +1,5 @@
-"""What an installation with one extra lacks: `pip install penstock[placer]` on a machine with nothing else must give a placer that starts."""
+"""What an installation with one extra lacks: `pip install penstock[placer]` on a machine with nothing else
+must give a placer that starts."""
 
 import subprocess
 import sys
@@ -57,7 +58,8 @@ def installed_with(extra: str) -> set[str]:
 
 @pytest.mark.parametrize("extra", STARTS)
 def test_it_starts_with_nothing_else_installed(extra: str) -> None:
-    """Here everything is installed, so an import that needs another service's packages would fail on the cluster alone."""
+    """Here everything is installed, so an import that needs another service's packages would fail on the
+    cluster alone."""
     there = installed_with(extra)
     missing = [
         module

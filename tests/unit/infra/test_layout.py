@@ -1,4 +1,5 @@
-"""The two import roots: what a type checker or an editor finds when it is given `libs` and `services` and nothing else."""
+"""The two import roots: what a type checker or an editor finds when it is given `libs` and `services` and
+nothing else."""
 
 import ast
 import subprocess
@@ -50,7 +51,8 @@ def names_in(path: Path) -> set[str]:
 
 
 def test_every_own_import_resolves_with_the_two_roots_alone() -> None:
-    """An editor without the virtual environment shows each own module, and follows each name to its definition."""
+    """An editor without the virtual environment shows each own module, and follows each name to its
+    definition."""
     sources = [path for root in ROOTS for path in root.rglob("*.py")]
     assert len(sources) > 100
     unresolved = []
@@ -67,14 +69,16 @@ def test_every_own_import_resolves_with_the_two_roots_alone() -> None:
 
 
 def test_every_folder_with_code_is_a_regular_package() -> None:
-    """A folder without `__init__.py` becomes a namespace package: tools skip it, and another wheel may add to it."""
+    """A folder without `__init__.py` becomes a namespace package: tools skip it, and another wheel may add to
+    it."""
     for root in ROOTS:
         folders = {path.parent for path in root.rglob("*.py")}
         assert not [folder for folder in folders if not (folder / "__init__.py").is_file()]
 
 
 def test_services_load_clients_only_where_one_is_used() -> None:
-    """An HTTP client costs 7 MiB in each process, and file systems of an archive one more; a Kafka client 0.15 s of each start."""
+    """An HTTP client costs 7 MiB in each process, and file systems of an archive one more; a Kafka client
+    0.15 s of each start."""
     services = [f"penstock_services.{name.replace('-', '_')}.shell.service" for name in NAMES]
     reporter = [f"penstock_services.node_reporter.shell.{name}" for name in ("run", "linux")]
     code = f"import sys, {', '.join([*services, *reporter])}; print(*sys.modules)"

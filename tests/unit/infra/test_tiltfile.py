@@ -14,7 +14,8 @@ MAKEFILE = (ROOT / "Makefile").read_text()
 
 
 def test_every_resource_starts_something_that_exists() -> None:
-    """A make target or job file was renamed: `tilt up` would show a red resource on the next developer's machine."""
+    """A make target or job file was renamed: `tilt up` would show a red resource on the next developer's
+    machine."""
     resources = tilts_resources()
     targets = {line.split(":")[0] for line in MAKEFILE.splitlines() if ":" in line}
     for resource in resources.values():
@@ -40,7 +41,8 @@ def test_every_sample_job_can_be_submitted_from_tilt() -> None:
 
 
 def test_every_service_of_its_own_has_its_own_role_and_no_other() -> None:
-    """A developer starts the services one by one: a copied line would give one of them the rights of another, or the superuser's."""
+    """A developer starts the services one by one: a copied line would give one of them the rights of another,
+    or the superuser's."""
     services = service_environments(Path("urls"))
     assert {*NAMES, "node-0", "node-1"} == set(services)
     for name, environment in services.items():

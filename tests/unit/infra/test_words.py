@@ -1,4 +1,5 @@
-"""Pages stay readable: a page with an endless sentence, an overfull cell or a README of two screens fails the lint."""
+"""Pages stay readable: a page with an endless sentence, an overfull cell or a README of two screens fails the
+lint."""
 
 from pathlib import Path
 
@@ -44,7 +45,10 @@ def test_only_the_readme_has_to_fit_on_a_screen() -> None:
 
 def test_what_is_not_prose_is_left_out() -> None:
     """Commands, generated marks, headings and targets of links do not make a sentence long."""
-    page = f"## {LONG}\n```console\n{LONG}\n```\n<!-- {LONG} -->\nRun `{LONG}`, see [here]({LONG.replace(' ', '/')}).\n"
+    page = (
+        f"## {LONG}\n```console\n{LONG}\n```\n<!-- {LONG} -->\nRun `{LONG}`, see "
+        f"[here]({LONG.replace(' ', '/')}).\n"
+    )
     assert texts(page) == []
     assert list(
         sentences("1. One e.g. here. Two, as in Alg. 1 and\n   eq. 4? `Three`.\n2. Four\n\nFive.")

@@ -1,4 +1,5 @@
-"""The demo's last part on a scripted cell: what a visitor reads where the contention-guard acts, and where there is nothing to see."""
+"""The demo's last part on a scripted cell: what a visitor reads where the contention-guard acts, and where
+there is nothing to see."""
 
 import asyncio
 from collections.abc import Mapping
@@ -35,7 +36,8 @@ RETURNED = changed(7, "released", "no training runs on node-0 any more")
 
 
 class Cell:
-    """Answers at once. `steps_ms`: of the training alone, a second each; `starts`: the nodes of the training and of the job beside it."""
+    """Answers at once. `steps_ms`: of the training alone, a second each; `starts`: the nodes of the training
+    and of the job beside it."""
 
     def __init__(self, *steps_ms: float, slows: bool = True, starts: tuple[str, str] = ("n0", "n0")) -> None:
         self.shown: list[str] = []
@@ -95,7 +97,8 @@ async def test_a_job_loses_cores_and_gets_them_back_and_each_is_a_line_with_its_
     """The training's steps take equally long, so its speed is known when the other job begins."""
     cell = Cell(*[20.0] * 9)
     assert await cell.lines() == [
-        "augment: 7 → 1 core, asked for by contention-guard: softmax-slowed has lost 60 % of its speed on node-0",
+        "augment: 7 → 1 core, asked for by contention-guard: softmax-slowed has lost 60 % of its speed on "
+        "node-0",
         "augment: 1 → 7 cores, asked for by contention-guard: no training runs on node-0 any more",
     ]
     assert cell.shown[2:] == cell.part.lines, "each is shown when it happens"
@@ -103,7 +106,8 @@ async def test_a_job_loses_cores_and_gets_them_back_and_each_is_a_line_with_its_
 
 
 async def test_a_training_whose_steps_vary_all_the_time_is_known_by_its_reports() -> None:
-    """Six programs share two cores, so that nothing settles: the guard goes by the slowest report, and the demo does not give up."""
+    """Six programs share two cores, so that nothing settles: the guard goes by the slowest report, and the
+    demo does not give up."""
     cell = Cell(*(20.0 * 1.1 ** (second // 2) for second in range(34)))
     taken, returned = await cell.lines()
     assert taken.startswith("augment: 7 → 1 core")
@@ -153,14 +157,19 @@ async def test_where_the_guard_sees_no_harm_the_demo_goes_on(nodes: tuple[str, s
         (MACHINE._replace(eliminates=False, profile="fifo"), NODE, "profile fifo slows no jobs"),
         (MACHINE._replace(usable_cores=1), NODE, "this machine has one core"),
         (MACHINE, measuring("none", "none"), "n0 measures waiting for cores not at all"),
-        (MACHINE, measuring("pressure", "resctrl"), "n0 measures waiting for cores by the kernel's triggers, memory"),
+        (
+            MACHINE,
+            measuring("pressure", "resctrl"),
+            "n0 measures waiting for cores by the kernel's triggers, memory",
+        ),
         (MACHINE, {**NODE, "cores": 2}, "n0 gives out 2 cores and the machine has 2"),
     ],
-)  # fmt: skip
+)
 def test_what_a_machine_cannot_show_is_left_out_with_the_reason(
     machine: Machine, node: Mapping[str, Any], reason: str
 ) -> None:
-    """A laptop without pressure files, a container with one core, a server that counts memory traffic, real GPUs with all cores."""
+    """A laptop without pressure files, a container with one core, a server that counts memory traffic, real
+    GPUs with all cores."""
     assert reason in machine.left_out([node])
     assert MACHINE.left_out([NODE]) == ""
 

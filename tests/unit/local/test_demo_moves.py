@@ -81,12 +81,15 @@ def no_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 async def test_a_training_moves_and_its_loss_goes_on_where_it_was() -> None:
-    """Each line has what the cell reports: who moved it and why, what its stop took, which losses it had before and after."""
+    """Each line has what the cell reports: who moved it and why, what its stop took, which losses it had
+    before and after."""
     cell = Cell()
     assert await cell.lines() == [
         f"digits-converges: node-0 → node-1, asked for by migrator: {REASON}",
-        "digits-converges: moved from node-0; its stop took 0.31 s and cost no work; it goes on at iteration 900",
-        "digits-converges: loss 2.309 at iteration 1; 0.1234 at 890, its last report before the stop; 0.1233 at 901, its first after it",
+        "digits-converges: moved from node-0; its stop took 0.31 s and cost no work; it goes on at iteration "
+        "900",
+        "digits-converges: loss 2.309 at iteration 1; 0.1234 at 890, its last report before the stop; 0.1233 "
+        "at 901, its first after it",
     ]
     assert cell.shown[1:] == cell.part.lines, "each is shown when it happens"
     assert (cell.part.wrong, cell.cancelled) == ([], [])
@@ -104,7 +107,8 @@ async def test_a_training_moves_and_its_loss_goes_on_where_it_was() -> None:
 async def test_a_training_that_begins_anew_is_not_as_expected(
     after: tuple[int, float], resumes_at: int | None, wrong: list[str]
 ) -> None:
-    """Its checkpoint is lost, or was read wrongly; that a loss varies by less than a hundredth of its fall is no matter."""
+    """Its checkpoint is lost, or was read wrongly; that a loss varies by less than a hundredth of its fall is
+    no matter."""
     cell = Cell(after)
     cell.moved = {**MOVED, "resumes_at": resumes_at}
     await cell.lines()
@@ -129,7 +133,8 @@ async def test_what_is_decided_when_the_demo_has_given_up_is_no_part_of_it() -> 
 
 
 async def test_a_move_that_takes_long_is_waited_for() -> None:
-    """Other programs take the cores: the decision and the first report from the other node come when they come."""
+    """Other programs take the cores: the decision and the first report from the other node come when they
+    come."""
 
     class Slow(Cell):
         def converge(self) -> None:

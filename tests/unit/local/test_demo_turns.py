@@ -1,4 +1,5 @@
-"""The demo of turns on a scripted cell: it waits until all four jobs have taken turns, whatever the batcher groups at first."""
+"""The demo of turns on a scripted cell: it waits until all four jobs have taken turns, whatever the batcher
+groups at first."""
 
 import asyncio
 from collections.abc import Collection, Mapping, Sequence
@@ -115,7 +116,8 @@ async def test_four_jobs_share_the_gpu_and_end_when_all_have_taken_turns() -> No
 
 
 async def test_where_the_batcher_leaves_jobs_waiting_the_oldest_member_ends_for_them() -> None:
-    """Measured beside much other work, three or four of them gain nothing together. Each pair was in a group in the end."""
+    """Measured beside much other work, three or four of them gain nothing together. Each pair was in a group
+    in the end."""
     for most in (2, 3):
         cell = Cell(most)
         lines = await cell.show()
@@ -140,7 +142,8 @@ async def test_a_run_alone_that_ends_before_its_stages_are_known_ends_the_demo()
 
 
 def test_the_runs_alone_teach_no_run_times(tmp_path: Path) -> None:
-    """With known run times the shortest job gains most alone, and by a tenth of noise in its stages nobody shares with it."""
+    """With known run times the shortest job gains most alone, and by a tenth of noise in its stages nobody
+    shares with it."""
     alone, together = turn_jobs(ROOT, tmp_path)
     assert {job.spec.env[PROFILE_ITERATIONS] for job in alone} == {str(ALONE_ITERATIONS)}
     assert all("--until" in job.spec.command and not job.spec.env for job in together)

@@ -1,4 +1,5 @@
-"""`penstock doctor` on a machine where something is missing: each finding has its remedy, and nothing shows a password."""
+"""`penstock doctor` on a machine where something is missing: each finding has its remedy, and nothing shows a
+password."""
 
 import json
 import socket
@@ -147,7 +148,8 @@ def tls_server(folder: Path) -> Iterator[int]:
 def test_each_way_to_refuse_a_certificate_has_its_own_remedy(
     tmp_path: Path, closed_port: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Another authority, another name, its end, a server that is away: to look for the authority helps against the first alone."""
+    """Another authority, another name, its end, a server that is away: to look for the authority helps
+    against the first alone."""
     monkeypatch.setattr(reach, "REACH_S", 3_600.0)
     make_certificates(tmp_path)
     ca = str(tmp_path / "ca.pem")

@@ -14,7 +14,8 @@ from penstock.runtime.settings import Settings
 async def test_a_stop_waits_for_the_import_of_one_service_and_not_of_all(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Ctrl-C just after the first installation, whose modules are not compiled yet: all imports together take a minute on a busy machine."""
+    """Ctrl-C just after the first installation, whose modules are not compiled yet: all imports together take
+    a minute on a busy machine."""
     imported: list[str] = []
     loop = asyncio.get_running_loop()
 

@@ -20,9 +20,14 @@ from penstock.log.kafka import aiokafka_gaps
 def batch_with_header(name: bytes) -> bytes:
     """One record batch whose only header has this name (4 bytes long). The builder takes text only."""
     builder = DefaultRecordBatchBuilder(
-        magic=2, compression_type=0, is_transactional=0, producer_id=-1, producer_epoch=-1, base_sequence=0,
+        magic=2,
+        compression_type=0,
+        is_transactional=0,
+        producer_id=-1,
+        producer_epoch=-1,
+        base_sequence=0,
         batch_size=1_000,
-    )  # fmt: skip
+    )
     builder.append(0, timestamp=1, key=None, value=b"v", headers=[("name", b"x")])
     return bytes(builder.build()).replace(b"name", name)
 
@@ -75,7 +80,8 @@ def test_aiokafka_still_changes_settings_only_by_replacing_them_all() -> None:
 
 
 async def _cancelled_while_closing(close: Callable[[Awaitable[None]], Awaitable[None]]) -> bool:
-    """Whether a task that is cancelled while it closes a client learns of it. The client's own task does not end at once."""
+    """Whether a task that is cancelled while it closes a client learns of it. The client's own task does not
+    end at once."""
     ending = asyncio.Event()
 
     async def synchronise() -> None:

@@ -114,7 +114,8 @@ async def test_nothing_counts_before_it_is_committed(archive: Archive, broker: M
 
 @pytest.mark.parametrize("harm", ["missing", "altered", "cut", "exchanged"])
 async def test_a_damaged_segment_is_named(log: Log, archive: Archive, harm: str) -> None:
-    """A disk loses a file, or a hand edits one: no reader takes a record of it, and the message names the file."""
+    """A disk loses a file, or a hand edits one: no reader takes a record of it, and the message names the
+    file."""
     first, second = archive.index(PLACE).segments[:2]
     folder = archive.folder / PLACE.topic / "0"
     path = folder / second.name
@@ -162,7 +163,8 @@ async def test_the_archive_of_another_log_is_refused(archive: Archive, tmp_path:
 
 
 async def test_an_archive_that_is_newer_than_a_restored_log_is_named(log: Log, broker: MemoryBroker) -> None:
-    """Postgres was restored from last week's backup, the archive from yesterday's: it is the same log, and the remedy another one."""
+    """Postgres was restored from last week's backup, the archive from yesterday's: it is the same log, and
+    the remedy another one."""
     broker.restore(PLACE, ARCHIVED - 2)
     with pytest.raises(
         ConfigurationError, match=f"ends at {ARCHIVED - 2}: the log was restored.*as old as the backup"

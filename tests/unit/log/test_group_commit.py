@@ -69,7 +69,8 @@ async def test_large_calls_are_split_in_order() -> None:
 
 @virtually
 async def test_a_failure_strikes_its_own_batch_only() -> None:
-    """The second write fails: its callers get the error, later ones are served, a split call is not continued."""
+    """The second write fails: its callers get the error, later ones are served, a split call is not
+    continued."""
     disk = Disk()
     disk.fail_at = 1
     commit = GroupCommit(disk.write, name="test")
@@ -122,7 +123,8 @@ async def test_close_fails_every_call() -> None:
 
 
 def test_token_bucket_delays_a_stream_but_no_burst_after_idle() -> None:
-    """One job's hops pass at once; a stream of 1,000 reads per second is gathered to one read per interval."""
+    """One job's hops pass at once; a stream of 1,000 reads per second is gathered to one read per
+    interval."""
     now_s = 0.0
     bucket = TokenBucket(4, lambda: now_s)
     for _ in range(BURST_READS):
@@ -166,7 +168,8 @@ async def test_open_log() -> None:
 
 
 def test_a_wait_too_short_for_the_clock_is_none() -> None:
-    """A token that lacks 1e-16 would be waited for with a sleep that moves no clock: for ever, on virtual time."""
+    """A token that lacks 1e-16 would be waited for with a sleep that moves no clock: for ever, on virtual
+    time."""
     now_s = 10.967226802741928
     bucket = TokenBucket(6, lambda: now_s)
     for _ in range(50):

@@ -25,7 +25,8 @@ async def test_failed_append_may_or_may_not_have_happened() -> None:
 
 
 async def test_records_are_lost() -> None:
-    """Retention takes the oldest records; a restored backup lacks the newest, a recreated topic all of them."""
+    """Retention takes the oldest records; a restored backup lacks the newest, a recreated topic all of
+    them."""
     broker = MemoryBroker()
     log = await MemoryLog(broker, "placer").start()
     await log.create({LEDGER.topic: 1})

@@ -62,8 +62,13 @@ class WatchedCell(CellDriver):
         """An operator moves it to the other node; it is being stopped."""
         there = "n2" if self.where(job_id) == "n1" else "n1"
         asked = MigrationProposed(
-            proposal_id=f"by-hand-{self.state.seq}", proposer="gateway", job_id=job_id, by="ops/ana", reason="x", nodes=(there,)
-        )  # fmt: skip
+            proposal_id=f"by-hand-{self.state.seq}",
+            proposer="gateway",
+            job_id=job_id,
+            by="ops/ana",
+            reason="x",
+            nodes=(there,),
+        )
         assert self.feed(asked).facts[-1].verdict == "accepted"  # type: ignore[attr-defined]
 
     def stops(self, job_id: str) -> None:
@@ -71,7 +76,8 @@ class WatchedCell(CellDriver):
         self.exit(f"{job_id}.{self.job(job_id).attempt}.w0", None, cause="stopped", signal=15)
 
     def restarted(self) -> Migrator:
-        """A migrator that goes on from a snapshot of the ledger's state, and has read the retained telemetry."""
+        """A migrator that goes on from a snapshot of the ledger's state, and has read the retained
+        telemetry."""
         found, state = Migrator(), load(dump(self.state))
         for sample, at_ms in self.samples:
             found.observe(state, sample, at_ms)
@@ -114,8 +120,12 @@ def test_a_converged_job_makes_room_for_those_that_gain(cell: WatchedCell) -> No
     assert "n1 5" in proposal.reason
     step = cell.feed(proposal)
     assert kinds(step) == [
-        "migration.proposed", "job.converged", "move.decided", "stop.decided", "proposal.answered",
-    ]  # fmt: skip
+        "migration.proposed",
+        "job.converged",
+        "move.decided",
+        "stop.decided",
+        "proposal.answered",
+    ]
     decided = next(fact for fact in step.facts if isinstance(fact, MoveDecided))
     assert (decided.cause, decided.by) == ("converged", "migrator")
     cell.exit("a.1.w0", None, cause="stopped", signal=15)
@@ -126,7 +136,8 @@ def test_a_converged_job_makes_room_for_those_that_gain(cell: WatchedCell) -> No
 
 
 def test_one_that_is_best_where_it_is_stays_and_that_is_a_fact(cell: WatchedCell) -> None:
-    """Three jobs on each node, and of those on its own it has converged. A restarted migrator does not judge it again."""
+    """Three jobs on each node, and of those on its own it has converged. A restarted migrator does not judge
+    it again."""
     cell.runs("d", "e", "f")
     proposal = cell.converge("a")
     assert proposal is not None
@@ -155,7 +166,8 @@ def test_on_a_node_where_nothing_may_start_nobody_makes_room(cell: WatchedCell) 
 
 
 def test_who_does_not_run_is_not_watched(cell: WatchedCell) -> None:
-    """Losses of an earlier attempt, of an ended job, of no task, or of a task that nobody knows: nothing happens."""
+    """Losses of an earlier attempt, of an ended job, of no task, or of a task that nobody knows: nothing
+    happens."""
     task = {"node_id": "n1", "at_ms": 0, "loss": 1.0}
     for task_id in (None, "a.7.w0", "nobody.1.w0", "odd"):
         cell.migrator.observe(cell.state, TelemetrySampled(task_id=task_id, **task), cell.now_ms)  # type: ignore[arg-type]
@@ -184,7 +196,8 @@ def test_nothing_is_due_while_nobody_reports(cell: WatchedCell) -> None:
 
 
 def test_a_proposal_without_an_answer_is_made_again_later(cell: WatchedCell) -> None:
-    """The placer was away. Nothing else is proposed until then; the same state gives the same id, so that both count once."""
+    """The placer was away. Nothing else is proposed until then; the same state gives the same id, so that
+    both count once."""
     cell.runs("d", "e")
     first = cell.converge("a")
     assert first is not None
@@ -203,7 +216,8 @@ def test_a_proposal_without_an_answer_is_made_again_later(cell: WatchedCell) -> 
 
 @pytest.mark.parametrize("cause", ["converged", "rebalance", "faster", ""])
 def test_moves_of_one_job_are_bounded_whoever_asks(cell: WatchedCell, cause: str) -> None:
-    """A migrator that has lost its mind moves a job to and fro: the placer lets it do so a few times, and operators always."""
+    """A migrator that has lost its mind moves a job to and fro: the placer lets it do so a few times, and
+    operators always."""
     accepted = 0
     for number in range(3 * MAX_MIGRATIONS):
         asked = MigrationProposed(
@@ -224,15 +238,20 @@ def test_moves_of_one_job_are_bounded_whoever_asks(cell: WatchedCell, cause: str
         cell.start("a")
     assert accepted == (1 if cause in ("converged", "rebalance") else MAX_MIGRATIONS)
     by_hand = MigrationProposed(
-        proposal_id="by-hand", proposer="gateway", job_id="a", by="ops/ana", reason="x",
+        proposal_id="by-hand",
+        proposer="gateway",
+        job_id="a",
+        by="ops/ana",
+        reason="x",
         nodes=("n2" if cell.where("a") == "n1" else "n1",),
-    )  # fmt: skip
+    )
     assert cell.feed(by_hand).facts[-1].verdict == "accepted"  # type: ignore[attr-defined]
 
 
 FALLING = (1.0, 0.5, 0.2, 0.1)
 FLAT = (0.0995, 0.0985, 0.0977, 0.0970, 0.0963)
-"""A twentieth of the range in all, with ever smaller gains: converged by the range of `FALLING`, progress by its own."""
+"""A twentieth of the range in all, with ever smaller gains: converged by the range of `FALLING`, progress by
+its own."""
 
 
 def trained(cell: WatchedCell, losses: Sequence[float]) -> None:
@@ -243,8 +262,9 @@ def trained(cell: WatchedCell, losses: Sequence[float]) -> None:
 
 @pytest.mark.parametrize("profile", ["specon", "balance"])
 def test_a_restart_knows_the_losses_of_earlier_attempts(profile: str) -> None:
-    """A job is moved by an operator in the middle of an interval, and is away for an hour. Its range is that of both attempts, also for a migrator that starts
-    from a snapshot: it comes to the same category, and evaluates next at the same time."""
+    """A job is moved by an operator in the middle of an interval, and is away for an hour. Its range is that
+    of both attempts, also for a migrator that starts from a snapshot: it comes to the same category, and
+    evaluates next at the same time."""
     cell = WatchedCell(profile)
     cell.runs("a")
     trained(cell, FALLING)
@@ -266,7 +286,8 @@ def test_a_restart_knows_the_losses_of_earlier_attempts(profile: str) -> None:
 
 
 def test_a_late_sample_of_an_earlier_attempt_is_ignored() -> None:
-    """The node's last samples reach the log after the job was stopped, or after it runs elsewhere: neither its range nor its next evaluation changes."""
+    """The node's last samples reach the log after the job was stopped, or after it runs elsewhere: neither
+    its range nor its next evaluation changes."""
     cell = WatchedCell()
     cell.runs("a")
     trained(cell, FALLING)
@@ -283,7 +304,8 @@ def test_a_late_sample_of_an_earlier_attempt_is_ignored() -> None:
 
 
 def test_a_request_of_the_past_is_not_made_again(cell: WatchedCell) -> None:
-    """It asked to give up its place while no migrator ran, and then its learning rate was lowered: it progresses, so a restarted migrator leaves it where it is."""
+    """It asked to give up its place while no migrator ran, and then its learning rate was lowered: it
+    progresses, so a restarted migrator leaves it where it is."""
     cell.runs("d", "e")
     for loss in (1.0, 0.5, 0.497, 0.4945, 0.4925, 0.491, 0.490, 0.490, 0.2, 0.1):
         cell.reports("a", loss)
@@ -325,7 +347,8 @@ def test_the_state_has_the_latest_runs_of_a_job() -> None:
     ),
 )
 def test_a_restart_comes_to_the_same(profile: str, story: Sequence[tuple[str, float, int]]) -> None:
-    """Losses at any times, moves, failures and late samples: the same category and the same next evaluation as the migrator that was there all the time."""
+    """Losses at any times, moves, failures and late samples: the same category and the same next evaluation
+    as the migrator that was there all the time."""
     cell = WatchedCell(profile)
     cell.submit("a", job_spec(attempts=100, backoff_ms=1), need=estimate(1))
     cell.start("a")

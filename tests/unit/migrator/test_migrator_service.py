@@ -1,4 +1,5 @@
-"""The migrator's shell on the log in memory: whom it hears, what it sends, and that a restart comes to the same."""
+"""The migrator's shell on the log in memory: whom it hears, what it sends, and that a restart comes to the
+same."""
 
 # clocks: the whole file runs in virtual time
 
@@ -45,7 +46,8 @@ def broker() -> MemoryBroker:
 
 
 class Cell(WrittenCell):
-    """Five jobs on two nodes, three of them on n1, under `specon` or another profile; its ledger is in the broker."""
+    """Five jobs on two nodes, three of them on n1, under `specon` or another profile; its ledger is in the
+    broker."""
 
     def __init__(self, broker: MemoryBroker, profile: str = "specon") -> None:
         convergence = Convergence(interval_ms=INTERVAL_MS)
@@ -58,7 +60,8 @@ class Cell(WrittenCell):
 
 
 class PastCell(WrittenCell):
-    """Two nodes of eight GPUs. All that happens there is in the log before a migrator starts, with the log's time stamps as if it had just ended."""
+    """Two nodes of eight GPUs. All that happens there is in the log before a migrator starts, with the log's
+    time stamps as if it had just ended."""
 
     INTERVAL_MS = 30_000
 
@@ -93,17 +96,28 @@ class PastCell(WrittenCell):
         task_id, steps = next(iter(self.job(job_id).tasks)), int(60_000 / step_ms)
         self.feed(
             StepsMeasured(
-                node_id=self.where(job_id), task_id=task_id, token=self.job(job_id).token, at_ms=0,
-                done=done, total=10_000, steps=steps, step_ms=step_ms,
+                node_id=self.where(job_id),
+                task_id=task_id,
+                token=self.job(job_id).token,
+                at_ms=0,
+                done=done,
+                total=10_000,
+                steps=steps,
+                step_ms=step_ms,
             )
-        )  # fmt: skip
+        )
 
     def moved(self, job_id: str) -> None:
         """An operator moves it to the other node, where it starts ten minutes later."""
         there = "n2" if self.where(job_id) == "n1" else "n1"
         asked = MigrationProposed(
-            proposal_id=f"by-hand-{self.state.seq}", proposer="gateway", job_id=job_id, by="ops/ana", reason="x", nodes=(there,)
-        )  # fmt: skip
+            proposal_id=f"by-hand-{self.state.seq}",
+            proposer="gateway",
+            job_id=job_id,
+            by="ops/ana",
+            reason="x",
+            nodes=(there,),
+        )
         self.feed(asked)
         self.exit(f"{job_id}.{self.job(job_id).attempt}.w0", None, cause="stopped", signal=15)
         self.now_ms += 600_000
@@ -149,7 +163,8 @@ async def until_proposed(broker: MemoryBroker) -> MigrationProposed:
 
 @virtually
 async def test_a_job_whose_loss_hardly_falls_is_proposed_to_move(broker: MemoryBroker) -> None:
-    """Its node publishes a loss a second; two others on its node still gain, and the other node has less to do."""
+    """Its node publishes a loss a second; two others on its node still gain, and the other node has less to
+    do."""
     Cell(broker)
     async with watcher(broker):
         for number, loss in enumerate(LOSSES):
@@ -161,7 +176,8 @@ async def test_a_job_whose_loss_hardly_falls_is_proposed_to_move(broker: MemoryB
 
 @virtually
 async def test_the_trace_of_a_move_shows_the_losses_that_caused_it(broker: MemoryBroker) -> None:
-    """The proposal's span, to which the placer's decision links, has the evaluated windows below it: one after the other, each with its loss and its growth."""
+    """The proposal's span, to which the placer's decision links, has the evaluated windows below it: one
+    after the other, each with its loss and its growth."""
     Cell(broker)
     exporter = InMemorySpanExporter()
     traces = tracing("migrator", Settings(log_url="memory"), exporter=exporter)
@@ -191,7 +207,8 @@ async def test_the_trace_of_a_move_shows_the_losses_that_caused_it(broker: Memor
 
 @virtually
 async def test_a_restart_hears_what_was_reported_and_comes_to_the_same(broker: MemoryBroker) -> None:
-    """All losses are in the topic before it starts: they are looked at by the times at which the log took them, and not by nodes' clocks."""
+    """All losses are in the topic before it starts: they are looked at by the times at which the log took
+    them, and not by nodes' clocks."""
     Cell(broker)
     for number, loss in enumerate(LOSSES[:5]):
         telemetry(broker, number, sample(loss, at_ms=(1 << 40) - number))
@@ -206,7 +223,8 @@ async def test_a_restart_hears_what_was_reported_and_comes_to_the_same(broker: M
 @pytest.mark.parametrize("profile", ["specon", "balance"])
 @virtually
 async def test_a_restart_reads_the_losses_of_all_attempts_in_their_order(profile: str) -> None:
-    """A job is moved from one node to the other and back: the middle of its curve is in another partition. Its first losses give the range by which the last ones hardly fall."""
+    """A job is moved from one node to the other and back: the middle of its curve is in another partition.
+    Its first losses give the range by which the last ones hardly fall."""
     cell = PastCell(profile)
     cell.runs("a")
     cell.reports("a", 1.0, 0.5)
@@ -222,7 +240,8 @@ async def test_a_restart_reads_the_losses_of_all_attempts_in_their_order(profile
 
 @virtually
 async def test_the_trace_of_a_move_by_predicted_times_shows_the_losses_too() -> None:
-    """Under `balance` the gain that a move needs depends on how far its job has converged: the span of the proposal has the windows of its loss below it."""
+    """Under `balance` the gain that a move needs depends on how far its job has converged: the span of the
+    proposal has the windows of its loss below it."""
     cell = PastCell("balance")
     cell.runs("a", "b", "c", "d", "e")
     assert [cell.where(job_id) for job_id in "ace"] == ["n1", "n1", "n1"]
@@ -260,7 +279,8 @@ async def test_the_trace_of_a_move_by_predicted_times_shows_the_losses_too() -> 
 async def test_what_it_cannot_read_is_passed_over(
     broker: MemoryBroker, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Garbage, another kind of event, samples without a loss or of nobody: it goes on, and hears the next one."""
+    """Garbage, another kind of event, samples without a loss or of nobody: it goes on, and hears the next
+    one."""
     Cell(broker)
     telemetry(broker, 1, sample(1.0), b"not json")
     telemetry(broker, 2, sample(1.0, task_id="nobody.1.w0"))
@@ -287,7 +307,8 @@ async def test_under_a_profile_that_moves_nobody_it_reads_no_telemetry(broker: M
 
 @virtually
 async def test_a_profile_that_begins_to_move_jobs_makes_it_start_again(broker: MemoryBroker) -> None:
-    """A new term has another profile: the attempt ends, and the next one hears the telemetry from its beginning."""
+    """A new term has another profile: the attempt ends, and the next one hears the telemetry from its
+    beginning."""
     cell = Cell(broker, "fifo")
     found, ready = (
         Watcher(Settings(log_url="memory"), MemoryLog(broker), Tracing(), Replica()),

@@ -65,7 +65,8 @@ def test_defaults_are_the_same_on_both_paths(name: str) -> None:
 
 @pytest.mark.parametrize("name", NAMES)
 def test_strict_when_writing_tolerant_when_reading(name: str) -> None:
-    """During an upgrade a newer service adds a field: older readers ignore it, nobody may write it by slip."""
+    """During an upgrade a newer service adds a field: older readers ignore it, nobody may write it by
+    slip."""
     data = {**json.loads(golden(name)), "field_of_the_future": {"deep": [1, 2]}}
     assert encode(decode(name, json.dumps(data).encode())) == golden(name)
     with pytest.raises(ValidationError, match="field_of_the_future"):
@@ -264,7 +265,8 @@ def test_nodes_spread_over_the_partitions_the_same_everywhere() -> None:
 
 
 def type_matches(tree: ast.AST) -> list[int]:
-    """Lines that compare or look up the `TYPE` of an object; of a class it is allowed, for bytes not yet decoded."""
+    """Lines that compare or look up the `TYPE` of an object; of a class it is allowed, for bytes not yet
+    decoded."""
     lines = []
     for node in ast.walk(tree):
         operands: list[ast.expr] = []
@@ -348,7 +350,8 @@ def broken(draw: st.DrawFn) -> Wire:
 
 
 def test_nothing_broken_gets_past_the_door_or_breaks_it() -> None:
-    """Anybody can post anything: whatever comes, the answer is an event or an error a dead letter can carry."""
+    """Anybody can post anything: whatever comes, the answer is an event or an error a dead letter can
+    carry."""
     outcomes: Counter[str] = Counter()
 
     @settings(

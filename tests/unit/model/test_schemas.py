@@ -260,7 +260,8 @@ def test_a_new_optional_field_adds_a_revision(published: Path) -> None:
     ],
 )
 def test_incompatible_changes_are_refused(published: Path, model: type[Event], field: str, text: str) -> None:
-    """A year of ledger was written under version 1; this change would make it unreadable or mean another thing."""
+    """A year of ledger was written under version 1; this change would make it unreadable or mean another
+    thing."""
     before = {path: path.read_bytes() for path in published.rglob("*") if path.is_file()}
     problems = check(published, with_model(model))
     reported = [problem for problem in problems if f"field {field}:" in problem]
@@ -341,7 +342,8 @@ def test_an_event_without_example_is_refused(published: Path) -> None:
     assert "examples.py" in problem
 
 
-# -------------------------------------------------------------------------- the compatibility rules, one by one
+# -------------------------------------------------------------------------- the compatibility rules, one by
+# one
 
 
 def schema_of(**properties: Any) -> dict[str, Any]:

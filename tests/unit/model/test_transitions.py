@@ -111,7 +111,8 @@ def test_the_diagram_shows_every_move_and_no_other(table: Table, states: Any, st
 
 
 def test_nothing_that_holds_resources_ends_by_a_word() -> None:
-    """A cancel or a time-out of a running job frees its GPUs only when the exit is proven: through STOPPING."""
+    """A cancel or a time-out of a running job frees its GPUs only when the exit is proven: through
+    STOPPING."""
     for state in (JobStatus.LAUNCHING, JobStatus.RUNNING):
         assert JOB_TRANSITIONS[state] & TERMINAL == {JobStatus.SUCCEEDED, JobStatus.FAILED}
 

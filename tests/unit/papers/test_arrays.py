@@ -1,4 +1,5 @@
-"""Resource arrays: who belongs where, what is borrowed and given back, sizes from history, and that no job waits for ever."""
+"""Resource arrays: who belongs where, what is borrowed and given back, sizes from history, and that no job
+waits for ever."""
 
 from functools import partial
 
@@ -65,7 +66,8 @@ def facts(step: Step, kind: type) -> list[object]:
 
 
 def test_jobs_without_gpus_keep_to_their_cores_and_borrow_when_these_are_given() -> None:
-    """A node of 28 cores reserves 15 for its 5 GPUs. Inference takes the other 13; the next job borrows, and its placement is marked."""
+    """A node of 28 cores reserves 15 for its 5 GPUs. Inference takes the other 13; the next job borrows, and
+    its placement is marked."""
     driver = cell(node("n0"))
     first = run(driver, "own", 0, 13)
     assert not first.borrows
@@ -79,8 +81,9 @@ def test_jobs_without_gpus_keep_to_their_cores_and_borrow_when_these_are_given()
 
 
 def test_a_training_gets_its_reserved_cores_back_and_who_gave_them_is_first_in_its_array() -> None:
-    """At noon inference has borrowed all reserved cores. A training comes: the last borrower is aborted, not the owner of the CPU array's
-    cores; it waits before a job of an owner who holds nothing, and starts first."""
+    """At noon inference has borrowed all reserved cores. A training comes: the last borrower is aborted, not
+    the owner of the CPU array's cores; it waits before a job of an owner who holds nothing, and starts
+    first."""
     driver = cell(node("n0"))
     run(driver, "own", 0, 13)
     run(driver, "lent-1", 0, 7)
@@ -105,7 +108,8 @@ def test_a_training_gets_its_reserved_cores_back_and_who_gave_them_is_first_in_i
 
 
 def test_a_job_gives_its_cores_back_at_most_so_often() -> None:
-    """Trainings of a minute come one after the other: a borrower is aborted twice, as the setting has it, and then runs to its end."""
+    """Trainings of a minute come one after the other: a borrower is aborted twice, as the setting has it, and
+    then runs to its end."""
     driver = cell(node("n0", gpus=1, cores=4), max_reclaims=2)
     run(driver, "lent", 0, 4)
     for turn in range(2):
@@ -125,7 +129,8 @@ def test_a_job_gives_its_cores_back_at_most_so_often() -> None:
 
 
 def test_sizes_follow_the_largest_jobs_and_are_facts() -> None:
-    """Two jobs of four GPUs at once: from the next decision on two nodes, those that joined last, are theirs. A replica that folds the facts has the same."""
+    """Two jobs of four GPUs at once: from the next decision on two nodes, those that joined last, are theirs.
+    A replica that folds the facts has the same."""
     driver = cell(*(node(f"n{i}") for i in range(6)))
     assert driver.state.arrays.large_nodes == 0
     run(driver, "a", 4, 4)
@@ -138,7 +143,8 @@ def test_sizes_follow_the_largest_jobs_and_are_facts() -> None:
 
 
 def test_reserved_cores_follow_what_trainings_were_given() -> None:
-    """The cell begins with three cores per GPU. Trainings with one core each run for an hour: one is reserved then."""
+    """The cell begins with three cores per GPU. Trainings with one core each run for an hour: one is reserved
+    then."""
     driver = cell(node("n0"))
     assert driver.state.nodes["n0"].reserved_cores == 15
     run(driver, "a", 5, 5)
@@ -159,8 +165,9 @@ def test_small_jobs_stay_out_of_the_large_array_until_theirs_is_full() -> None:
 
 
 def test_small_jobs_leave_when_a_large_one_comes() -> None:
-    """Two small trainings have borrowed on the node of the 4-GPU sub-array, and since then others in their own array have ended. A job of four comes: as
-    many as it takes go on there, from their checkpoints; the large one starts when that is proven."""
+    """Two small trainings have borrowed on the node of the 4-GPU sub-array, and since then others in their
+    own array have ended. A job of four comes: as many as it takes go on there, from their checkpoints; the
+    large one starts when that is proven."""
     driver = cell(node("n0"), node("n1"))
     run(driver, "large", 4, 4)
     end(driver, "large")
@@ -180,7 +187,8 @@ def test_small_jobs_leave_when_a_large_one_comes() -> None:
 
 @pytest.mark.parametrize("why", ["no checkpoint", "moved enough", "nowhere to go"])
 def test_training_is_never_stopped_but_to_go_on_elsewhere(why: str) -> None:
-    """Two small trainings stand where a large one could: they stay if they would lose their work, or were moved often, or nothing is free for them."""
+    """Two small trainings stand where a large one could: they stay if they would lose their work, or were
+    moved often, or nothing is free for them."""
     driver = cell(node("n0"), node("n1"))
     run(driver, "large", 4, 4)
     end(driver, "large")
@@ -209,7 +217,8 @@ def test_large_jobs_overflow_into_the_small_array() -> None:
 
 
 def test_owners_share_the_cores_of_the_cpu_array_and_the_gpus_of_the_other() -> None:
-    """ada trains on four GPUs and bob on none, so the next GPU is bob's; for cores only jobs without GPUs count, and there bob holds most."""
+    """ada trains on four GPUs and bob on none, so the next GPU is bob's; for cores only jobs without GPUs
+    count, and there bob holds most."""
     driver = cell(node("n0", gpus=5, cores=28))
     run(driver, "a-train", 4, 4)
     run(driver, "b-cpu", 0, 23, owner="bob")
@@ -224,7 +233,8 @@ def test_owners_share_the_cores_of_the_cpu_array_and_the_gpus_of_the_other() -> 
 
 
 def test_who_waits_long_enough_gets_nodes_reserved() -> None:
-    """Small jobs come and go so that four GPUs are never free at once; after an hour no other job starts on the large job's node."""
+    """Small jobs come and go so that four GPUs are never free at once; after an hour no other job starts on
+    the large job's node."""
     driver = cell(node("n0", gpus=4, cores=16))
     for i in range(4):
         run(driver, f"s{i}", 1, 1)
@@ -240,7 +250,8 @@ def test_who_waits_long_enough_gets_nodes_reserved() -> None:
 
 
 def test_what_is_reserved_is_given_up_when_its_node_leaves_the_cell() -> None:
-    """A node is cordoned while a borrower is being stopped there: the training starts elsewhere, and nothing stays reserved."""
+    """A node is cordoned while a borrower is being stopped there: the training starts elsewhere, and nothing
+    stays reserved."""
     driver = cell(node("n0"), node("n1", gpus=0, cores=4))
     run(driver, "own", 0, 13)
     run(driver, "lent", 0, 15)
@@ -254,7 +265,8 @@ def test_what_is_reserved_is_given_up_when_its_node_leaves_the_cell() -> None:
 
 
 def test_cells_of_every_kind() -> None:
-    """No GPUs at all; fewer cores than GPUs, where all are reserved and CPU jobs only borrow; nothing reserved: no job is lost, nothing breaks."""
+    """No GPUs at all; fewer cores than GPUs, where all are reserved and CPU jobs only borrow; nothing
+    reserved: no job is lost, nothing breaks."""
     driver = cell(node("n0", gpus=0, cores=4))
     run(driver, "a", 0, 4)
     assert not driver.job("a").borrows
@@ -278,8 +290,9 @@ JOBS = st.lists(
 @settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(jobs=JOBS, order=st.randoms(use_true_random=False), nodes=st.integers(1, 3))
 def test_all_jobs_end_whatever_comes(jobs: list[tuple[int, int, str]], order: object, nodes: int) -> None:
-    """Jobs come, and end in any order; the driver checks the state after every step. All start, no job gives back cores more often than allowed, and cores that
-    jobs without GPUs hold beyond the CPU array are always held by borrowers."""
+    """Jobs come, and end in any order; the driver checks the state after every step. All start, no job gives
+    back cores more often than allowed, and cores that jobs without GPUs hold beyond the CPU array are always
+    held by borrowers."""
     driver = cell(*(node(f"n{i}") for i in range(nodes)), patience_ms=MINUTE_MS)
     coming = [
         partial(submit, driver, f"j{i}", gpus, max(cores, gpus), owner)

@@ -1,4 +1,5 @@
-"""Dominant resource fairness: the source's own example, fairness in time, and the rule followed line by line."""
+"""Dominant resource fairness: the source's own example, fairness in time, and the rule followed line by
+line."""
 
 from collections.abc import Callable
 from fractions import Fraction
@@ -41,8 +42,9 @@ def running(driver: CellDriver) -> list[str]:
 
 
 def test_the_example_of_the_source() -> None:
-    """9 cores and 18 GiB; A's tasks ask 1 core and 4 GiB, B's 3 cores and 1 GiB. A gets three tasks, B two: both
-    hold two thirds of what they need most of. All wait when the node joins; A's came first and do not get it all.
+    """9 cores and 18 GiB; A's tasks ask 1 core and 4 GiB, B's 3 cores and 1 GiB. A gets three tasks, B two:
+    both hold two thirds of what they need most of. All wait when the node joins; A's came first and do not
+    get it all.
     """
     driver = cell()
     for i in range(6):
@@ -54,7 +56,8 @@ def test_the_example_of_the_source() -> None:
 
 
 def test_who_holds_least_is_next() -> None:
-    """One team has sent a hundred jobs before lunch; the intern's first one gets the next GPU that is free."""
+    """One team has sent a hundred jobs before lunch; the intern's first one gets the next GPU that is
+    free."""
     driver = cell(b.node("n0", gpus=4))
     for i in range(10):
         submit(driver, "team", f"t{i}", b.need())
@@ -72,7 +75,8 @@ def test_who_holds_least_is_next() -> None:
 
 
 def test_inside_an_owner_nothing_overtakes_but_others_go_on() -> None:
-    """The lab's large job waits for the whole node, and so does its small one; somebody else's small job runs."""
+    """The lab's large job waits for the whole node, and so does its small one; somebody else's small job
+    runs."""
     driver = cell(b.node("n0", gpus=4))
     submit(driver, "lab", "first", b.need(gpus=2))
     submit(driver, "lab", "large", b.need(gpus=4))
@@ -176,7 +180,8 @@ def before(driver: CellDriver, step: Step) -> CellState:
 
 @pytest.mark.parametrize("seed", range(6))
 def test_the_rule_line_by_line(seed: int) -> None:
-    """Five owners with tastes of their own share three nodes for a while: each record places what the rule demands."""
+    """Five owners with tastes of their own share three nodes for a while: each record places what the rule
+    demands."""
     rng = np.random.default_rng(seed)
     driver = cell(*(b.node(f"n{i}", gpus=4, cores=32, host_memory_mib=64 * GIB) for i in range(3)))
     placed = 0
@@ -213,7 +218,8 @@ def counted(state: CellState, of: Callable[[JobState], Amounts]) -> dict[str, Am
 
 @pytest.mark.parametrize("seed", range(4))
 def test_holdings_follow_each_change(seed: int) -> None:
-    """Gangs start, an operator changes the cores of their tasks, and their tasks end one by one; some readers miss many records."""
+    """Gangs start, an operator changes the cores of their tasks, and their tasks end one by one; some readers
+    miss many records."""
     rng = np.random.default_rng(seed)
     driver = cell(*(b.node(f"n{i}", gpus=4, cores=32, host_memory_mib=64 * GIB) for i in range(3)))
     readers = [(of, Holdings(of), each) for of in (job_holds, amounts) for each in (1, 7)]

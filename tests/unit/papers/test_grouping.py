@@ -1,4 +1,5 @@
-"""Who runs and who shares GPUs: what must hold of any answer of the regroup stages, and of their order after a restart."""
+"""Who runs and who shares GPUs: what must hold of any answer of the regroup stages, and of their order after
+a restart."""
 
 from collections.abc import Sequence
 from functools import cache
@@ -123,7 +124,8 @@ def packs(sizes: tuple[int, ...], nodes: tuple[int, ...]) -> bool:
 @settings(deadline=None, max_examples=30)
 @given(asked=questions())
 def test_what_holds_of_any_answer(stage: str, asked: Question) -> None:
-    """Nobody runs twice, members are of one shape and fit together, all fit the nodes, and the same question has the same answer."""
+    """Nobody runs twice, members are of one shape and fit together, all fit the nodes, and the same question
+    has the same answer."""
     found = STAGES[stage].solve(asked)
     jobs = {job.job_id: job for job in asked.jobs}
     members = [job_id for group in found.groups for job_id in group.job_ids]
@@ -190,7 +192,8 @@ def test_who_may_not_be_stopped_keeps_its_gpus(stage: str) -> None:
 @pytest.mark.parametrize("stage", STAGES)
 @pytest.mark.parametrize("movable", [True, False])
 def test_of_a_member_whose_stages_are_not_known_any_more(stage: str, movable: bool) -> None:
-    """Two take turns; a new estimate of the second has no stages. Who may not be stopped is planned, alone."""
+    """Two take turns; a new estimate of the second has no stages. Who may not be stopped is planned,
+    alone."""
     first = candidate(0, group="held", movable=movable)
     second = candidate(1, group="held", movable=movable, stages=None)
     found = STAGES[stage].solve(question([first, second], (1,)))
@@ -266,7 +269,8 @@ def test_who_runs_and_is_not_planned_is_stopped_where_its_place_is_needed() -> N
 def test_a_plan_does_not_depend_on_how_many_groups_are_predicted_at_once(
     seed: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Two hundred jobs that all differ: one by one, all at once, and by a stage that has planned them before."""
+    """Two hundred jobs that all differ: one by one, all at once, and by a stage that has planned them
+    before."""
     rng = np.random.default_rng(seed)
     jobs = []
     for number in range(200):
@@ -290,8 +294,8 @@ def test_a_plan_does_not_depend_on_how_many_groups_are_predicted_at_once(
 def test_profiles_that_nearly_all_differ_are_planned_soon_and_well(
     jobs: int, kinds: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Each team measures its own networks, and some jobs are repeated: a matching of kinds, whose time grows with their cube, took minutes,
-    and the batcher's worker was ended before it."""
+    """Each team measures its own networks, and some jobs are repeated: a matching of kinds, whose time grows
+    with their cube, took minutes, and the batcher's worker was ended before it."""
 
     def few(counts: Sequence[int], weights: Weights) -> Pairs:
         assert len(counts) <= MAX_KINDS_MATCHED, "exchanges take minutes"

@@ -62,7 +62,8 @@ def test_buddies_merge_when_both_are_free() -> None:
 
 
 def test_a_gang_takes_the_lowest_level_that_holds_it() -> None:
-    """Workers of two GPUs: two of them share one cell of four; five fill most of a rack; the rest of it stays whole.
+    """Workers of two GPUs: two of them share one cell of four; five fill most of a rack; the rest of it stays
+    whole.
 
     Racks 0 and 1 have two nodes each (n0, n2 and n1, n3), of eight GPUs.
     """
@@ -78,13 +79,15 @@ def test_a_gang_takes_the_lowest_level_that_holds_it() -> None:
 
 
 def test_the_rack_with_least_room_is_taken() -> None:
-    """Two racks could hold a gang of two whole nodes; the one with a third free node is left for larger gangs."""
+    """Two racks could hold a gang of two whole nodes; the one with a third free node is left for larger
+    gangs."""
     state = b.cell_of([b.node(f"n{i}", gpus=4, rack="left" if i < 3 else "right") for i in range(5)])
     assert [node for node, _ in places(run(state, "gang", 4, workers=2))] == ["n3", "n4"]
 
 
 def test_odd_numbers_and_odd_nodes_wait_for_nobody() -> None:
-    """Three GPUs on a node of six: the first three of a cell of four; then two cells, since none holds three."""
+    """Three GPUs on a node of six: the first three of a cell of four; then two cells, since none holds
+    three."""
     state = b.cell(nodes=1, gpus=6)
     assert places(run(state, "three", 3)) == [("n0", (0, 1, 2))]
     assert places(run(state, "more", 3)) == [("n0", (3, 4, 5))]
@@ -101,7 +104,8 @@ def test_parts_of_a_gpu_go_together() -> None:
 
 
 class Buddies:
-    """The textbook's allocator of one node: lists of free cells by size, split on request, merged on return."""
+    """The textbook's allocator of one node: lists of free cells by size, split on request, merged on
+    return."""
 
     def __init__(self, gpus: int) -> None:
         self.free: dict[int, set[int]] = {1 << level: set() for level in range(gpus.bit_length())}
@@ -132,7 +136,8 @@ class Buddies:
 
 @pytest.mark.parametrize("seed", range(5))
 def test_the_same_cells_as_with_split_and_merge(seed: int) -> None:
-    """Jobs of 1, 2, 4 and 8 GPUs come and go on four nodes; the allocator remembers its cells, the policy nothing."""
+    """Jobs of 1, 2, 4 and 8 GPUs come and go on four nodes; the allocator remembers its cells, the policy
+    nothing."""
     rng = np.random.default_rng(seed)
     state = b.cell(nodes=4, gpus=8)
     nodes = {f"n{i}": Buddies(8) for i in range(4)}

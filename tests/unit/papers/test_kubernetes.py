@@ -13,7 +13,8 @@ from tests.support.cluster.driver import CellDriver, estimate, job_spec, node_sp
 
 
 def test_kubeflow_does_not_see_gpus() -> None:
-    """n0 has three of four GPUs busy, n1 half of its cores: by cores and memory n0 is emptier, with GPUs it is not.
+    """n0 has three of four GPUs busy, n1 half of its cores: by cores and memory n0 is emptier, with GPUs it
+    is not.
 
     A task of 1 GPU, 2 of 16 cores, 8 of 64 GiB. n0: shares 5/16 and 1/8: mean 7/32, deviation 3/32: 168.75.
     n1: shares 5/8 and 1/8: mean 3/8, deviation 1/4: 137.5.
@@ -65,7 +66,8 @@ def test_who_may_overtake_a_waiting_gang() -> None:
 
 
 def test_what_a_profile_fixes_is_not_what_was_given() -> None:
-    """The ledger keeps the settings as given; the placer, and `why` with it, go by what the profile makes of them."""
+    """The ledger keeps the settings as given; the placer, and `why` with it, go by what the profile makes of
+    them."""
     given = PlacerSettings(profile="fifo-strict", backfill_window=64)
     assert in_force(given).backfill_window == 1
     assert in_force(PlacerSettings(profile="fifo", backfill_window=7)).backfill_window == 7

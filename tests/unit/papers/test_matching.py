@@ -65,7 +65,8 @@ def test_few_nodes_are_matched_exactly(nodes: int) -> None:
 
 
 def test_rounding_loses_nothing_on_random_problems() -> None:
-    """Few and many nodes, weights with many ties and with none: chains of changes mend what rounding halves has broken."""
+    """Few and many nodes, weights with many ties and with none: chains of changes mend what rounding halves
+    has broken."""
     rng = np.random.Generator(np.random.PCG64(1))
     for number in range(300):
         kinds = int(rng.integers(1, 10))

@@ -1,4 +1,5 @@
-"""Best fit, dot-product, clustering, packing and the fragmentation gradient: by hand, and against the plain rules."""
+"""Best fit, dot-product, clustering, packing and the fragmentation gradient: by hand, and against the plain
+rules."""
 
 from collections import Counter
 
@@ -54,8 +55,8 @@ def scores(plan: Plan) -> list[tuple[str, float]]:
 def test_best_fit_leaves_least() -> None:
     """The largest node has 64 cores and 8 GPUs. A task of 2 GPUs and 8 cores, by hand.
 
-    n0 empty: 56/64 and 6/8 are left: 100 · (1 − ½ · 1.625) = 18.75. n1 with 4 GPUs and 32 cores taken: 24/64 and
-    2/8: 68.75. n2 has 2 GPUs and 16 cores: 8/64 and nothing: 93.75. All are cut to whole numbers.
+    n0 empty: 56/64 and 6/8 are left: 100 · (1 − ½ · 1.625) = 18.75. n1 with 4 GPUs and 32 cores taken: 24/64
+    and 2/8: 68.75. n2 has 2 GPUs and 16 cores: 8/64 and nothing: 93.75. All are cut to whole numbers.
     """
     state = b.cell_of([b.node("n0"), b.node("n1"), b.node("n2", gpus=2, cores=16)])
     runs(state, "half", "n1", need(4, 32))
@@ -72,8 +73,8 @@ def test_dot_product_looks_for_nodes_unlike_the_task() -> None:
 def test_clustering_keeps_classes_apart() -> None:
     """Four nodes of 8 GPUs: one with a pair, one with a pair and a single, one with a share, one empty.
 
-    A pair: 25 · 2/8 = 6 and 75 for its like; 25 · 3/8 = 9 and 50 for the mixed node; 25 for the empty one; the
-    shared one only has 25 · 0.5/8 = 1.
+    A pair: 25 · 2/8 = 6 and 75 for its like; 25 · 3/8 = 9 and 50 for the mixed node; 25 for the empty one;
+    the shared one only has 25 · 0.5/8 = 1.
     """
     state = b.cell(nodes=4)
     runs(state, "pair", "n0", need(2))
@@ -87,7 +88,8 @@ def test_clustering_keeps_classes_apart() -> None:
 
 
 def test_packing_prefers_given_gpus_then_given_nodes() -> None:
-    """n0 untouched: 33 − 4. n1 has a whole GPU taken: 50 − 1. n2 shares a GPU of which 400 are left: 100 − 4."""
+    """n0 untouched: 33 − 4. n1 has a whole GPU taken: 50 − 1. n2 shares a GPU of which 400 are left: 100 −
+    4."""
     state = b.cell(nodes=3, gpus=4)
     runs(state, "whole", "n1", need(1))
     runs(state, "part", "n2", need(1, share=600))
@@ -98,8 +100,8 @@ def test_packing_prefers_given_gpus_then_given_nodes() -> None:
 def test_the_gradient_fills_the_hole_and_names_the_gpu() -> None:
     """What is typical here takes a whole GPU; so half of one is a hole. By hand, for a task of half a GPU:
 
-    n1 has GPU 0 half free. There: F falls from 500 to 0, 100/(1 + e^−0.5) = 62.2. On its GPU 1: F rises from 500 to
-    1,000, for no whole GPU is left: 37.8. On the empty n0: F rises from 0 to 500: 37.8 too.
+    n1 has GPU 0 half free. There: F falls from 500 to 0, 100/(1 + e^−0.5) = 62.2. On its GPU 1: F rises from
+    500 to 1,000, for no whole GPU is left: 37.8. On the empty n0: F rises from 0 to 500: 37.8 too.
     """
     state = b.cell(nodes=2, gpus=2)
     runs(state, "part", "n1", need(1, share=500))
@@ -131,7 +133,8 @@ def test_what_is_typical_comes_from_the_cell_where_the_settings_name_nothing() -
 
 
 def test_random_draws_each_fitting_gpu_equally_often() -> None:
-    """A node with GPU 0 full, 1 half given and 2 free, and a task of 0.4: GPUs 1 and 2 come up equally often."""
+    """A node with GPU 0 full, 1 half given and 2 free, and a task of 0.4: GPUs 1 and 2 come up equally
+    often."""
     state = b.cell(nodes=1, gpus=3)
     runs(state, "full", "n0", need(1))
     runs(state, "half", "n0", need(1, share=500))
@@ -185,9 +188,11 @@ class Churn:
 @pytest.mark.parametrize("profile", FAMILY)
 @pytest.mark.parametrize("seed", range(4))
 def test_the_plain_rules_choose_the_same(profile: str, seed: int) -> None:
-    """A day of a cell under one placer, which caches scores of nodes; a placer that has just started has an empty cache.
+    """A day of a cell under one placer, which caches scores of nodes; a placer that has just started has an
+    empty cache.
 
-    Both must choose what the rules, followed line by line, choose at this moment: the node, the score, the GPU.
+    Both must choose what the rules, followed line by line, choose at this moment: the node, the score, the
+    GPU.
     """
     churn = Churn(seed)
     state = churn.state
@@ -218,7 +223,8 @@ def test_the_plain_rules_choose_the_same(profile: str, seed: int) -> None:
 
 
 def test_typical_tasks_survive_the_placer_in_the_ledger() -> None:
-    """A placer takes over: what is typical it reads from the term's record, as does whoever asks why a job waits."""
+    """A placer takes over: what is typical it reads from the term's record, as does whoever asks why a job
+    waits."""
     typical = typical_tasks([(need(1, share=400), ("A",)), (need(1, share=700), ()), (need(2), ())])
     driver = CellDriver(PlacerSettings(profile="fgd", typical_tasks=typical))
     driver.join(node_spec("n0", 2), node_spec("n1", 2))

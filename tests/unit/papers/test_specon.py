@@ -18,7 +18,8 @@ def host(name: str, categories: str, consumption: float = 0.0) -> Host:
 
 
 def test_the_lowest_score_takes_it() -> None:
-    """The example of Fig. 9's kind: scores 4.5, 7, 3 — the third node has most jobs, and all have converged."""
+    """The example of Fig. 9's kind: scores 4.5, 7, 3 — the third node has most jobs, and all have
+    converged."""
     hosts = [host("w1", "pwc"), host("w2", "pppc"), host("w3", "ccc")]
     assert [one.score for one in hosts] == [4.5, 7.0, 3.0]
     assert host_for("w2", hosts) == "w3"
@@ -37,7 +38,8 @@ def test_of_equal_scores_the_node_that_uses_least() -> None:
 
 
 def test_idle_nodes_get_the_jobs_that_converged_last() -> None:
-    """Four jobs on two nodes, two nodes idle, bf = 1: each gets one, the latest judged first (lines 10–16)."""
+    """Four jobs on two nodes, two nodes idle, bf = 1: each gets one, the latest judged first (lines
+    10–16)."""
     hosts = [host("w1", "cc"), host("w2", "cc"), host("w3", ""), host("w4", "")]
     judged = {"w1-0": 10, "w1-1": 40, "w2-0": 30, "w2-1": 20}
     assert rebalanced(hosts, judged) == [("w1-1", "w3"), ("w2-0", "w4")]
@@ -58,7 +60,8 @@ loads = st.dictionaries(st.sampled_from("abcdef"), st.integers(0, 8), min_size=1
 
 @given(loads)
 def test_rebalancing_never_moves_to_where_the_job_is(found: Mapping[str, int]) -> None:
-    """Whatever runs where: a job goes to another node, none goes twice, and a target had fewer jobs than bf."""
+    """Whatever runs where: a job goes to another node, none goes twice, and a target had fewer jobs than
+    bf."""
     hosts = [host(name, "c" * load) for name, load in sorted(found.items())]
     judged = {job_id: number for one in hosts for number, job_id in enumerate(one.jobs)}
     moves = rebalanced(hosts, judged)

@@ -1,4 +1,5 @@
-"""Who speaks for a node: its own key, from its first joining on; no other writer's record and no old one has any effect."""
+"""Who speaks for a node: its own key, from its first joining on; no other writer's record and no old one has
+any effect."""
 
 import base64
 from concurrent.futures import ThreadPoolExecutor
@@ -126,7 +127,8 @@ def cell() -> SignedCell:
 @pytest.mark.parametrize("name", FORGERIES)
 @pytest.mark.parametrize("signer", ["no key", "another key", "of another cell"])
 def test_nobody_else_speaks_for_a_node(cell: SignedCell, name: str, signer: str) -> None:
-    """Another reporter, with the same rights on the topic, reports that a task has ended whose GPUs it wants."""
+    """Another reporter, with the same rights on the topic, reports that a task has ended whose GPUs it
+    wants."""
     event = FORGERIES[name](cell.token)
     before = unmoved(cell.state)
     if signer == "of another cell":
@@ -183,7 +185,8 @@ def test_an_old_record_sent_again_has_no_effect(cell: SignedCell) -> None:
 
 
 def test_only_the_gateway_speaks_for_operators(cell: SignedCell, tmp_path: Path) -> None:
-    """A reporter may write to the nodes' topic; it fences, cordons and suspects no node there, not even its own."""
+    """A reporter may write to the nodes' topic; it fences, cordons and suspects no node there, not even its
+    own."""
     before = unmoved(cell.state)
     for act in ACTS:
         for key in (None, KEY, b"another key of thirty-two bytes!"):
@@ -196,7 +199,8 @@ def test_only_the_gateway_speaks_for_operators(cell: SignedCell, tmp_path: Path)
 
 
 def test_an_operators_old_fence_ends_no_later_joining(cell: SignedCell) -> None:
-    """A node was cut off, fenced and is back without a boot; a thief of the topic sends the operator's signed record again."""
+    """A node was cut off, fenced and is back without a boot; a thief of the topic sends the operator's signed
+    record again."""
     fence = NodeLeft(
         node_id="n1", boot_id="b1", proof="fenced", incarnation=1, by="ops/on-call", reason="cut"
     )
@@ -207,7 +211,8 @@ def test_an_operators_old_fence_ends_no_later_joining(cell: SignedCell) -> None:
 
 
 def test_an_operators_old_command_is_not_obeyed_again(cell: SignedCell) -> None:
-    """Fans were replaced last week. A thief of the topic sends the operator's signed drain again, and later its end."""
+    """Fans were replaced last week. A thief of the topic sends the operator's signed drain again, and later
+    its end."""
 
     def act(kind: type[NodeCordoned | NodeUncordoned], **more: bool) -> NodeCordoned | NodeUncordoned:
         return kind(node_id="n1", by="ops/on-call", reason="fans", after=cell.state.seq, **more)
@@ -229,7 +234,8 @@ def test_an_operators_old_command_is_not_obeyed_again(cell: SignedCell) -> None:
 
 
 def test_without_a_key_a_cell_must_trust_its_log_explicitly(cell: SignedCell, tmp_path: Path) -> None:
-    """A placer is started by hand, and its operator never read of keys: each writer of the nodes' topic could fence."""
+    """A placer is started by hand, and its operator never read of keys: each writer of the nodes' topic could
+    fence."""
     with pytest.raises(ConfigurationError, match=r"PENSTOCK_OPERATOR_KEY: not set.*trust-log"):
         operator_key({})
     assert operator_key({"PENSTOCK_OPERATOR_KEY": "trust-log"}) is None
@@ -289,7 +295,8 @@ def test_a_reporter_of_before_goes_on_until_it_signs(cell: SignedCell) -> None:
 def test_the_code_stands_for_the_signature_between_the_two_who_agreed(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Node and placer share a secret since the first order; a placer that has just started has the signature."""
+    """Node and placer share a secret since the first order; a placer that has just started has the
+    signature."""
     node, placer, next_placer = NodeKeys(b"a" * 32), PlacerKeys(b"p" * 32), PlacerKeys(b"q" * 32)
     assert [name for name, _ in node.proofs(b"x")] == [SIGNATURE]
     node.meet((placer.header,))

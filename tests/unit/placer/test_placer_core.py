@@ -104,7 +104,8 @@ def test_a_gang_starts_together_or_not_at_all(cell: CellDriver) -> None:
 
 
 def test_one_failing_member_stops_its_gang_and_the_gang_is_tried_again(cell: CellDriver) -> None:
-    """A worker dies of an exception: the others would wait for it for ever; they are stopped, then all retried."""
+    """A worker dies of an exception: the others would wait for it for ever; they are stopped, then all
+    retried."""
     cell.submit("g", job_spec(workers=2, attempts=2, backoff_ms=500))
     cell.start("g")
     assert kinds(cell.exit("g.1.w0", 3)) == ["task.exited", "stop.decided"]
@@ -175,7 +176,8 @@ def test_cancel_of_a_waiting_job_is_immediate(cell: CellDriver) -> None:
 
 
 def test_a_tenant_cancels_its_own_jobs_only(cell: CellDriver) -> None:
-    """Two gateways, and the placer is down: one takes vision's job, the other speech's of the same id, and its cancellation."""
+    """Two gateways, and the placer is down: one takes vision's job, the other speech's of the same id, and
+    its cancellation."""
     cell.feed(JobSubmitted(job_id="w", spec=job_spec(owner="vision")))
     assert cell.feed(JobSubmitted(job_id="w", spec=job_spec(owner="speech"))).reason == "duplicate_job"
     assert cell.feed(JobCancelRequested(job_id="w", tenant="speech", by="speech/ci")).reason == "other_tenant"
@@ -229,7 +231,8 @@ def test_the_backfill_window_bounds_the_search() -> None:
 
 
 def test_what_can_never_run_ends_after_its_grace_unless_a_node_joins(cell: CellDriver) -> None:
-    """8 GPUs on one node are asked, nodes have 4. A fitting node in time saves it; else it ends, with the reason."""
+    """8 GPUs on one node are asked, nodes have 4. A fitting node in time saves it; else it ends, with the
+    reason."""
     step = cell.submit("huge", need=estimate(8))
     assert kinds(step) == ["job.estimated", "job.found_unschedulable", "timer.set"]
     cell.submit("next")
@@ -271,7 +274,8 @@ def test_silence_makes_a_node_suspect_and_its_word_restores_it(cell: CellDriver)
 
 
 def test_a_node_that_left_gives_its_jobs_to_others(cell: CellDriver) -> None:
-    """The cloud deleted the machine: proof. Its job is placed again without counting as the user's attempt."""
+    """The cloud deleted the machine: proof. Its job is placed again without counting as the user's
+    attempt."""
     cell.submit("j")
     cell.start("j")
     node_id = cell.job("j").tasks["j.1.w0"].place.node_id
@@ -308,7 +312,8 @@ def test_a_rejoining_reporter_keeps_what_it_found_alive(cell: CellDriver) -> Non
 
 
 def test_when_most_nodes_vanish_at_once_nobody_is_evicted(cell: CellDriver) -> None:
-    """A network split makes two of three nodes 'deleted': freeze, alarm, evict nothing; thaw when they return."""
+    """A network split makes two of three nodes 'deleted': freeze, alarm, evict nothing; thaw when they
+    return."""
     for name in ("a", "b", "c"):
         cell.submit(name, need=estimate(2))
         cell.start(name)
@@ -367,8 +372,8 @@ def test_messages_with_an_older_token_change_nothing(cell: CellDriver) -> None:
 
 
 def test_the_largest_gang_gets_orders_that_its_nodes_can_read(cell: CellDriver) -> None:
-    """512 members on nodes whose names and addresses are as long as they may be, and random; a node must not find its own order
-    too large, nor the peers in it."""
+    """512 members on nodes whose names and addresses are as long as they may be, and random; a node must not
+    find its own order too large, nor the peers in it."""
     cell.submit("g")
     [order] = cell.orders()
     assert isinstance(order, StartTask)
@@ -413,7 +418,8 @@ def test_a_node_that_shrank_below_its_promises_takes_nothing_new(cell: CellDrive
 
 
 def test_a_drained_nodes_jobs_run_elsewhere_at_nobodys_expense(cell: CellDriver) -> None:
-    """The reporter is drained: its tasks end as stopped without anybody having decided so. Not the job's fault."""
+    """The reporter is drained: its tasks end as stopped without anybody having decided so. Not the job's
+    fault."""
     cell.submit("g", job_spec(workers=2))
     cell.start("g")
     assert kinds(cell.exit("g.1.w0", None, cause="stopped", signal=15)) == ["task.exited", "stop.decided"]
@@ -446,7 +452,8 @@ def test_a_late_goodbye_does_not_end_the_next_life_of_a_node(cell: CellDriver) -
 
 
 def test_an_operator_who_fenced_the_nodes_ends_the_freeze(cell: CellDriver) -> None:
-    """Two of three machines burnt; they will not come back. Whoever made sure of it reports it, and work goes on."""
+    """Two of three machines burnt; they will not come back. Whoever made sure of it reports it, and work goes
+    on."""
     cell.submit("a", need=estimate(4))
     cell.start("a")
     home = cell.job("a").tasks["a.1.w0"].place.node_id

@@ -48,7 +48,8 @@ def test_a_stop_that_overtakes_its_start_ends_the_job(cell: CellDriver) -> None:
 
 @pytest.mark.parametrize("length", [113, 114, 128])
 def test_a_long_job_id_never_costs_anybody_elses_gpus(cell: CellDriver, length: int) -> None:
-    """A CI system names jobs by branch and commit. Task and timer ids grow out of the job's: they must fit too."""
+    """A CI system names jobs by branch and commit. Task and timer ids grow out of the job's: they must fit
+    too."""
     cell.submit("small", need=estimate(4))
     cell.start("small")
     name = "x" * length
@@ -81,7 +82,8 @@ def test_a_wrong_plan_is_answered_however_much_it_names(cell: CellDriver) -> Non
 
 
 def test_news_of_a_node_that_is_gone_changes_nothing(cell: CellDriver) -> None:
-    """A NodeChanged is delivered after the node has left, another with an inventory from before its reboot."""
+    """A NodeChanged is delivered after the node has left, another with an inventory from before its
+    reboot."""
     cell.join(node_spec("n2", boot="b2"))
     assert cell.feed(NodeChanged(node=node_spec("n2", 2, boot="b1"))).reason == "older_boot"
     cell.feed(NodeLeft(node_id="n2", boot_id="b2", proof="shutdown"))
@@ -117,7 +119,8 @@ def test_a_job_whose_node_left_for_good_does_not_block_the_cell_for_ever() -> No
 
 
 def test_a_stop_repeated_under_a_newer_token_is_answered_under_the_older_one(cell: CellDriver) -> None:
-    """The stopped gang is cancelled as well: the node repeats its first answer, under the first stop's token."""
+    """The stopped gang is cancelled as well: the node repeats its first answer, under the first stop's
+    token."""
     cell.submit("g", job_spec(workers=2))
     cell.start("g")
     cell.exit("g.1.w0", 1)
@@ -145,7 +148,8 @@ def test_a_token_from_nowhere_frees_nothing(
 
 
 def test_one_record_places_a_bounded_number_of_tasks() -> None:
-    """The head of the queue blocked everybody for long; it is cancelled, and all gangs behind it fit at once."""
+    """The head of the queue blocked everybody for long; it is cancelled, and all gangs behind it fit at
+    once."""
     cell = CellDriver(PlacerSettings(max_overtakes=0))
     cell.join(*(node_spec(f"n{number}", gpus=16) for number in range(100)))
     cell.submit("running", need=estimate(16))
@@ -159,7 +163,8 @@ def test_one_record_places_a_bounded_number_of_tasks() -> None:
 
 
 def test_a_node_that_was_given_up_wrongly_stops_what_runs_elsewhere_by_now(cell: CellDriver) -> None:
-    """An operator reports that a node is deleted, but only its network was: it returns with a task placed anew meanwhile."""
+    """An operator reports that a node is deleted, but only its network was: it returns with a task placed
+    anew meanwhile."""
     cell.join(node_spec("n2"), node_spec("n3"))
     cell.submit("j1")
     cell.start("j1")

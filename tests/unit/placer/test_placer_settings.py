@@ -1,4 +1,5 @@
-"""What an operator writes into the environment becomes the term's settings, or an error that names the variable."""
+"""What an operator writes into the environment becomes the term's settings, or an error that names the
+variable."""
 
 import pytest
 
@@ -18,7 +19,8 @@ def test_every_setting_has_a_variable() -> None:
 
 
 def test_a_ledger_that_names_no_profile_is_still_read_as_it_was_written() -> None:
-    """A cell is upgraded: its new terms run `penstock`; what earlier terms recorded is folded with the default of then."""
+    """A cell is upgraded: its new terms run `penstock`; what earlier terms recorded is folded with the
+    default of then."""
     assert PlacerSettings().profile == "liquid"
 
 
@@ -47,7 +49,8 @@ def test_a_service_names_every_wrong_variable_at_once() -> None:
     with pytest.raises(ConfigurationError) as refused:
         Settings.from_env(wrong)
     assert str(refused.value) == (
-        "PENSTOCK_LOG: not set; give kafka://host:port or postgresql://…, or run `penstock up`, which sets it; and "
+        "PENSTOCK_LOG: not set; give kafka://host:port or postgresql://…, or run `penstock up`, which sets "
+        "it; and "
         "PENSTOCK_CELL_INDEX: 'first' is no number; give 0 to 999; and "
         "PENSTOCK_TRACE_RATIO: 7 is out of range; give 0.0 to 1.0"
     )

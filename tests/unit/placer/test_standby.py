@@ -10,10 +10,11 @@ HOUR_MS = 3_600_000
 
 
 def test_a_placer_that_has_just_taken_office_gets_time_for_what_is_overdue() -> None:
-    """Nobody was in office for an hour. One placer begins; the other reads its first record, and sees an old timer.
+    """Nobody was in office for an hour. One placer begins; the other reads its first record, and sees an old
+    timer.
 
-    Did it take over at once, the first would see the same of it: the office would change hands as fast as the log
-    can write, and the timer would never fire.
+    Did it take over at once, the first would see the same of it: the office would change hands as fast as the
+    log can write, and the timer would never fire.
     """
     replica = Replica()
     about = TimerSubject(kind="place_more", id="cell")

@@ -76,7 +76,8 @@ def test_tables_do_not_depend_on_batches(seed: int, data: st.DataObject) -> None
 
 
 def test_forgotten_nodes_have_no_rows(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Machines come and go under new names, and one comes back: whatever the batches, its row is there and theirs are not."""
+    """Machines come and go under new names, and one comes back: whatever the batches, its row is there and
+    theirs are not."""
     monkeypatch.setattr("penstock.ledger.derived.departed.MAX_GONE_NODES", 2)
     placer = HandPlacer()
     for number in [*range(8), 1, 8, 9]:
@@ -145,7 +146,8 @@ def test_a_gang_holds_its_gpus_until_each_exit() -> None:
 
 
 def test_other_cores_of_a_running_task_are_in_the_tables() -> None:
-    """An operator gives a starving loader more cores: `get nodes` and `describe` show it, however the ledger was cut, and `verify` agrees."""
+    """An operator gives a starving loader more cores: `get nodes` and `describe` show it, however the ledger
+    was cut, and `verify` agrees."""
     placer = HandPlacer()
     placer.join(node_spec("n0", 1))
     placer.submit("j1")
@@ -172,7 +174,8 @@ def test_other_cores_of_a_running_task_are_in_the_tables() -> None:
 
 
 def test_every_event_of_the_ledger_alone_is_a_decision_or_bookkeeping() -> None:
-    """Somebody adds a decision: it must be in the list of decisions and in traces, or be named as of no interest."""
+    """Somebody adds a decision: it must be in the list of decisions and in traces, or be named as of no
+    interest."""
     own = {model for model in REGISTRY.values() if model.TOPIC is None}
     assert own == DECISIONS | BOOKKEEPING
     assert not DECISIONS & BOOKKEEPING
@@ -253,7 +256,8 @@ def test_a_gpu_that_is_gone_is_listed_while_it_is_held() -> None:
 
 
 def test_a_task_names_the_gpus_that_it_had() -> None:
-    """GPU 0 is pulled once its job has ended, and its slot goes to another card: what the job had stays what it had."""
+    """GPU 0 is pulled once its job has ended, and its slot goes to another card: what the job had stays what
+    it had."""
     placer = HandPlacer()
     spec = node_spec("n0", 3)
     placer.join(spec)
@@ -290,5 +294,6 @@ def test_a_refused_input_is_in_the_stream() -> None:
     [("a\0b", "a\ufffdb"), ("\\u0000", "\\u0000"), ("\\\0", "\\\ufffd"), ("plain", "plain")],
 )
 def test_nul_never_reaches_postgres(text: str, stored: str) -> None:
-    """A label or a failure's detail may hold NUL, which Postgres cannot store; one must not stop the projector."""
+    """A label or a failure's detail may hold NUL, which Postgres cannot store; one must not stop the
+    projector."""
     assert orjson.loads(_json([{"x": text}])) == [{"x": stored}]

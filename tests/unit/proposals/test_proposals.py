@@ -1,4 +1,5 @@
-"""Stories of proposed plans: each unit is answered by itself, the placer chooses GPUs and cores, and says who wanted it so."""
+"""Stories of proposed plans: each unit is answered by itself, the placer chooses GPUs and cores, and says who
+wanted it so."""
 
 from typing import Any
 
@@ -78,7 +79,8 @@ def blocked(profile: str = "fifo-strict", **settings: Any) -> CellDriver:
 
 
 def test_units_are_answered_one_by_one() -> None:
-    """Three units come, of which the second does not fit beside the first. The others start at once, each with who wanted it so and why."""
+    """Three units come, of which the second does not fit beside the first. The others start at once, each
+    with who wanted it so and why."""
     cell = blocked()
     for job_id in ("a", "b", "c", "d"):
         cell.submit(job_id, need=estimate(2))
@@ -86,10 +88,12 @@ def test_units_are_answered_one_by_one() -> None:
     step = cell.feed(plan(*units))
     assert kinds(step) == [
         "plan.proposed",
-        "placement.decided", "timer.set",
-        "placement.decided", "timer.set",
+        "placement.decided",
+        "timer.set",
+        "placement.decided",
+        "timer.set",
         "proposal.answered",
-    ]  # fmt: skip
+    ]
     assert placements(step) == {"a": ["n1"], "c": ["n2"]}
     assert answered(step) == ProposalAnswered(
         proposal_id="p1",
@@ -128,7 +132,8 @@ def test_a_plan_of_which_nothing_fits_is_refused() -> None:
 
 
 def test_who_starts_by_a_plan_has_not_overtaken_the_head() -> None:
-    """A batch of 200 jobs would use up in one record how often the head of the queue may be overtaken, and all would wait for it."""
+    """A batch of 200 jobs would use up in one record how often the head of the queue may be overtaken, and
+    all would wait for it."""
     cell = blocked()
     for job_id in ("a", "b"):
         cell.submit(job_id, need=estimate(2))
@@ -147,7 +152,8 @@ def test_the_stream_of_events_says_what_was_planned_and_what_became_of_it() -> N
         ("proposal", "batcher plans 3 jobs in 2 units"),
         (
             "proposal",
-            "batcher: accepted, 1 started; 1 refused, the first (infeasible): task 0 of b on n1: 1 GPUs are free, 2 needed",
+            "batcher: accepted, 1 started; 1 refused, the first (infeasible): task 0 of b on n1: 1 GPUs are "
+            "free, 2 needed",
         ),
     ]
 
@@ -155,7 +161,8 @@ def test_the_stream_of_events_says_what_was_planned_and_what_became_of_it() -> N
 # ----------------------------------------------------------------------------- units that wait for stops
 
 
-LARGE_MIB = 80_000  # of a node's memory: two such tasks do not live side by side, so none is ordered before the other has ended
+# of a node's memory: two such tasks do not live side by side, so none is ordered before the other has ended
+LARGE_MIB = 80_000
 
 
 def stopping(profile: str = "fifo", **settings: Any) -> CellDriver:
@@ -174,7 +181,8 @@ def ended(cell: CellDriver, task_id: str) -> Step:
 
 
 def test_a_unit_waits_until_the_exits_it_needs_are_proven() -> None:
-    """A batch of two comes while a gang is being stopped. Each starts with the exit on its node, where the plan wanted it and not in the queue's order."""
+    """A batch of two comes while a gang is being stopped. Each starts with the exit on its node, where the
+    plan wanted it and not in the queue's order."""
     cell = stopping()
     step = cell.feed(plan(unit(("b", "n1")), unit(("a", "n2"), why="its data are there")))
     assert kinds(step) == ["plan.proposed", "plan.adopted", "proposal.answered"]
@@ -190,7 +198,8 @@ def test_a_unit_waits_until_the_exits_it_needs_are_proven() -> None:
 
 
 def test_the_jobs_of_a_unit_wait_for_each_other() -> None:
-    """Two jobs that talk to each other are one unit: the first exit starts none of them, though one has room."""
+    """Two jobs that talk to each other are one unit: the first exit starts none of them, though one has
+    room."""
     cell = stopping()
     cell.feed(plan(unit(("a", "n1"), ("b", "n2"))))
     assert placements(ended(cell, "old.1.w0")) == {}
@@ -198,7 +207,8 @@ def test_the_jobs_of_a_unit_wait_for_each_other() -> None:
 
 
 def test_what_is_kept_goes_to_nobody_else() -> None:
-    """Small jobs come between the two exits. They would take the room that the gang waits for; they go elsewhere, or wait."""
+    """Small jobs come between the two exits. They would take the room that the gang waits for; they go
+    elsewhere, or wait."""
     cell = stopping()
     cell.submit("gang", job_spec(workers=2), estimate(4, memory_mib=LARGE_MIB))
     cell.feed(plan(unit(("gang", "n1", "n2"))))
@@ -216,7 +226,8 @@ def test_what_is_kept_goes_to_nobody_else() -> None:
 
 
 def test_who_fits_only_if_others_ended_is_refused() -> None:
-    """Nobody is being stopped on n2: how long its job will run nobody knows, and nothing is kept for so long."""
+    """Nobody is being stopped on n2: how long its job will run nobody knows, and nothing is kept for so
+    long."""
     cell = cell_of()
     for job_id, memory_mib in (("x", LARGE_MIB), ("y", 1_024)):
         cell.submit(job_id, need=estimate(4, memory_mib=memory_mib))
@@ -256,7 +267,8 @@ def test_a_later_plan_supersedes_what_has_not_begun() -> None:
     ids=lambda event: event.TYPE,
 )
 def test_a_unit_that_can_start_no_more_is_given_up(happens: Any) -> None:
-    """Its other node is lost, or one of its jobs: its first job starts by the queue, on the node that was kept."""
+    """Its other node is lost, or one of its jobs: its first job starts by the queue, on the node that was
+    kept."""
     cell = stopping()
     cell.feed(plan(unit(("a", "n1"), ("b", "n2"))))
     cell.feed(happens)
@@ -307,7 +319,8 @@ def test_neither_a_move_nor_more_cores_take_what_is_kept() -> None:
 
 
 def test_a_copy_of_a_proposal_never_acts_twice() -> None:
-    """The batcher's producer repeats a record under another event id. The job has meanwhile failed and queues again: the copy must not place it."""
+    """The batcher's producer repeats a record under another event id. The job has meanwhile failed and queues
+    again: the copy must not place it."""
     cell = blocked()
     cell.submit("a", job_spec(attempts=3), estimate(2))
     cell.feed(plan(unit(("a", "n1"))))
@@ -324,7 +337,8 @@ def test_a_copy_of_a_proposal_never_acts_twice() -> None:
 
 
 def test_a_refused_copy_is_refused_again() -> None:
-    """Its nodes are free by now: its proposer has long been told that nothing came of it, and may have planned otherwise."""
+    """Its nodes are free by now: its proposer has long been told that nothing came of it, and may have
+    planned otherwise."""
     cell = blocked()
     for job_id in ("x1", "y1"):
         cell.start(job_id)
@@ -349,7 +363,8 @@ def test_ids_are_remembered_up_to_a_bound(monkeypatch: pytest.MonkeyPatch) -> No
 
 
 def test_the_head_of_the_queue_is_passed_by_so_many_plans_and_no_more() -> None:
-    """A batcher never plans the job that is first. After `max_overtakes` plans none is accepted that leaves it out, until it has started."""
+    """A batcher never plans the job that is first. After `max_overtakes` plans none is accepted that leaves
+    it out, until it has started."""
     cell = blocked(max_overtakes=2)
     for number in range(4):
         cell.submit(f"j{number}", need=estimate(1))
@@ -368,7 +383,8 @@ def test_the_head_of_the_queue_is_passed_by_so_many_plans_and_no_more() -> None:
 
 @pytest.mark.parametrize("profile", ["srtf", "tiresias"])
 def test_under_a_profile_that_stops_jobs_the_profile_says_who_runs(profile: str) -> None:
-    """A plan wants a job to start that the profile would stop at once. It says where those go whom the profile wants to run, no more."""
+    """A plan wants a job to start that the profile would stop at once. It says where those go whom the
+    profile wants to run, no more."""
     cell = cell_of(profile, nodes=2)
     cell.submit("a", need=estimate(4))
     cell.submit("b", need=estimate(4))
@@ -387,7 +403,8 @@ def test_under_a_profile_that_stops_jobs_the_profile_says_who_runs(profile: str)
 
 
 def test_a_plan_of_two_hundred_gangs_is_accepted_and_its_records_fit_into_every_log() -> None:
-    """A burst of 200 jobs of three tasks on 128 nodes: none is refused, and what is written stays below what both logs take."""
+    """A burst of 200 jobs of three tasks on 128 nodes: none is refused, and what is written stays below what
+    both logs take."""
     found = plans.measure()
     assert (found.placed, found.refused) == (200, 0)
     assert found.plan_bytes <= MAX_PLAN_BYTES
@@ -395,7 +412,8 @@ def test_a_plan_of_two_hundred_gangs_is_accepted_and_its_records_fit_into_every_
 
 
 def test_a_plan_may_have_256_kib_and_no_other_proposal() -> None:
-    """The bound is the plan's own, at the log and at the gateway's door; one byte more is dead-lettered or refused."""
+    """The bound is the plan's own, at the log and at the gateway's door; one byte more is dead-lettered or
+    refused."""
     proposal = plans.plan_of(200, 128)
     value = encode(proposal)
     exact = value + b" " * (MAX_PLAN_BYTES - len(value))

@@ -33,7 +33,8 @@ def plan(
 
 
 def answers(state: CellState, proposal: PlanProposed) -> list[str] | str:
-    """Per unit why it is refused, empty where it is not; one reason where no unit is looked at. The state stays as it is."""
+    """Per unit why it is refused, empty where it is not; one reason where no unit is looked at. The state
+    stays as it is."""
     before = [(node.free(), node.version) for node in state.nodes.values()]
     found = validate_plan(state, proposal)
     assert before == [(node.free(), node.version) for node in state.nodes.values()]
@@ -58,7 +59,8 @@ def commit(state: CellState, proposal: PlanProposed) -> None:
 
 
 def test_a_sound_batch_is_accepted_and_folds():
-    """Two waiting jobs, planned one after the other by the batcher, with the versions that it read. Nobody has named a GPU or a core."""
+    """Two waiting jobs, planned one after the other by the batcher, with the versions that it read. Nobody
+    has named a GPU or a core."""
     state = b.cell(nodes=2, gpus=4)
     b.queued(state, "a", workers=2, parameter_servers=1)
     b.queued(state, "b", worker=b.need(gpus=4))
@@ -80,7 +82,8 @@ def test_a_sound_batch_is_accepted_and_folds():
 
 
 def test_units_that_fit_alone_but_not_together():
-    """A proposer forgot that its own first unit takes the GPUs of the second. The third goes elsewhere and is not touched by that."""
+    """A proposer forgot that its own first unit takes the GPUs of the second. The third goes elsewhere and is
+    not touched by that."""
     state = b.cell(nodes=2, gpus=4)
     for job_id in "abc":
         b.queued(state, job_id, worker=b.need(gpus=3))
@@ -90,7 +93,8 @@ def test_units_that_fit_alone_but_not_together():
 
 
 def test_a_unit_is_all_or_nothing():
-    """Two jobs are to start together and the second does not fit: the first leaves its room to the next unit."""
+    """Two jobs are to start together and the second does not fit: the first leaves its room to the next
+    unit."""
     state = b.cell(nodes=1, gpus=4)
     for job_id in "abc":
         b.queued(state, job_id, worker=b.need(gpus=3))
@@ -101,7 +105,8 @@ def test_a_unit_is_all_or_nothing():
 
 
 def test_what_was_read_has_moved_on():
-    """While the GGA ran, somebody else was placed on the node, or the job was placed, or the node left. Units that rest on nothing of that go on."""
+    """While the GGA ran, somebody else was placed on the node, or the job was placed, or the node left. Units
+    that rest on nothing of that go on."""
     state = b.cell(nodes=2, gpus=4)
     job = b.queued(state, "a")
     b.queued(state, "c")
@@ -201,7 +206,8 @@ def test_a_plan_that_has_expired_starts_nothing():
 
 
 def test_a_unit_beside_a_group_has_what_the_group_leaves():
-    """`a` and `b` hold one set of GPUs and cores on n0 together; what is left is the next unit's, counted once."""
+    """`a` and `b` hold one set of GPUs and cores on n0 together; what is left is the next unit's, counted
+    once."""
     state = b.cell()
     for job_id in "abc":
         b.queued(state, job_id)

@@ -16,7 +16,8 @@ class Replica:
 
 @pytest.fixture
 def rare_collection() -> Iterator[None]:
-    """As in a service after its start, where the collector comes by so rarely that we may as well do without."""
+    """As in a service after its start, where the collector comes by so rarely that we may as well do
+    without."""
     gc.disable()
     yield
     gc.enable()
@@ -24,7 +25,8 @@ def rare_collection() -> Iterator[None]:
 
 @pytest.mark.usefixtures("rare_collection")
 async def test_an_attempt_that_failed_holds_no_memory_when_the_next_begins() -> None:
-    """Somebody writes rubbish into the ledger's partition again and again, and each time a term ends and is begun anew."""
+    """Somebody writes rubbish into the ledger's partition again and again, and each time a term ends and is
+    begun anew."""
     stop, held, alive = asyncio.Event(), [], []
 
     async def attempt() -> None:

@@ -116,7 +116,8 @@ def test_a_gang_that_succeeds(observer: Observer) -> None:
 def test_an_attempt_that_fails_while_launching_and_another_that_is_cut_by_its_node(
     observer: Observer,
 ) -> None:
-    """One worker's program is missing; after the back-off the job runs until its node dies, then it gives up."""
+    """One worker's program is missing; after the back-off the job runs until its node dies, then it gives
+    up."""
     observer.see((10, [SUBMITTED]), (12, [ESTIMATED]), (15, [placed()]), started(0, 20))
     observer.see((30, [JobRequeued(job_id="job-1", attempt=1, reason="failed", not_before_ms=1_030)]))
     observer.see(
@@ -148,8 +149,12 @@ def test_a_successor_goes_on_with_the_times_of_the_folded_state(observer: Observ
         for n in (0, 1)
     ]
     history: list[tuple[int, list[Event]]] = [
-        (1, nodes), (10, [SUBMITTED]), (12, [ESTIMATED]), (15, [placed()]), started(0, 20),
-    ]  # fmt: skip
+        (1, nodes),
+        (10, [SUBMITTED]),
+        (12, [ESTIMATED]),
+        (15, [placed()]),
+        started(0, 20),
+    ]
     state = CellState()
     for seq, (now_ms, facts) in enumerate(history, 1):
         begin(state, seq, now_ms, 1)
@@ -185,8 +190,9 @@ def test_nothing_is_stored_of_jobs_that_are_over_nor_without_a_listener(observer
 
 
 def test_every_decision_has_a_span(observer: Observer) -> None:
-    """Whoever traces a cell finds each decision there: with its explanation, as the end of a job's phase, or by itself. Those about
-    a job lie in its trace, the others in one of their own; written twice after a crash they are the same."""
+    """Whoever traces a cell finds each decision there: with its explanation, as the end of a job's phase, or
+    by itself. Those about a job lie in its trace, the others in one of their own; written twice after a crash
+    they are the same."""
     facts = [EXAMPLES[wire_type(model)] for model in sorted(DECISIONS, key=lambda model: model.TYPE)]
     for _ in range(2):
         trace_decisions(observer.tracing, 7, 1, facts)
@@ -228,7 +234,8 @@ def test_a_decision_to_move_says_from_where(observer: Observer) -> None:
 
 
 def test_what_a_plan_has_placed_links_to_its_span(observer: Observer) -> None:
-    """The batcher has planned two members of a group, and a third job was placed one by one. In Jaeger both members lead to one plan."""
+    """The batcher has planned two members of a group, and a third job was placed one by one. In Jaeger both
+    members lead to one plan."""
     unit = UnitRef(proposer="batcher", proposal_id="regroup-5", unit=0)
     facts = [
         PlacementDecided(job_id=name, attempt=1, tasks=PLACES[:1], unit=of)
@@ -255,11 +262,14 @@ def test_the_decide_span_repeats_the_explanation(observer: Observer) -> None:
     why = PlacementExplanation(
         job_id="job-1",
         profile="liquid",
-        candidates=(Candidate(nodes=("node-0", "node-0", "node-1"), score=0.25), Candidate(nodes=("node-1",), score=0.5)),
+        candidates=(
+            Candidate(nodes=("node-0", "node-0", "node-1"), score=0.25),
+            Candidate(nodes=("node-1",), score=0.5),
+        ),
         margin=0.25,
         feasible=2,
         rejected={"gpus_busy": 5},
-    )  # fmt: skip
+    )
     decide_placement(observer.tracing, 7, 1, why)
     observer.tracing.close()
     (span,) = observer.exporter.get_finished_spans()

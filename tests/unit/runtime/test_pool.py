@@ -27,7 +27,8 @@ def refuse() -> None:
 
 
 async def end_of(pid: int) -> None:
-    """A process that has ended and waits to be reaped, by the process that adopted it, holds neither memory nor a core."""
+    """A process that has ended and waits to be reaped, by the process that adopted it, holds neither memory
+    nor a core."""
 
     def has_ended() -> bool:
         with suppress(psutil.NoSuchProcess):
@@ -38,7 +39,8 @@ async def end_of(pid: int) -> None:
 
 
 async def test_the_loop_goes_on_while_a_worker_computes(tmp_path: Path) -> None:
-    """A fold of 20,000 records takes a third of a second; decisions on the same loop must not notice. Here the loop ends it."""
+    """A fold of 20,000 records takes a third of a second; decisions on the same loop must not notice. Here
+    the loop ends it."""
     pool, begun, enough = WorkerPool(), tmp_path / "begun", tmp_path / "enough"
     work = asyncio.ensure_future(pool.run(compute, begun, enough))
     await await_until(lambda: begun.exists() or work.done(), "the worker")
@@ -59,7 +61,8 @@ def manners() -> tuple[int, str | None]:
 
 
 async def test_a_worker_stands_back_and_keeps_to_one_core(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A training on the machine of two cores that also answers: it must not take both, nor the one that is needed."""
+    """A training on the machine of two cores that also answers: it must not take both, nor the one that is
+    needed."""
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
     nice, polite = WorkerPool(niceness=5), WorkerPool()
     assert await nice.run(manners) == (min(19, os.nice(0) + 5), "1")
@@ -106,7 +109,8 @@ async def test_idle_workers_end() -> None:
 
 
 async def test_a_closed_pool_ends_the_task_that_it_works_on(tmp_path: Path) -> None:
-    """Nobody waits for the answer any more: a replay of a large ledger must not keep a core busy for minutes."""
+    """Nobody waits for the answer any more: a replay of a large ledger must not keep a core busy for
+    minutes."""
     pool, begun = WorkerPool(), tmp_path / "begun"
     first = await pool.run(os.getpid)
     work = asyncio.ensure_future(pool.run(compute, begun))
@@ -122,7 +126,8 @@ async def test_a_closed_pool_ends_the_task_that_it_works_on(tmp_path: Path) -> N
 async def test_a_closed_pool_ends_all_of_its_tasks_also_where_its_worker_is_only_starting(
     tmp_path: Path,
 ) -> None:
-    """Ctrl-C just after a training was begun: its worker had not started, and computed to the end before the program could end."""
+    """Ctrl-C just after a training was begun: its worker had not started, and computed to the end before the
+    program could end."""
     pool = WorkerPool()
     work = [asyncio.ensure_future(pool.run(compute, tmp_path / "begun")) for _ in range(4)]
     await asyncio.sleep(0)

@@ -1,4 +1,5 @@
-"""A service that is not ready yet obeys SIGTERM: it waits for a log or a database that may stay away for long."""
+"""A service that is not ready yet obeys SIGTERM: it waits for a log or a database that may stay away for
+long."""
 
 import os
 import signal
@@ -16,7 +17,8 @@ runpy.run_module("penstock_services.projector", run_name="__main__")
 
 
 def test_a_stop_ends_a_service_that_waits_for_its_log() -> None:
-    """An operator starts a projector before its broker, and changes their mind. All services share what obeys."""
+    """An operator starts a projector before its broker, and changes their mind. All services share what
+    obeys."""
     nobody = socket.socket()
     nobody.bind(("127.0.0.1", 0))  # and does not listen
     env = os.environ | {

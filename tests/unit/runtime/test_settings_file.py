@@ -9,7 +9,8 @@ from penstock.runtime.settings import Settings
 
 
 def test_the_logs_url_comes_from_a_private_file(tmp_path: Path) -> None:
-    """A password in the environment is read by all who may look at /proc; in a file that others can read, too."""
+    """A password in the environment is read by all who may look at /proc; in a file that others can read,
+    too."""
     path = tmp_path / "log-url"
     path.touch(0o600)
     path.write_text("postgresql://penstock:secret@127.0.0.1/log\n")

@@ -307,7 +307,8 @@ def _functions_run_by(call: Callable[[], object]) -> int:
 
 
 def test_a_foreign_context_never_enters_a_jobs_trace(system: System) -> None:
-    """A pipeline submits with its own trace's header: below that, the job's spans would be nowhere to be found."""
+    """A pipeline submits with its own trace's header: below that, the job's spans would be nowhere to be
+    found."""
     placer = system.service("placer")
     own = placer.upcoming("submit", placer.start_job_trace("job-1"), "submit")
     foreign = f"00-{'1' * 32}-{'2' * 16}-01"
@@ -339,7 +340,8 @@ def test_a_context_can_be_handed_on_before_its_span_is_written(ratio: float) -> 
 
 
 def test_held_spans_are_exported_at_a_release_the_latest_alone() -> None:
-    """A stand-by follows for months: only the latest spans wait, and nothing is exported before it takes over."""
+    """A stand-by follows for months: only the latest spans wait, and nothing is exported before it takes
+    over."""
     system = System()
     placer = system.service("placer")
     held = HeldTracing(placer, most=2)

@@ -112,7 +112,8 @@ def test_an_unknown_profile_names_those_that_exist():
 def test_as_many_equal_workers_fit_as_first_fit_places(
     loads: list[tuple[int, int, int]], workers: int, gpus: int, cores: int, memory: int, bandwidth: int
 ):
-    """Whatever runs already, and whichever resource runs out first: counted at once, and placed one after the other."""
+    """Whatever runs already, and whichever resource runs out first: counted at once, and placed one after the
+    other."""
     state = b.cell(nodes=4, gpus=4, cores=32, host_memory_mib=65_536)
     for i, (load_gpus, load_cores, at) in enumerate(loads):
         load = b.queued(state, f"load-{i}", worker=b.need(gpus=load_gpus, cores=load_cores))
@@ -175,8 +176,9 @@ def test_every_policy_places_whole_gangs_soundly_or_not_at_all(
 
 @pytest.mark.parametrize("name", PROFILES)
 def test_a_job_that_has_the_whole_cell_starts_where_it_fits(name: str) -> None:
-    """A worker needs all of one node's memory, and its parameter server any memory. A policy that puts the server there first finds no
-    place for the worker; in a cell with nobody else the job would wait for ever."""
+    """A worker needs all of one node's memory, and its parameter server any memory. A policy that puts the
+    server there first finds no place for the worker; in a cell with nobody else the job would wait for
+    ever."""
     driver = CellDriver(PlacerSettings(profile=name))
     driver.join(node_spec("n1", 1), node_spec("n2", 0))
     memory_mib = driver.state.nodes["n1"].spec.host_memory_mib

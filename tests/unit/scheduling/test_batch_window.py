@@ -54,7 +54,8 @@ def burst(cell: CellDriver, jobs: int = 5, every_ms: int = 100) -> list[Step]:
 
 @pytest.mark.parametrize("profile", ["fifo", "penstock", "drf", "srtf"])
 def test_a_burst_waits_for_its_plan(profile: str) -> None:
-    """Three of five jobs that come within half a second wait; the batcher's plan places two of them, and the third is tried as usual at once."""
+    """Three of five jobs that come within half a second wait; the batcher's plan places two of them, and the
+    third is tried as usual at once."""
     cell = cell_of(profile)
     steps = burst(cell)
     assert [kinds(step)[1:] for step in steps[2:]] == [["batch_window.opened", "timer.set"], [], []]
@@ -70,7 +71,8 @@ def test_a_burst_waits_for_its_plan(profile: str) -> None:
 
 @pytest.mark.parametrize("profile", ["fifo", "penstock", "drf", "srtf"])
 def test_where_no_plan_comes_nobody_waits_longer_than_the_window(profile: str) -> None:
-    """The batcher is down. At the end of the window all are placed; the next ones are placed as they come until that many were fast again."""
+    """The batcher is down. At the end of the window all are placed; the next ones are placed as they come
+    until that many were fast again."""
     cell = cell_of(profile)
     burst(cell)
     steps = cell.at(1_200)
@@ -138,7 +140,8 @@ def test_a_snapshot_in_a_window_folds_on() -> None:
 
 
 def waiting_burst(profile: str) -> CellDriver:
-    """One node of four GPUs is full with `old` and `j0`; j1 … j4 of the same burst wait, their window is over with an answer."""
+    """One node of four GPUs is full with `old` and `j0`; j1 … j4 of the same burst wait, their window is over
+    with an answer."""
     cell = CellDriver(PlacerSettings(profile=profile, batch_window_ms=WINDOW_MS, batch_arrivals=2))
     cell.join(node_spec("n1"))
     cell.submit("old", job_spec(workers=2), estimate(1))
@@ -154,7 +157,8 @@ def waiting_burst(profile: str) -> CellDriver:
 
 
 def test_what_a_burst_still_waits_for_is_left_to_a_plan_again() -> None:
-    """A task of `old` ends: nobody takes its GPU before the plan or the end of the window; the profile without a batch stage tries at once."""
+    """A task of `old` ends: nobody takes its GPU before the plan or the end of the window; the profile
+    without a batch stage tries at once."""
     cell = waiting_burst("liquid")
     step = cell.exit("old.1.w0")
     assert "batch_window.opened" in kinds(step)

@@ -2,13 +2,18 @@
 
 The seven cases that users met before it was the default, and where each is told:
 1. A gang of four is split though a whole node is free: `test_a_gang_of_four_goes_to_the_free_node`.
-2. A head that waits for hardware out of use blocks idle GPUs: `test_a_head_that_waits_for_a_faulted_gpu_holds_up_nobody`.
-3. What the estimator learns of a running job reaches no decision: `test_what_is_learned_of_a_running_job_lets_another_start`.
-4. A V100 job is stopped for one that needs an A100: `test_preemption.py`, `test_nobody_is_stopped_for_gpus_of_another_model`.
-5. A job is stopped for cores that no node has: `test_preemption.py`, `test_nobody_is_stopped_for_cores_that_no_stop_brings`.
+2. A head that waits for hardware out of use blocks idle GPUs:
+   `test_a_head_that_waits_for_a_faulted_gpu_holds_up_nobody`.
+3. What the estimator learns of a running job reaches no decision:
+   `test_what_is_learned_of_a_running_job_lets_another_start`.
+4. A V100 job is stopped for one that needs an A100: `test_preemption.py`,
+   `test_nobody_is_stopped_for_gpus_of_another_model`.
+5. A job is stopped for cores that no node has: `test_preemption.py`,
+   `test_nobody_is_stopped_for_cores_that_no_stop_brings`.
 6. Preemption destroys work: `tests/e2e/scheduling/test_checkpoints.py`, `test_a_preempted_job_loses_nothing`.
-7. Others take the target of a job that moves: `tests/unit/scheduling/acting/test_moves.py`, `test_nobody_else_gets_the_target`.
-This profile stops nobody (`test_it_stops_nobody`), so 4 to 6 are told of profiles that do.
+7. Others take the target of a job that moves: `tests/unit/scheduling/acting/test_moves.py`,
+   `test_nobody_else_gets_the_target`. This profile stops nobody (`test_it_stops_nobody`), so 4 to 6 are told
+   of profiles that do.
 """
 
 import msgspec
@@ -68,7 +73,8 @@ def test_a_gang_that_no_node_holds_stays_in_one_rack() -> None:
 
 
 def test_a_head_that_waits_for_a_faulted_gpu_holds_up_nobody() -> None:
-    """145 jobs waited for thirty days beside 32 free V100: the head of the queue asked for eight GPUs of the node with the broken one."""
+    """145 jobs waited for thirty days beside 32 free V100: the head of the queue asked for eight GPUs of the
+    node with the broken one."""
     driver = cell(backfill_window=4)
     driver.join(node_spec("broken", 8, model="A100"), node_spec("v0", 8, model="V100"))
     driver.feed(GpuFaulted(node_id="broken", gpu=7, fault="xid", code=79))
@@ -81,8 +87,9 @@ def test_a_head_that_waits_for_a_faulted_gpu_holds_up_nobody() -> None:
 
 
 def test_who_is_next_and_can_never_run_holds_up_nobody() -> None:
-    """The other half of the cell is fenced for good. The urgent job that wanted all of it comes first in its tenant's order, behind a small one
-    in the queue, and with it the bound on how many are passed is used up."""
+    """The other half of the cell is fenced for good. The urgent job that wanted all of it comes first in its
+    tenant's order, behind a small one in the queue, and with it the bound on how many are passed is used
+    up."""
     driver = cell(backfill_window=1)
     driver.join(node_spec("n0", 4), node_spec("n1", 4))
     start(driver, "all", job_spec(workers=2, attempts=1), gpus=4)
@@ -100,8 +107,8 @@ LONG_WAIT_S = 140_000
 
 
 def test_a_job_that_ends_in_time_runs_on_nodes_that_are_kept_for_another() -> None:
-    """Four GPUs of eight are free, and a job that has waited for a night wants all of them; the others are free in ten minutes. A job of
-    five minutes may start, one of an hour may not."""
+    """Four GPUs of eight are free, and a job that has waited for a night wants all of them; the others are
+    free in ten minutes. A job of five minutes may start, one of an hour may not."""
     driver = cell()
     driver.join(node_spec("n0", 8))
     start(driver, "first", gpus=4, run_s=LONG_WAIT_S + 600)
@@ -128,7 +135,8 @@ def test_a_job_that_ends_in_time_runs_on_nodes_that_are_kept_for_another() -> No
 
 @pytest.mark.parametrize(("left_s", "hour"), [(None, JobStatus.QUEUED), (4 * 3_600, JobStatus.LAUNCHING)])
 def test_what_is_learned_of_a_running_job_lets_another_start(left_s: int | None, hour: JobStatus) -> None:
-    """The same cell, but the estimator has seen the first job's steps: it takes four hours more and not ten minutes. So a job of an hour is in nobody's way."""
+    """The same cell, but the estimator has seen the first job's steps: it takes four hours more and not ten
+    minutes. So a job of an hour is in nobody's way."""
     driver = cell()
     driver.join(node_spec("n0", 8))
     start(driver, "first", gpus=4, run_s=LONG_WAIT_S + 600)
@@ -141,7 +149,8 @@ def test_what_is_learned_of_a_running_job_lets_another_start(left_s: int | None,
 
 
 def test_it_stops_nobody() -> None:
-    """A job of a week has the only A100, and a short one for it comes, of higher priority and of a tenant that has nothing."""
+    """A job of a week has the only A100, and a short one for it comes, of higher priority and of a tenant
+    that has nothing."""
     driver = cell()
     driver.join(node_spec("a", 1, model="A100"), node_spec("v", 1, model="V100"))
     start(driver, "week", job_spec(models=("A100",)), run_s=600_000)
@@ -157,7 +166,8 @@ def test_it_stops_nobody() -> None:
 
 
 def test_who_comes_to_a_full_cell_asks_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Four thousand jobs wait, and hundreds more come each second: none of them has to look at the others' order."""
+    """Four thousand jobs wait, and hundreds more come each second: none of them has to look at the others'
+    order."""
     driver = cell()
     driver.join(node_spec("n0", 8))
     start(driver, "all", gpus=8, run_s=600)
@@ -183,7 +193,8 @@ def test_who_has_just_come_keeps_nothing() -> None:
 
 
 def test_who_is_not_in_the_way_runs_on_a_kept_node() -> None:
-    """Four of eight GPUs are kept from the moment on at which the job there ends. Two others are free for ever."""
+    """Four of eight GPUs are kept from the moment on at which the job there ends. Two others are free for
+    ever."""
     driver = cell()
     driver.join(node_spec("n0", 8))
     start(driver, "first", gpus=4, run_s=LONG_WAIT_S + 600)
@@ -199,7 +210,8 @@ def test_who_is_not_in_the_way_runs_on_a_kept_node() -> None:
 
 
 def test_a_job_of_unknown_length_is_not_in_the_way_of_who_has_waited_long() -> None:
-    """A gang of two nodes waits for one of them. A job of unknown length does not go to the free one that is kept."""
+    """A gang of two nodes waits for one of them. A job of unknown length does not go to the free one that is
+    kept."""
     driver = cell()
     driver.join(*(node_spec(f"n{n}", 4) for n in range(3)))
     for number in range(2):
@@ -214,7 +226,8 @@ def test_a_job_of_unknown_length_is_not_in_the_way_of_who_has_waited_long() -> N
 
 
 def test_a_tenant_over_its_share_comes_later() -> None:
-    """One team has sent fifty jobs, another one sends its first: it is next, though forty-eight are before it."""
+    """One team has sent fifty jobs, another one sends its first: it is next, though forty-eight are before
+    it."""
     driver = cell()
     driver.join(node_spec("n0", 2))
     for number in range(6):
@@ -228,8 +241,8 @@ def test_a_tenant_over_its_share_comes_later() -> None:
 
 @pytest.mark.parametrize(("waited_s", "first"), [(600, "new"), (40_000, "gang")])
 def test_a_large_gang_that_has_waited_long_comes_before_its_tenants_turn(waited_s: int, first: str) -> None:
-    """A team holds three nodes of four and waits for a node with its next gang; another team sends one after the other. Its share alone
-    would let the gang wait for as long as they come."""
+    """A team holds three nodes of four and waits for a node with its next gang; another team sends one after
+    the other. Its share alone would let the gang wait for as long as they come."""
     driver = cell()
     for number in range(4):
         driver.join(node_spec(f"n{number}", 8))
@@ -245,7 +258,8 @@ def test_a_large_gang_that_has_waited_long_comes_before_its_tenants_turn(waited_
 
 @pytest.mark.parametrize(("waited_s", "first"), [(1_500, "short"), (5_000, "long")])
 def test_gangs_of_whole_nodes_wait_less_for_their_length(waited_s: int, first: str) -> None:
-    """Eight GPUs for an hour, against a job of one GPU and a minute that has waited for a quarter of an hour."""
+    """Eight GPUs for an hour, against a job of one GPU and a minute that has waited for a quarter of an
+    hour."""
     driver = cell()
     for number in range(4):
         driver.join(node_spec(f"n{number}", 8))
@@ -271,7 +285,8 @@ def test_a_tenants_urgent_job_passes_its_other_jobs(priority: int, first: str) -
 
 
 def test_nobody_passes_other_tenants_by_asking_for_the_highest_priority() -> None:
-    """One team gives all of its jobs the highest priority. The other team's job has waited longer and is next."""
+    """One team gives all of its jobs the highest priority. The other team's job has waited longer and is
+    next."""
     driver = cell()
     driver.join(node_spec("n0", 1))
     start(driver, "running", job_spec(owner="third"))
@@ -300,7 +315,8 @@ def test_why_names_what_the_place_in_the_order_rests_on() -> None:
 
 
 def test_jobs_of_lower_priority_use_what_the_higher_ones_cannot() -> None:
-    """The urgent job needs the whole node and does not fit; the tenant's small ones go on, each of them once a place is free."""
+    """The urgent job needs the whole node and does not fit; the tenant's small ones go on, each of them once
+    a place is free."""
     driver = cell()
     driver.join(node_spec("n0", 2))
     start(driver, "running", gpus=1)
@@ -317,7 +333,8 @@ def test_jobs_of_lower_priority_use_what_the_higher_ones_cannot() -> None:
 
 @pytest.mark.parametrize(("waited_s", "first"), [(0, "short"), (7_200, "long")])
 def test_short_jobs_pass_long_ones_until_those_have_waited(waited_s: int, first: str) -> None:
-    """A job of an hour that has just come lets one of a minute pass; after two hours in the queue it does not."""
+    """A job of an hour that has just come lets one of a minute pass; after two hours in the queue it does
+    not."""
     driver = cell()
     driver.join(node_spec("n0", 1))
     start(driver, "running", gpus=1, run_s=7_200)

@@ -1,4 +1,5 @@
-"""Stories of windows under a profile that regroups: who comes, and what is freed, waits for the batcher's plan, and for a bounded time."""
+"""Stories of windows under a profile that regroups: who comes, and what is freed, waits for the batcher's
+plan, and for a bounded time."""
 
 from msgspec.structs import replace
 
@@ -13,7 +14,8 @@ WINDOW_MS = 5_000
 
 
 def test_every_arrival_waits_for_the_plan_or_for_the_window_to_end() -> None:
-    """With a window the first job waits for the plan, which starts it; the second one's plan never comes: when the time is over it is placed as usual."""
+    """With a window the first job waits for the plan, which starts it; the second one's plan never comes:
+    when the time is over it is placed as usual."""
     with known_as("regroups", regroup=FirstFitRegroup()) as settings:
         cell = CellDriver(replace(settings, batch_window_ms=WINDOW_MS))
         cell.join(node_spec("n1"), node_spec("n2"))
@@ -32,7 +34,8 @@ def test_every_arrival_waits_for_the_plan_or_for_the_window_to_end() -> None:
 
 
 def test_an_end_opens_a_window_only_while_somebody_waits_and_not_for_who_made_way() -> None:
-    """Two exits: the first with nobody waiting, the second with a job in the queue. What a stopped job leaves is the plan's by now."""
+    """Two exits: the first with nobody waiting, the second with a job in the queue. What a stopped job leaves
+    is the plan's by now."""
     with known_as("regroups", regroup=FirstFitRegroup()) as settings:
         cell = CellDriver(replace(settings, batch_window_ms=WINDOW_MS))
         cell.join(node_spec("n1"))
@@ -54,7 +57,8 @@ def test_an_end_opens_a_window_only_while_somebody_waits_and_not_for_who_made_wa
 
 
 def test_a_plan_that_changes_nothing_answers_the_window_and_leaves_the_queue_to_the_next_one() -> None:
-    """A GPU is free, but the plan wants nobody on it: the job waits on, until something happens and no plan comes in time."""
+    """A GPU is free, but the plan wants nobody on it: the job waits on, until something happens and no plan
+    comes in time."""
     with known_as("regroups", regroup=FirstFitRegroup()) as settings:
         cell = CellDriver(replace(settings, batch_window_ms=WINDOW_MS))
         cell.join(node_spec("n1"))
@@ -73,7 +77,8 @@ def test_a_plan_that_changes_nothing_answers_the_window_and_leaves_the_queue_to_
 
 
 def test_a_plan_that_starts_nobody_in_an_empty_cell_holds_up_nobody() -> None:
-    """The stage finds no place for a job that fits: nothing would ever happen again, so it starts in the order of the profile."""
+    """The stage finds no place for a job that fits: nothing would ever happen again, so it starts in the
+    order of the profile."""
     with known_as("regroups", regroup=FirstFitRegroup()) as settings:
         cell = CellDriver(replace(settings, batch_window_ms=WINDOW_MS))
         cell.join(node_spec("n1"))

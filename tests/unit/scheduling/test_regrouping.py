@@ -1,4 +1,5 @@
-"""Stories of plans under a profile that regroups: running jobs make way, leave one group and join another, and nobody is stopped in vain."""
+"""Stories of plans under a profile that regroups: running jobs make way, leave one group and join another,
+and nobody is stopped in vain."""
 
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -82,7 +83,8 @@ def made_way(cell: CellDriver, job_id: str) -> Step:
 
 
 def test_a_running_job_makes_way_and_the_other_starts_after_it(cell: CellDriver) -> None:
-    """`long` has n1. The plan wants `short` there: `long` is stopped in the same record, waits again, and `short` is ordered to start after it."""
+    """`long` has n1. The plan wants `short` there: `long` is stopped in the same record, waits again, and
+    `short` is ordered to start after it."""
     running(cell, "long", "other")
     cell.submit("short", need=estimate(4))
     step = cell.feed(plan(unit("short", nodes=["n1"]), stops=["long"]))
@@ -99,7 +101,8 @@ def test_a_running_job_makes_way_and_the_other_starts_after_it(cell: CellDriver)
 
 
 def test_nobody_is_stopped_for_somebody_who_cannot_start(cell: CellDriver) -> None:
-    """`wide` needs eight cores beyond what the node has even when `long` has ended: its unit is refused, and `long` runs on."""
+    """`wide` needs eight cores beyond what the node has even when `long` has ended: its unit is refused, and
+    `long` runs on."""
     running(cell, "long", "other")
     cell.submit("wide", need=estimate(4, cores=1_000))
     step = cell.feed(plan(unit("wide", nodes=["n1"]), stops=["long"]))
@@ -111,7 +114,8 @@ def test_nobody_is_stopped_for_somebody_who_cannot_start(cell: CellDriver) -> No
 
 @pytest.mark.parametrize("named", ["other", "ghost", "short"])
 def test_a_stop_that_helps_nobody_is_left_out(cell: CellDriver, named: str) -> None:
-    """The plan names who runs elsewhere, who does not exist, who waits: only who stands in the way is stopped."""
+    """The plan names who runs elsewhere, who does not exist, who waits: only who stands in the way is
+    stopped."""
     running(cell, "long", "other")
     cell.submit("short", need=estimate(4))
     step = cell.feed(plan(unit("short", nodes=["n1"]), stops=[named, "long"]))
@@ -130,8 +134,9 @@ def test_who_may_not_be_stopped_is_not(cell: CellDriver) -> None:
 
 
 def test_of_those_on_a_node_no_more_are_stopped_than_the_unit_needs(cell: CellDriver) -> None:
-    """Four small jobs have n1, and the plan names all of them, since it counted on a second unit that has ended meanwhile. One GPU is
-    wanted: the first one named makes way, and the answer says that the others run on."""
+    """Four small jobs have n1, and the plan names all of them, since it counted on a second unit that has
+    ended meanwhile. One GPU is wanted: the first one named makes way, and the answer says that the others run
+    on."""
     running(cell, "s1", "s2", "s3", "s4", gpus=1)
     running(cell, "other")
     cell.submit("short", need=estimate(1))
@@ -147,7 +152,8 @@ def test_of_those_on_a_node_no_more_are_stopped_than_the_unit_needs(cell: CellDr
 
 
 def test_all_members_of_a_group_make_way_where_their_gpus_are_wanted(cell: CellDriver) -> None:
-    """`a` and `b` take turns on n1. Who ends first frees no GPU; then `short` is ordered to start after the other."""
+    """`a` and `b` take turns on n1. Who ends first frees no GPU; then `short` is ordered to start after the
+    other."""
     running(cell, "a", "other")
     cell.submit("b", need=estimate(4))
     cell.feed(plan(unit("a", "b", nodes=["n1"]), name="p0"))
@@ -161,8 +167,8 @@ def test_all_members_of_a_group_make_way_where_their_gpus_are_wanted(cell: CellD
 
 
 def test_of_a_group_the_member_makes_way_whose_place_is_wanted(cell: CellDriver) -> None:
-    """`c` is to take turns with `a` in place of `b`: `b` shares the GPUs, is not named in the unit, and is stopped though that frees no GPU.
-    `c` need not wait for it."""
+    """`c` is to take turns with `a` in place of `b`: `b` shares the GPUs, is not named in the unit, and is
+    stopped though that frees no GPU. `c` need not wait for it."""
     running(cell, "a", "other")
     for job_id in "bc":
         cell.submit(job_id, need=estimate(4))
@@ -178,7 +184,8 @@ def test_of_a_group_the_member_makes_way_whose_place_is_wanted(cell: CellDriver)
 
 
 def test_each_stop_that_is_refused_has_its_reason(cell: CellDriver) -> None:
-    """The plan was computed on another state: who is named has ended, waits, is being stopped already, or may not be stopped."""
+    """The plan was computed on another state: who is named has ended, waits, is being stopped already, or may
+    not be stopped."""
     cell.submit("firm", job_spec(preemptible=False), estimate(2))
     cell.start("firm")
     running(cell, "leaves", gpus=2)
@@ -200,7 +207,8 @@ def test_each_stop_that_is_refused_has_its_reason(cell: CellDriver) -> None:
 def test_a_plan_stops_no_more_than_one_record_holds(
     cell: CellDriver, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Both nodes are to be cleared, and one stop is the bound here: the first unit gets its node, the second one is told to come again."""
+    """Both nodes are to be cleared, and one stop is the bound here: the first unit gets its node, the second
+    one is told to come again."""
     monkeypatch.setattr(plan_stops, "MAX_STOPS", 1)
     running(cell, "a", "b")
     for job_id in "cd":
@@ -230,7 +238,8 @@ def test_only_the_batcher_says_who_runs(cell: CellDriver, more: dict[str, Any]) 
 
 
 def test_turns_of_strangers_are_refused(cell: CellDriver) -> None:
-    """A batcher with a bug names a job that has ended, or that is in no group: the unit is refused, and the placer goes on."""
+    """A batcher with a bug names a job that has ended, or that is in no group: the unit is refused, and the
+    placer goes on."""
     running(cell, "a", "other")
     cell.submit("b", need=estimate(4))
     ghost = replace(unit("a", "b", nodes=["n1"]), turns=turns("a", "ghost"))
@@ -242,8 +251,8 @@ def test_turns_of_strangers_are_refused(cell: CellDriver) -> None:
 
 
 def test_who_stay_take_other_turns_when_one_of_them_leaves(cell: CellDriver) -> None:
-    """`a`, `b` and `c` take turns on n1, and n2 has become free: `c` moves there, and in the same record `a` and `b` have the turns of two. Where `c`
-    cannot move, it stays, and so do the turns of three."""
+    """`a`, `b` and `c` take turns on n1, and n2 has become free: `c` moves there, and in the same record `a`
+    and `b` have the turns of two. Where `c` cannot move, it stays, and so do the turns of three."""
     running(cell, "a", "other")
     for job_id in "bc":
         cell.submit(job_id, need=estimate(4))
@@ -274,19 +283,22 @@ def test_the_same_turns_again_change_nothing(cell: CellDriver) -> None:
 
 
 def test_people_are_told_with_whom_a_job_takes_turns(cell: CellDriver) -> None:
-    """`penstock why a`: the group, the rotation, the efficiency, its own speed, and what else was considered."""
+    """`penstock why a`: the group, the rotation, the efficiency, its own speed, and what else was
+    considered."""
     running(cell, "a", "other")
     cell.submit("b", need=estimate(4))
     cell.feed(plan(unit("a", "b", nodes=["n1"]), name="p0"))
     group = cell.job("a").group
     assert explain(cell.state, "a").text == (
-        f"It runs on n1. It takes turns there with b, as {group}: in the order a, b, an iteration of each in 100 ms, efficiency 0.70; "
+        f"It runs on n1. It takes turns there with b, as {group}: in the order a, b, an iteration of each in "
+        "100 ms, efficiency 0.70; "
         "it is expected to run at 50% of its speed alone. Considered: apart: 10 % less."
     )
 
 
 def test_the_end_of_a_member_is_expected_by_its_speed(cell: CellDriver) -> None:
-    """`a` needs 100 s alone and runs at half speed from the beginning: it is expected to end after 200 s, also when half of that is over."""
+    """`a` needs 100 s alone and runs at half speed from the beginning: it is expected to end after 200 s,
+    also when half of that is over."""
     running(cell, "other")
     cell.submit("a", need=replace(estimate(4), run_ms=100_000))
     cell.start("a")
@@ -310,7 +322,8 @@ def test_a_plan_with_stops_is_refused_where_the_profile_does_not_regroup() -> No
 
 
 def test_a_job_leaves_its_group_and_joins_another(cell: CellDriver) -> None:
-    """`a` and `b` take turns on n1, `c` has n2. The plan wants `b` with `c`: `b` alone is stopped, `a` and `c` run on, and `b` starts beside `c` when it has ended."""
+    """`a` and `b` take turns on n1, `c` has n2. The plan wants `b` with `c`: `b` alone is stopped, `a` and
+    `c` run on, and `b` starts beside `c` when it has ended."""
     running(cell, "a", "c")
     cell.submit("b", need=estimate(4))
     cell.feed(plan(unit("a", "b", nodes=["n1"]), name="p0"))
@@ -332,7 +345,8 @@ def test_a_job_leaves_its_group_and_joins_another(cell: CellDriver) -> None:
 
 
 def test_two_who_run_alone_share_so_that_a_third_has_room(cell: CellDriver) -> None:
-    """`a` has n1, `b` has n2, `big` waits for four GPUs. `b` joins `a`, and `big` gets n2: one restart, in one plan."""
+    """`a` has n1, `b` has n2, `big` waits for four GPUs. `b` joins `a`, and `big` gets n2: one restart, in
+    one plan."""
     running(cell, "a", "b")
     cell.submit("big", need=estimate(4))
     step = cell.feed(plan(unit("a", "b", nodes=["n1"]), unit("big", nodes=["n2"]), stops=["b"]))
@@ -346,7 +360,8 @@ def test_two_who_run_alone_share_so_that_a_third_has_room(cell: CellDriver) -> N
 
 
 def test_a_unit_is_given_up_where_a_member_was_done_before_its_stop(cell: CellDriver) -> None:
-    """`b` ends by itself just before SIGTERM reaches it: nothing is kept for the group that it was to join."""
+    """`b` ends by itself just before SIGTERM reaches it: nothing is kept for the group that it was to
+    join."""
     running(cell, "a", "b")
     cell.submit("big", need=estimate(4))
     cell.feed(plan(unit("a", "b", nodes=["n1"]), stops=["b"]))
@@ -356,7 +371,8 @@ def test_a_unit_is_given_up_where_a_member_was_done_before_its_stop(cell: CellDr
 
 
 def test_a_cancelled_member_that_makes_way_frees_what_was_kept(cell: CellDriver) -> None:
-    """Its user cancels `b` while it saves: the unit is given up when it has ended, and others may have the node."""
+    """Its user cancels `b` while it saves: the unit is given up when it has ended, and others may have the
+    node."""
     running(cell, "a", "b")
     cell.submit("big", need=estimate(4))
     cell.feed(plan(unit("b", nodes=["n2"]), unit("big", nodes=["n2"]), stops=["b"]))
@@ -380,7 +396,8 @@ def test_other_turns_of_the_same_members_are_only_written_down(cell: CellDriver)
 
 
 def test_what_is_left_of_a_member_falls_at_its_own_speed(cell: CellDriver) -> None:
-    """`a` needs 100 s alone. After 10 s `b` joins it and both run at half speed: after 20 s more `a` has done 20 s of work; when `b` has ended it is as fast as before."""
+    """`a` needs 100 s alone. After 10 s `b` joins it and both run at half speed: after 20 s more `a` has done
+    20 s of work; when `b` has ended it is as fast as before."""
     running(cell, "c")
     cell.submit("a", need=replace(estimate(4), run_ms=100_000))
     cell.start("a")
@@ -401,7 +418,8 @@ def test_what_is_left_of_a_member_falls_at_its_own_speed(cell: CellDriver) -> No
 
 
 def test_the_order_of_the_stage_is_written_down(cell: CellDriver) -> None:
-    """Ranks of a plan without units: the next plan finds them; jobs that have ended meanwhile are passed over."""
+    """Ranks of a plan without units: the next plan finds them; jobs that have ended meanwhile are passed
+    over."""
     running(cell, "a")
     ranks = [JobRank(job_id=job_id, level=0, chosen=True, position=7) for job_id in ("a", "gone")]
     step = cell.feed(plan(ranks=tuple(ranks)))
@@ -410,7 +428,8 @@ def test_the_order_of_the_stage_is_written_down(cell: CellDriver) -> None:
 
 
 def test_groups_become_nodes_and_as_few_stops_as_possible(cell: CellDriver) -> None:
-    """The answer wants `a` with `b` and `big` alone: `b` joins `a` where `a` is, and `big` gets what `b` leaves. Carried out, the same answer asks for nothing more."""
+    """The answer wants `a` with `b` and `big` alone: `b` joins `a` where `a` is, and `big` gets what `b`
+    leaves. Carried out, the same answer asks for nothing more."""
     running(cell, "a", "b")
     cell.submit("big", need=estimate(4))
     answer = Answer((PlannedGroup(("a", "b"), turns("a", "b")), PlannedGroup(("big",))))
@@ -442,7 +461,8 @@ def test_two_who_share_move_apart(cell: CellDriver) -> None:
 
 
 def test_small_jobs_move_together_so_that_a_large_one_fits(cell: CellDriver) -> None:
-    """A GPU of each node is taken, so nowhere are four free, though six are: the plan moves one of the small jobs beside the other."""
+    """A GPU of each node is taken, so nowhere are four free, though six are: the plan moves one of the small
+    jobs beside the other."""
     running(cell, "a", gpus=1)
     cell.submit("filler", need=estimate(3))
     cell.start("filler")
@@ -472,8 +492,9 @@ def test_an_answer_that_is_out_of_date_stops_nobody(cell: CellDriver) -> None:
 
 
 def test_reservations_bind_all_plans_but_those_of_the_batcher() -> None:
-    """The default profile has reserved both nodes for a gang that has waited for weeks. The batcher's plan is for the whole cell, in an order in which the gang has its place, so it may form a
-    group there; a plan of another proposer may not."""
+    """The default profile has reserved both nodes for a gang that has waited for weeks. The batcher's plan is
+    for the whole cell, in an order in which the gang has its place, so it may form a group there; a plan of
+    another proposer may not."""
     cell = CellDriver(PlacerSettings(profile="penstock"))
     cell.join(node_spec("n1"), node_spec("n2"))
     for job_id in ("runs", "other"):

@@ -115,7 +115,8 @@ def test_the_bench_of_bursts_reports_every_figure() -> None:
 
 
 def test_the_bench_of_windows_opens_one() -> None:
-    """In the window the burst and all that come after it wait; without one all have their place at once, so both ends of a task find the same work."""
+    """In the window the burst and all that come after it wait; without one all have their place at once, so
+    both ends of a task find the same work."""
     without, within = window.measure()
     assert (without.in_window, without.waiting) == (False, 0)
     assert (within.in_window, within.waiting) == (
@@ -161,10 +162,12 @@ async def test_in_the_contended_pipeline_gpus_pass_from_job_to_job() -> None:
 
 
 def test_one_bench_replaces_its_own_rows_of_the_table_and_no_others() -> None:
-    """Somebody measures his part again on a quiet machine; what the rest took a night to measure must stay."""
+    """Somebody measures his part again on a quiet machine; what the rest took a night to measure must
+    stay."""
     page = (
         "before\n<!-- measured -->\n| name | value | unit | reach | |\n|---|---:|---|---:|---|\n"
-        "| `placer_core_p99_ms_liquid_idle` | 0.194 | ms | ≤ 1 | met |\n| `machine_calibration_ms_core_liquid_idle` | 21 | ms |  |  |\n"
+        "| `placer_core_p99_ms_liquid_idle` | 0.194 | ms | ≤ 1 | met |\n| "
+        "`machine_calibration_ms_core_liquid_idle` | 21 | ms |  |  |\n"
         "| `placer_restart_s` | 1.1 | s | ≤ 2 | met |\n| `placer_forgotten_s` | 9 | s |  |  |\n"
         "| `machine_calibration_ms_restart` | 22 | ms |  |  |\n<!-- end -->\nafter\n"
     )
@@ -223,7 +226,8 @@ async def test_everything_runs_in_one_process_for_the_idle_bench() -> None:
 @pytest.mark.slow
 @pytest.mark.postgres
 async def test_the_estimator_bench_watches_the_service_learn_and_answer() -> None:
-    """The bench replaces names of the service's shell; it must still see every estimate, alone, together and meanwhile."""
+    """The bench replaces names of the service's shell; it must still see every estimate, alone, together and
+    meanwhile."""
     found = await estimator.measure(TINY.runs, TINY.nodes, TINY.estimates, TINY.at_once, times=1)
     assert len(found.one) == len(found.answered) == TINY.estimates
     assert 0 < found.together[0] <= found.at_once[0] < found.at_once_appended[0]

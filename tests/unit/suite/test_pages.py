@@ -36,7 +36,8 @@ def test_files_and_commands_of_a_page_come_in_their_order(tmp_path: Path) -> Non
 
 
 def test_a_line_that_is_shown_and_not_printed_is_found() -> None:
-    """A message was reworded, and the guide shows the former words; tables may be wider than the page shows."""
+    """A message was reworded, and the guide shows the former words; tables may be wider than the page
+    shows."""
     printed = "NAME   STATE\n digits │ succeeded   node-1\n"
     assert lacking(["… digits succeeded …"], printed, "") == ""
     assert lacking(["… digits failed …"], printed, "") == "… digits failed …"

@@ -76,8 +76,12 @@ def printed(tmp_path_factory: pytest.TempPathFactory) -> str:
     }
     done = subprocess.run(
         [sys.executable, "-m", "pytest", *plugins, "-c", os.devnull, "--rootdir", folder, folder],
-        cwd=ROOT, env={**env, "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}, capture_output=True, text=True, check=False,
-    )  # fmt: skip
+        cwd=ROOT,
+        env={**env, "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
     assert done.returncode == 1, done.stdout + done.stderr
     return done.stdout
 

@@ -1,4 +1,5 @@
-"""`why`: each reason is reached by a situation of a real cluster, and *never* is answered only when it is certain."""
+"""`why`: each reason is reached by a situation of a real cluster, and *never* is answered only when it is
+certain."""
 
 import itertools
 
@@ -177,7 +178,8 @@ def test_cores_memory_and_bandwidth(taken: dict[str, int], asked: dict[str, int]
 
 
 def test_nodes_that_could_never_take_it_do_not_decide_the_reason():
-    """Three boxes with many GPUs and two cores each, one right node that is full: waiting helps, cores do not."""
+    """Three boxes with many GPUs and two cores each, one right node that is full: waiting helps, cores do
+    not."""
     state = b.cell_of([*(b.node(f"box-{i}", cores=2) for i in range(3)), b.node("right")])
     busy(state, "running", "right", gpus=8)
     b.queued(state, worker=b.need(cores=8))
@@ -359,8 +361,8 @@ def test_never_is_no_false_alarm_and_exact_for_equal_tasks(
 
 
 def test_a_policys_own_order_decides_whose_turn_it_is():
-    """Under srtf the short job is owed all four GPUs, of which two are still being given back; the long one fits
-    the other two, but it is not its turn."""
+    """Under srtf the short job is owed all four GPUs, of which two are still being given back; the long one
+    fits the other two, but it is not its turn."""
     driver = CellDriver(PlacerSettings(profile="srtf"))
     driver.join(node_spec("n0", 4))
     for job_id, gpus, run_ms in (("running", 2, 1_000_000), ("short", 4, 10_000), ("long", 1, 5_000_000)):
@@ -378,7 +380,8 @@ def test_a_policys_own_order_decides_whose_turn_it_is():
 
 
 def test_a_job_that_the_policy_ranks_behind_learns_who_comes_first():
-    """Seven short jobs hold a cell of eight GPUs; a long one of four asks why it waits, and when one GPU is free."""
+    """Seven short jobs hold a cell of eight GPUs; a long one of four asks why it waits, and when one GPU is
+    free."""
     claims = {
         "srtf": ("9,000 s left, as estimated", "1 s left, as estimated"),
         "tiresias": ("0 GPU seconds of service", "0 GPU seconds of service"),

@@ -10,7 +10,8 @@ from tests.support.cluster.driver import CellDriver, estimate, node_spec
 
 
 def test_a_waiting_job_starts_when_enough_has_ended() -> None:
-    """Two jobs hold the node: the one that waits for both starts with the later end, the one behind it after its own run."""
+    """Two jobs hold the node: the one that waits for both starts with the later end, the one behind it after
+    its own run."""
     cell = CellDriver()
     cell.join(node_spec("n1", gpus=2))
     for name in ("a", "b"):
@@ -61,7 +62,8 @@ def test_what_is_not_known_is_named() -> None:
 
 
 def test_a_target_that_is_kept_for_a_move_is_free_when_its_job_has_ended() -> None:
-    """A job moves to the only node that could hold the one that waits: that one waits for the end of the job, not for ever."""
+    """A job moves to the only node that could hold the one that waits: that one waits for the end of the job,
+    not for ever."""
     cell = CellDriver()
     cell.join(node_spec("n1", gpus=2), node_spec("n2", gpus=4))
     cell.submit("b", need=estimate(4))

@@ -1,4 +1,5 @@
-"""Expected starts and positions under each kind of profile, computed by hand: they follow the profile's own order, not that of arrival."""
+"""Expected starts and positions under each kind of profile, computed by hand: they follow the profile's own
+order, not that of arrival."""
 
 from random import Random
 
@@ -47,8 +48,8 @@ def starts_s(driver: CellDriver, job_id: str, **ends_s: int) -> float | None:
 def test_a_short_job_is_expected_before_the_long_one_that_came_first(
     profile: str, long: int, short: int
 ) -> None:
-    """One GPU is busy for 1,000 s. A job of an hour waits, and one of a minute that came later; `penstock` lets it pass, as by then
-    1 + 1,000 / √(3,600 × 64) is more than 1 + 1,000 / √(3,600 × 4,096)."""
+    """One GPU is busy for 1,000 s. A job of an hour waits, and one of a minute that came later; `penstock`
+    lets it pass, as by then 1 + 1,000 / √(3,600 × 64) is more than 1 + 1,000 / √(3,600 × 4,096)."""
     driver = cell(profile, 1)
     start(driver, "running", 1, 1_000)
     driver.submit("long", None, needing(1, 3_600))
@@ -65,7 +66,8 @@ def test_a_short_job_is_expected_before_the_long_one_that_came_first(
     ("profile", "fourth", "other"), [("fifo", 10, 30), ("penstock", 30, 10), ("drf", 30, 10)]
 )
 def test_a_tenant_below_its_share_is_expected_first(profile: str, fourth: int, other: int) -> None:
-    """Both GPUs are a big team's, and a job of theirs waits before one of a small team. When one ends the big team has its half."""
+    """Both GPUs are a big team's, and a job of theirs waits before one of a small team. When one ends the big
+    team has its half."""
     driver = cell(profile, 2)
     for name in ("a", "b"):
         start(driver, name, 1, 600, job_spec(owner="big"))
@@ -88,7 +90,8 @@ def test_priority_counts_in_the_forecast() -> None:
 
 
 def test_kept_nodes_are_nobody_elses_in_the_forecast() -> None:
-    """Half of the node is free and kept for a job of the whole node that has waited for hours: it starts in 600 s and takes as long."""
+    """Half of the node is free and kept for a job of the whole node that has waited for hours: it starts in
+    600 s and takes as long."""
     driver = cell("penstock", 8)
     start(driver, "first", 4, 40_600)
     driver.submit("eight", None, needing(8, 600))
@@ -106,7 +109,8 @@ def test_kept_nodes_are_nobody_elses_in_the_forecast() -> None:
 def test_bounds_of_the_queue_count_in_the_forecast(
     profile: str, settings: dict[str, int], small: int
 ) -> None:
-    """A job of the whole node is first; whether a small one may pass it decides when that starts: at 10 s, or after 20 + 30 s."""
+    """A job of the whole node is first; whether a small one may pass it decides when that starts: at 10 s, or
+    after 20 + 30 s."""
     driver = cell(profile, 2, **settings)
     for name in ("a", "b"):
         start(driver, name, 1, 600)
@@ -117,7 +121,8 @@ def test_bounds_of_the_queue_count_in_the_forecast(
 
 @pytest.mark.parametrize(("profile", "waits"), [("srtf", 100), ("srsf", 100), ("sjf", 1_000)])
 def test_who_comes_later_gives_way_in_the_forecast(profile: str, waits: int) -> None:
-    """A job of both GPUs and 500 s waits for one that has 100 s left, and for one that has 1,000 s left only where nobody is stopped."""
+    """A job of both GPUs and 500 s waits for one that has 100 s left, and for one that has 1,000 s left only
+    where nobody is stopped."""
     driver = cell(profile, 2)
     start(driver, "mid", 1, 100)
     start(driver, "long", 1, 10_000)
@@ -155,7 +160,8 @@ def test_each_kind_of_profile_says_what_its_forecast_assumes() -> None:
 @pytest.mark.parametrize("seed", range(8))
 @pytest.mark.parametrize("profile", ["penstock", "drf", "kubeflow"])
 def test_the_order_that_is_shown_is_the_one_in_which_jobs_are_tried(profile: str, seed: int) -> None:
-    """Three tenants with some thirty jobs of all sizes, lengths and priorities wait for a full cell: what `queue` lists and what the placer does agree."""
+    """Three tenants with some thirty jobs of all sizes, lengths and priorities wait for a full cell: what
+    `queue` lists and what the placer does agree."""
     random = Random(seed)
     driver = cell(profile, 8)
     for number in range(4):
@@ -184,7 +190,8 @@ def test_the_order_that_is_shown_is_the_one_in_which_jobs_are_tried(profile: str
 
 
 def test_a_job_far_back_in_a_large_cell_has_an_expected_start() -> None:
-    """Eighty full nodes, of which one is free each second, and as many jobs of four kinds that wait for a whole one each."""
+    """Eighty full nodes, of which one is free each second, and as many jobs of four kinds that wait for a
+    whole one each."""
     driver = CellDriver(PlacerSettings(profile="fifo"))
     driver.join(*(node_spec(f"n{number:02}", 8) for number in range(80)))
     for number in range(80):

@@ -50,7 +50,8 @@ def needs(vector: Data) -> str:
 
 
 JOIN_REFUSALS = {
-    "other_machine": "another machine has this node id and is not proven gone; fence that one, or rename this one",
+    "other_machine": "another machine has this node id and is not proven gone; fence that one, or rename "
+    "this one",
     "gpu_of_another_node": "one of its GPUs is that of another node which is not proven gone; fence that one",
     "stale_join": "its incarnation is not above the last one; the node joins again",
 }
@@ -157,7 +158,8 @@ def asked(row: Data) -> str:
 
 
 def adjustment(row: Data) -> str:
-    """An adjustment of a running task: `w0 has 4 cores (0–3), asked for by ops/ana: it starves, by cpuset`."""
+    """An adjustment of a running task: `w0 has 4 cores (0–3), asked for by ops/ana: it starves, by
+    cpuset`."""
     has = (
         f"{count(len(row['value']), 'core')} ({numbers(row['value'])})"
         if row["what"] == "cores"
@@ -182,7 +184,11 @@ def _fetched(data: Data) -> str:
         return f"{_short(data)} starts without its checkpoint from {data['from_node']}: {data['problem']}"
     size = memory(-(-data.get("size_bytes", 0) >> 20))
     took = duration(data.get("fetch_ms", 0))
-    return f"{_short(data)} has iteration {data.get('iteration') or 0:,} from {data['from_node']} in {took}, {size}"
+    return (
+        f"{_short(data)} has iteration {data.get('iteration') or 0:,} from {data['from_node']} in "
+        f"{took}, "
+        f"{size}"
+    )
 
 
 def checkpoint(row: Data) -> str:
@@ -202,7 +208,8 @@ def checkpoint(row: Data) -> str:
 
 
 def move(row: Data) -> str:
-    """A job's latest move, with its cost where that is given: `to node-b1, asked for by ops/ana: fans; given up: node-b1 is cordoned`."""
+    """A job's latest move, with its cost where that is given: `to node-b1, asked for by ops/ana: fans; given
+    up: node-b1 is cordoned`."""
     why = f": {row['reason']}" if row["reason"] else ""
     ends = {"under_way": "it is being stopped", "arrived": f"attempt {row['attempt'] + 1} is there"}
     end = ends.get(row["outcome"]) or f"given up: {row['problem']}"
@@ -232,76 +239,166 @@ TEXTS: Mapping[str, tuple[str, Callable[[Data], str]]] = MappingProxyType(
         "penstock.job.submitted": ("submitted", lambda d: " ".join(d["spec"]["command"])),
         "penstock.job.estimated": ("estimated", _estimated),
         "penstock.placement.decided": ("placed", lambda d: places(d["tasks"]) + _sharing(d) + _after(d)),
-        "penstock.group.decided": ("grouped", lambda d: f"{' and '.join(d['job_ids'])} share GPUs, asked for by {d['by']}: {d['reason']}"),
-        "penstock.group.dissolved": ("dissolved", lambda d: f"{' and '.join(d['leaves'])} leaves {d['group_id']}: {d['reason']}"),
-        "penstock.task.started": ("started", lambda d: f"{_short(d)} on {d['node_id']}, process {d['pid']}{_early(d)}"),
+        "penstock.group.decided": (
+            "grouped",
+            lambda d: f"{' and '.join(d['job_ids'])} share GPUs, asked for by {d['by']}: {d['reason']}",
+        ),
+        "penstock.group.dissolved": (
+            "dissolved",
+            lambda d: f"{' and '.join(d['leaves'])} leaves {d['group_id']}: {d['reason']}",
+        ),
+        "penstock.task.started": (
+            "started",
+            lambda d: f"{_short(d)} on {d['node_id']}, process {d['pid']}{_early(d)}",
+        ),
         "penstock.task.phase_changed": ("phase", lambda d: f"{_short(d)}: {d['phase']}"),
         "penstock.task.checkpointed": ("checkpoint", _checkpointed),
         "penstock.save.refused": ("not saved", lambda d: f"{_short(d)} on {d['node_id']}: {d['reason']}"),
         "penstock.task.checkpoint_fetched": ("fetched", _fetched),
-        "penstock.move.decided": ("moving", lambda d: f"to {places(d['tasks'])}, asked for by {d['by']}: {d['reason']}"),
+        "penstock.move.decided": (
+            "moving",
+            lambda d: f"to {places(d['tasks'])}, asked for by {d['by']}: {d['reason']}",
+        ),
         "penstock.job.converged": (
             "converged",
             lambda d: f"{'moves' if d['moves'] else 'stays'}: {d['reason']}",
         ),
         "penstock.cores.reclaimed": ("reclaimed", lambda d: f"for {d['by_job_id']}: {d['reason']}"),
         "penstock.move.given_up": ("not moved", lambda d: str(d["reason"])),
-        "penstock.cores.decided": ("cores", lambda d: f"{_short(d)}: {count(len(d['cores']), 'core')}, {asked(d)}"),
-        "penstock.bandwidth.decided": ("bandwidth", lambda d: f"{_short(d)}: {_cap(d['memory_bandwidth_percent'])}, {asked(d)}"),
+        "penstock.cores.decided": (
+            "cores",
+            lambda d: f"{_short(d)}: {count(len(d['cores']), 'core')}, {asked(d)}",
+        ),
+        "penstock.bandwidth.decided": (
+            "bandwidth",
+            lambda d: f"{_short(d)}: {_cap(d['memory_bandwidth_percent'])}, {asked(d)}",
+        ),
         "penstock.task.adjusted": ("adjusted", lambda d: f"{_short(d)}: {_adjusted(d)}"),
         "penstock.steps.measured": ("progress", lambda d: _progress(d)),
         "penstock.stages.measured": ("stages", lambda d: f"{_short(d)}: of {d['iterations']} iterations"),
         "penstock.job.eta_estimated": ("remaining", lambda d: _remaining(d)),
         "penstock.task.exited": ("exited", lambda d: f"{_short(d)}: {_exited(d)}"),
         "penstock.task.lost": ("lost", lambda d: f"{_short(d)} on {d['node_id']}: {d['reason']}"),
-        "penstock.order.refused": ("refused", lambda d: f"{_short(d)} by {d['node_id']}: {d['reason']} {d.get('detail', '')}"),
-        "penstock.stop.decided": ("stopping", lambda d: f"{d['reason'].replace('_', ' ')}; grace {duration(d['grace_ms'])}"),
+        "penstock.order.refused": (
+            "refused",
+            lambda d: f"{_short(d)} by {d['node_id']}: {d['reason']} {d.get('detail', '')}",
+        ),
+        "penstock.stop.decided": (
+            "stopping",
+            lambda d: f"{d['reason'].replace('_', ' ')}; grace {duration(d['grace_ms'])}",
+        ),
         "penstock.job.preempted": ("preempted", lambda d: str(d["reason"])),
         "penstock.job.requeued": ("requeued", lambda d: _requeued(d)),
         "penstock.job.queued": ("queued", lambda d: "back-off is over"),
-        "penstock.job.cancel_requested": ("cancel", lambda d: str(d.get("reason", "")) + (f", by {d['by']}" if d.get("by") else "")),
+        "penstock.job.cancel_requested": (
+            "cancel",
+            lambda d: str(d.get("reason", "")) + (f", by {d['by']}" if d.get("by") else ""),
+        ),
         "penstock.job.follower_changed": ("follower", lambda d: "connected" if d["connected"] else "gone"),
         "penstock.job.hold_requested": ("held", lambda d: _operator(d).removeprefix(", ")),
         "penstock.job.release_requested": ("released", lambda d: _operator(d).removeprefix(", ")),
         "penstock.job.checkpoint_requested": ("save", lambda d: _operator(d).removeprefix(", ")),
         "penstock.job.command_run": ("command", lambda d: _command_run(d)),
-        "penstock.checkpoint.decided": ("saving", lambda d: f"{_short(d)} on {d['node_id']} is asked to save"),
+        "penstock.checkpoint.decided": (
+            "saving",
+            lambda d: f"{_short(d)} on {d['node_id']} is asked to save",
+        ),
         "penstock.job.found_unschedulable": ("never fits", lambda d: without_prefix(d["reason"])),
         "penstock.job.found_schedulable": ("fits", lambda d: "the cell has changed and can hold it"),
         "penstock.job.ended": ("ended", reason_of),
-        "penstock.node.joined": ("joined", lambda d: f"{d['node']['node_id']}: {count(len(d['node']['gpus']), 'GPU')}, {count(d['node']['cores'], 'core')}"),
+        "penstock.node.joined": (
+            "joined",
+            lambda d: (
+                f"{d['node']['node_id']}: {count(len(d['node']['gpus']), 'GPU')}, "
+                f"{count(d['node']['cores'], 'core')}"
+            ),
+        ),
         "penstock.node.changed": ("changed", lambda d: str(d["node"]["node_id"])),
         "penstock.node.left": ("left", lambda d: f"{d['node_id']}: {d['proof']}{_operator(d)}"),
-        "penstock.node.cordoned": ("cordoned", lambda d: f"{d['node_id']}{', its jobs leave it' if d.get('drain') else ''}{_operator(d)}"),
+        "penstock.node.cordoned": (
+            "cordoned",
+            lambda d: f"{d['node_id']}{', its jobs leave it' if d.get('drain') else ''}{_operator(d)}",
+        ),
         "penstock.node.uncordoned": ("uncordoned", lambda d: f"{d['node_id']}{_operator(d)}"),
         "penstock.node.suspected": ("suspected", lambda d: f"{d['node_id']}: {d['reason']}"),
         "penstock.node.probed": ("probed", lambda d: f"{d['node_id']} is asked to join again"),
         "penstock.node.probe_sent": ("probe sent", lambda d: str(d["node_id"])),
-        "penstock.node.probe_expired": ("probe expired", lambda d: f"{d['node_id']} did not answer, and its lease is over"),
+        "penstock.node.probe_expired": (
+            "probe expired",
+            lambda d: f"{d['node_id']} did not answer, and its lease is over",
+        ),
         "penstock.node.lost": ("node lost", lambda d: str(d["node_id"])),
         "penstock.node.restored": ("restored", lambda d: str(d["node_id"])),
-        "penstock.node.distrusted": ("suspect", lambda d: f"{d['node_id']}{_slots(d)}: {d['reason']}; a probe starts there in {duration(d['pause_ms'])}"),
-        "penstock.node.put_on_probation": ("probation", lambda d: f"{d['node_id']}: the next job that is placed there is its probe"),
+        "penstock.node.distrusted": (
+            "suspect",
+            lambda d: (
+                f"{d['node_id']}{_slots(d)}: {d['reason']}; a probe starts there in {duration(d['pause_ms'])}"
+            ),
+        ),
+        "penstock.node.put_on_probation": (
+            "probation",
+            lambda d: f"{d['node_id']}: the next job that is placed there is its probe",
+        ),
         "penstock.node.trusted": ("trusted", lambda d: f"{d['node_id']}: {d['reason']}"),
-        "penstock.node.join_refused": ("join refused", lambda d: f"{d['node_id']}: {JOIN_REFUSALS[d['reason']]}"),
-        "penstock.gpu.faulted": ("GPU fault", lambda d: f"{d['node_id']} GPU {d['gpu']}: {d['fault']} {d.get('detail', '')}"),
+        "penstock.node.join_refused": (
+            "join refused",
+            lambda d: f"{d['node_id']}: {JOIN_REFUSALS[d['reason']]}",
+        ),
+        "penstock.gpu.faulted": (
+            "GPU fault",
+            lambda d: f"{d['node_id']} GPU {d['gpu']}: {d['fault']} {d.get('detail', '')}",
+        ),
         "penstock.cell.frozen": ("frozen", lambda d: str(d["reason"])),
         "penstock.cell.thawed": ("thawed", lambda d: str(d["reason"])),
         "penstock.choice.failed": ("undecided", lambda d: f"policy {d['profile']} raised {d['error']}"),
-        "penstock.term.started": ("term", lambda d: f"{d['term']} begins; profile {d['settings'].get('profile', '')}"),
-        "penstock.input.accepted": ("accepted", lambda d: f"{d['topic']}/{d['partition']} is read on from {d['offset']}, after {d['position']}; {d.get('reason', '')}"),
-        "penstock.ledger.accepted": ("accepted", lambda d: f"the ledger has lost records and goes on in epoch {d['epoch']}; {d.get('reason', '')}"),
-        "penstock.record.amended": ("amended", lambda d: f"the record at offset {d['offset']} could not be decoded{_operator(d)}"),
+        "penstock.term.started": (
+            "term",
+            lambda d: f"{d['term']} begins; profile {d['settings'].get('profile', '')}",
+        ),
+        "penstock.input.accepted": (
+            "accepted",
+            lambda d: (
+                f"{d['topic']}/{d['partition']} is read on from {d['offset']}, after {d['position']}; "
+                f"{d.get('reason', '')}"
+            ),
+        ),
+        "penstock.ledger.accepted": (
+            "accepted",
+            lambda d: f"the ledger has lost records and goes on in epoch {d['epoch']}; {d.get('reason', '')}",
+        ),
+        "penstock.record.amended": (
+            "amended",
+            lambda d: f"the record at offset {d['offset']} could not be decoded{_operator(d)}",
+        ),
         "penstock.plan.proposed": ("proposal", lambda d: _proposed(d)),
-        "penstock.migration.proposed": ("proposal", lambda d: f"{d['proposer']}: to {', '.join(dict.fromkeys(d['nodes']))}: {d['reason']}"),
-        "penstock.cores.proposed": ("proposal", lambda d: f"{d['proposer']}: {_short(d)} with {count(d['cores'], 'core')}: {d['reason']}"),
-        "penstock.throttle.proposed": ("proposal", lambda d: f"{d['proposer']}: {_short(d)} with {_cap(d['memory_bandwidth_percent'])}: {d['reason']}"),
+        "penstock.migration.proposed": (
+            "proposal",
+            lambda d: f"{d['proposer']}: to {', '.join(dict.fromkeys(d['nodes']))}: {d['reason']}",
+        ),
+        "penstock.cores.proposed": (
+            "proposal",
+            lambda d: f"{d['proposer']}: {_short(d)} with {count(d['cores'], 'core')}: {d['reason']}",
+        ),
+        "penstock.throttle.proposed": (
+            "proposal",
+            lambda d: (
+                f"{d['proposer']}: {_short(d)} with {_cap(d['memory_bandwidth_percent'])}: {d['reason']}"
+            ),
+        ),
         "penstock.plan.adopted": ("plan", lambda d: _adopted(d)),
-        "penstock.batch_window.opened": ("window", lambda d: "jobs arrive fast: waiting jobs are left to a batch plan"),
-        "penstock.batch_window.closed": ("window", lambda d: f"over: {'a plan was answered' if d['reason'] == 'answered' else 'no plan came in time'}"),
+        "penstock.batch_window.opened": (
+            "window",
+            lambda d: "jobs arrive fast: waiting jobs are left to a batch plan",
+        ),
+        "penstock.batch_window.closed": (
+            "window",
+            lambda d: (
+                f"over: {'a plan was answered' if d['reason'] == 'answered' else 'no plan came in time'}"
+            ),
+        ),
         "penstock.proposal.answered": ("proposal", lambda d: _answered(d)),
     }
-)  # fmt: skip
+)
 """Event type → (word, the sentence after it)."""
 
 QUIET = frozenset({"penstock.timer.set", "penstock.timer.fired", "penstock.timer.cancelled"})

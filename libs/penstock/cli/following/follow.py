@@ -26,7 +26,8 @@ STYLES = {"succeeded": "green", "failed": "red", "cancelled": "magenta", "can ne
 
 
 def events_of(client: Client, job_id: str, *, tied: bool = False) -> Iterator[dict[str, Any]]:
-    """The job's events from the first one to its end, as they happen. `tied`: this is the follower that the job is tied to."""
+    """The job's events from the first one to its end, as they happen. `tied`: this is the follower that the
+    job is tied to."""
     for event in client.stream("/v1/stream", last_id="0", job=job_id, follows=job_id if tied else None):
         yield event.data
         if event.data["type"] == ENDED:
@@ -57,7 +58,8 @@ class Shows(Enum):
 
 
 def to_end(client: Client, job_id: str, shows: Shows, *, tied: bool = False) -> dict[str, Any]:
-    """Prints each phase as it happens, then the ending; returns the job as it ended. `tied`: as of `events_of`."""
+    """Prints each phase as it happens, then the ending; returns the job as it ended. `tied`: as of
+    `events_of`."""
     if shows is not Shows.NOTHING:
         console().print(f"[bold]{job_id}[/]")
     output = Following(client, job_id) if shows is Shows.OUTPUT else None
@@ -117,7 +119,8 @@ def _print_end(client: Client, job: dict[str, Any], *, tail: bool) -> None:
     queue, launch, run = phases_ms(job)
     if run is not None:
         screen.print(
-            f"[dim]{'':>9}  queued {duration(queue)} · launched in {duration(launch)} · ran {duration(run)}[/]"
+            f"[dim]{'':>9}  queued {duration(queue)} · launched in {duration(launch)} · ran "
+            f"{duration(run)}[/]"
         )
 
 
@@ -135,7 +138,8 @@ def phases_ms(job: dict[str, Any], now_ms: int | None = None) -> tuple[int | Non
 
     The first attempt's wait begins with the submission, a later one's when it queued again.
 
-    A phase that has begun and not ended counts up to `now_ms`, without it None; a phase that has not begun is None.
+    A phase that has begun and not ended counts up to `now_ms`, without it None; a phase that has not begun is
+    None.
     """
     again = job["attempt"] > 1 or (job["attempt"] == 1 and job.get("placed_ms") is None)
     first_ms = (job.get("queued_ms") or job["submitted_ms"]) if again else job["submitted_ms"]

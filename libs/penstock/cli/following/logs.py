@@ -1,4 +1,5 @@
-"""`penstock logs`, and the output that `submit` prints: the output of a job's tasks, with the task before each line if there are several."""
+"""`penstock logs`, and the output that `submit` prints: the output of a job's tasks, with the task before
+each line if there are several."""
 
 import json
 import shutil
@@ -43,7 +44,8 @@ def logs(
 ) -> None:
     """Print a job's output.
 
-    Exit code 1 if some of it cannot be read, which a line on stderr explains, else 0, whatever the job's outcome.
+    Exit code 1 if some of it cannot be read, which a line on stderr explains, else 0, whatever the job's
+    outcome.
     """
     client = gateway(ctx)
     found = find_job(client, job)
@@ -73,7 +75,8 @@ class Shown:
     """Printer of a job's output, with the state of the line that it is in."""
 
     whole_lines: bool = False
-    """A line is printed once it has ended, since other lines come between. Each state of a progress bar is a line."""
+    """A line is printed once it has ended, since other lines come between. Each state of a progress bar is a
+    line."""
     attempt: int | None = None
     missing: bool = False
     """Some of it could not be read."""
@@ -163,7 +166,8 @@ class Shown:
 
 
 class Following:
-    """A job's output in whole lines, printed by a thread of its own. An error is one line on stderr and does not affect the job."""
+    """A job's output in whole lines, printed by a thread of its own. An error is one line on stderr and does
+    not affect the job."""
 
     def __init__(self, client: Client, job_id: str) -> None:
         self.lock = threading.Lock()
@@ -187,7 +191,8 @@ class Following:
         self.lock.release()
 
     def begun(self, task: str) -> None:
-        """The line that this task (`1.w0`: attempt and name) has started, or ended, is printed: what it prints may follow."""
+        """The line that this task (`1.w0`: attempt and name) has started, or ended, is printed: what it
+        prints may follow."""
         with self._may_print:
             self._begun.add(task)
             self._may_print.notify_all()

@@ -1,4 +1,5 @@
-"""Commands on submitted jobs: cancel, hold, release, checkpoint, change cores, move. The user and the reason are stored with each."""
+"""Commands on submitted jobs: cancel, hold, release, checkpoint, change cores, move. The user and the reason
+are stored with each."""
 
 import secrets
 from collections.abc import Mapping
@@ -143,7 +144,8 @@ def move(
     reason: Reason = "",
     output: Output = Format.TABLE,
 ) -> None:
-    """Move a running job: it saves, stops and resumes on the given nodes, which are reserved for it meanwhile. For operators."""
+    """Move a running job: it saves, stops and resumes on the given nodes, which are reserved for it
+    meanwhile. For operators."""
     client = gateway(ctx)
     job_id = find_job_id(client, job)
     nodes = [node.strip() for node in to.split(",")]
@@ -155,7 +157,8 @@ def move(
 
 
 def _act(ctx: typer.Context, act: str, jobs: list[str], reason: str, output: Format, done: str) -> None:
-    """Applies the act to each job; a failure is printed and the next job follows. Ends with the first failure's code."""
+    """Applies the act to each job; a failure is printed and the next job follows. Ends with the first
+    failure's code."""
     client = gateway(ctx)
     answers, failed = [], []
     jobs = list(dict.fromkeys(jobs))

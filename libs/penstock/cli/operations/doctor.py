@@ -1,4 +1,5 @@
-"""Checks of the cell behind the gateway, for `penstock doctor` (`penstock.local.doctor.doctor`): services, ledger, nodes."""
+"""Checks of the cell behind the gateway, for `penstock doctor` (`penstock.local.doctor.doctor`): services,
+ledger, nodes."""
 
 import ipaddress
 from collections.abc import Callable, Iterator, Sequence
@@ -65,7 +66,8 @@ def table_of(findings: Sequence[Finding]) -> Table:
 
 
 def cell_findings(client: Client, reach: Reach | None = None) -> Iterator[Finding]:
-    """Checks behind the gateway: services, ledger, nodes. `reach`: tries the nodes' log servers from here (`log_server_findings`)."""
+    """Checks behind the gateway: services, ledger, nodes. `reach`: tries the nodes' log servers from here
+    (`log_server_findings`)."""
     try:
         status = client.get("/v1/status")
     except Stop as stop:
@@ -95,7 +97,10 @@ def suspects(nodes: Sequence[dict[str, Any]]) -> Iterator[Finding]:
     for node in nodes:
         if text := distrusted_for(node):
             name = node["node_id"]
-            remedy = f"look at it (disk, mounts, driver), then `penstock node uncordon {name}`; else its probes go on"
+            remedy = (
+                f"look at it (disk, mounts, driver), then `penstock node uncordon {name}`; else its "
+                "probes go on"
+            )
             yield Finding("suspect", f"{name}: {text}", remedy)
 
 
@@ -110,7 +115,10 @@ def _ledger(ledger: dict[str, Any]) -> Finding:
     found = f"offsets {ledger['begin']} to {ledger['end']} in the log"
     if archive:
         found += f", {archive['begin']} to {archive['end']} in {archive['folder']}"
-    remedy = "give the gateway the archive's directory as PENSTOCK_ARCHIVE, whole; `penstock-placer verify-archive` reads it all"
+    remedy = (
+        "give the gateway the archive's directory as PENSTOCK_ARCHIVE, whole; `penstock-placer "
+        "verify-archive` reads it all"
+    )
     return (
         Finding("ledger", f"{found}; {ledger['problem']}", remedy)
         if ledger["problem"]
@@ -119,16 +127,21 @@ def _ledger(ledger: dict[str, Any]) -> Finding:
 
 
 def _addresses(nodes: Sequence[dict[str, Any]]) -> Iterator[Finding]:
-    """Nodes that announce a loopback address beside others that do not: tasks of a gang over both cannot connect."""
+    """Nodes that announce a loopback address beside others that do not: tasks of a gang over both cannot
+    connect."""
     there = [node for node in nodes if node["status"] != "gone"]
     local = [node["node_id"] for node in there if _is_loopback(node["address"])]
     if local and len(local) < len(there):
-        remedy = "other nodes cannot reach them: give each --address (PENSTOCK_NODE_ADDRESS), or the log's URL as the others have it"
+        remedy = (
+            "other nodes cannot reach them: give each --address (PENSTOCK_NODE_ADDRESS), or the log's "
+            "URL as the others have it"
+        )
         yield Finding("addresses", f"loopback announced by {_named(local)}", remedy)
 
 
 def _outputs(client: Client, ready: Sequence[str], reach: Reach | None) -> Iterator[Finding]:
-    """Whether the gateway can fetch what tasks wrote: it has the secret of each node, and `reach` finds each log server."""
+    """Whether the gateway can fetch what tasks wrote: it has the secret of each node, and `reach` finds each
+    log server."""
     servers: list[tuple[str, str]] = []
     for node_id in ready[:MAX_ASKED]:
         logs = client.get(f"/v1/nodes/{quote(node_id, safe='')}").get("logs") or {}
@@ -164,7 +177,10 @@ def _isolation(nodes: list[dict[str, Any]]) -> Iterator[Finding]:
         remedy = ""
         if not alike[0].get("shares_gpus", True):
             why = alike[0]["isolation"]["reason"]
-            remedy = f"GPUs are not shared there: let the node-reporter make PID namespaces, or give it a cgroup ({why})"
+            remedy = (
+                "GPUs are not shared there: let the node-reporter make PID namespaces, or give it a "
+                f"cgroup ({why})"
+            )
         yield Finding("isolation", f"{names}: {what}", remedy)
 
 
@@ -176,7 +192,10 @@ def _services(status: dict[str, Any]) -> Iterator[Finding]:
     else:
         yield Finding("placer", "has never decided", "start the placer and look at its log")
     if (stands := status.get("undecodable")) is not None:
-        found = f"offset {stands['offset']} (seq {stands['seq']}) cannot be read: {stands['type']}: {stands['cause']}"
+        found = (
+            f"offset {stands['offset']} (seq {stands['seq']}) cannot be read: {stands['type']}: "
+            f"{stands['cause']}"
+        )
         yield Finding("ledger", found, f"all services of the cell wait there: {stands['remedy']}")
     if status["frozen"]:
         remedy = "look at the nodes that vanished; placing resumes when they return"
@@ -202,7 +221,8 @@ def _services(status: dict[str, Any]) -> Iterator[Finding]:
 
 
 def _clock(status: dict[str, Any]) -> Iterator[Finding]:
-    """The ledger's time against the log's clock at the latest record: the ledger's time does not follow a clock's steps."""
+    """The ledger's time against the log's clock at the latest record: the ledger's time does not follow a
+    clock's steps."""
     if status["log_ms"] is None:
         return
     ahead_ms = status["now_ms"] - status["log_ms"]
@@ -212,6 +232,8 @@ def _clock(status: dict[str, Any]) -> Iterator[Finding]:
     way = "ahead of" if ahead_ms > 0 else "behind"
     yield Finding(
         "clock",
-        f"the ledger's time is {duration(abs(ahead_ms))} {way} the log's clock; deadlines go by the time since boot",
-        "a clock was or is wrong: look at the placer's log, and set the clocks of its machine and of the log's (NTP)",
+        f"the ledger's time is {duration(abs(ahead_ms))} {way} the log's clock; deadlines go by the time "
+        "since boot",
+        "a clock was or is wrong: look at the placer's log, and set the clocks of its machine and of the "
+        "log's (NTP)",
     )

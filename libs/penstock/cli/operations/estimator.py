@@ -37,14 +37,21 @@ def _table(rows: list[dict[str, Any]]) -> RenderableType:
         whole = "[green]whole[/]" if row["whole"] else f"[red]damaged[/]: {escape(row['damage'])}"
         data = f"{clock(row['first_run_ms'])} to {clock(row['last_run_ms'])}"
         table.add_row(
-            row["version"], row["kind"], f"{row['runs']:,}", data, _error(row["metrics"]), promoted, whole,
+            row["version"],
+            row["kind"],
+            f"{row['runs']:,}",
+            data,
+            _error(row["metrics"]),
+            promoted,
+            whole,
             style="bold" if row["in_use"] else "",
-        )  # fmt: skip
+        )
     return table
 
 
 def _error(metrics: Mapping[str, float]) -> str:
-    """The error on the newest runs, which were held out of training; and the error of the model before it there."""
+    """The error on the newest runs, which were held out of training; and the error of the model before it
+    there."""
     for name in ("error", "step_error"):
         if name in metrics:
             before = metrics.get(f"before_{name}")
@@ -55,7 +62,8 @@ def _error(metrics: Mapping[str, float]) -> str:
 def check(ctx: typer.Context, job: JobArgument, output: Output = Format.TABLE) -> None:
     """Repeat a job's estimate with the model that made it, and compare the two.
 
-    The same version of the model is used. Exit code 1 if the estimates differ, or the model is no longer stored, or was changed.
+    The same version of the model is used. Exit code 1 if the estimates differ, or the model is no longer
+    stored, or was changed.
     """
     client = gateway(ctx)
     found = find_job(client, job)

@@ -1,4 +1,5 @@
-"""Operators' commands on nodes: cordon, drain, uncordon, fence. The operator and the reason are stored with each."""
+"""Operators' commands on nodes: cordon, drain, uncordon, fence. The operator and the reason are stored with
+each."""
 
 import sys
 from typing import Annotated, Any
@@ -47,7 +48,8 @@ def fence(
 ) -> None:
     """Declare a machine dead for certain: its jobs are placed elsewhere at once.
 
-    If the machine is alive after all, its tasks run twice until its node-reporter is restarted, which ends them and joins anew.
+    If the machine is alive after all, its tasks run twice until its node-reporter is restarted, which ends
+    them and joins anew.
     """
     client = gateway(ctx)
     if not yes:
@@ -85,5 +87,8 @@ def _sentence(act: str, found: dict[str, Any]) -> str:
         leaving = "1 job is" if len(jobs) == 1 else f"{len(jobs)} jobs are"
         return f"{node}: {leaving} leaving it; `penstock get nodes` shows when it is drained"
     if act == "fence":
-        return f"{node}: {found['status']}; if it lives after all, restart its node-reporter, which ends what it still runs"
+        return (
+            f"{node}: {found['status']}; if it lives after all, restart its node-reporter, which ends "
+            "what it still runs"
+        )
     return f"{node}: {found['status']}, {'cordoned' if found['cordon'] else 'not cordoned'}"

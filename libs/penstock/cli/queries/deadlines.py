@@ -65,22 +65,42 @@ def list_jobs(client: Client, filters: Mapping[str, Any], limit: int, output: Fo
 
 
 def _table(jobs: list[dict[str, Any]], *, wide: bool) -> RenderableType:
-    """A line per job. HOLDS: the deadline, from its submission, that it would meet with the odds that count as certain."""
-    columns = ["JOB", "NAME", "STATE", "CLASS", "DUE", "IN", "ENDS", "ODDS", *(["OWNER", "STARTS", "WORKERS", "HOLDS", "UNKNOWN"] if wide else [])]  # fmt: skip
+    """A line per job. HOLDS: the deadline, from its submission, that it would meet with the odds that count
+    as certain."""
+    columns = [
+        "JOB",
+        "NAME",
+        "STATE",
+        "CLASS",
+        "DUE",
+        "IN",
+        "ENDS",
+        "ODDS",
+        *(["OWNER", "STARTS", "WORKERS", "HOLDS", "UNKNOWN"] if wide else []),
+    ]
     table = plain_table(*columns, right=("IN", "ODDS", "WORKERS", "HOLDS"))
     for job in jobs:
         due_ms = job["due_ms"]
         left_ms = None if due_ms is None else due_ms - job["now_ms"]
         late = left_ms is not None and left_ms < 0
         cells = [
-            short_id(job["job_id"]), escape(job["name"] or "–"), state(job["status"]), job["qos"] or "own", clock(due_ms),
-            "[red]over[/]" if late else duration(left_ms), clock(job["ends_ms"]), _coloured(job),
-        ]  # fmt: skip
+            short_id(job["job_id"]),
+            escape(job["name"] or "–"),
+            state(job["status"]),
+            job["qos"] or "own",
+            clock(due_ms),
+            "[red]over[/]" if late else duration(left_ms),
+            clock(job["ends_ms"]),
+            _coloured(job),
+        ]
         if wide:
             cells += [
-                escape(job["owner"]), clock(job["starts_ms"]), str(job["workers"] or "–"), duration(job["deadline_ms"]),
+                escape(job["owner"]),
+                clock(job["starts_ms"]),
+                str(job["workers"] or "–"),
+                duration(job["deadline_ms"]),
                 escape(shortened(job["unknown"])),
-            ]  # fmt: skip
+            ]
         table.add_row(*cells)
     return table
 

@@ -24,9 +24,15 @@ from penstock.screen import console
 Answer = Mapping[str, Any]
 
 WAKING = frozenset(
-    {"penstock.job.eta_estimated", "penstock.task.started", "penstock.placement.decided", "penstock.job.queued",
-     "penstock.job.estimated", follow.ENDED}
-)  # fmt: skip
+    {
+        "penstock.job.eta_estimated",
+        "penstock.task.started",
+        "penstock.placement.decided",
+        "penstock.job.queued",
+        "penstock.job.estimated",
+        follow.ENDED,
+    }
+)
 OTHERS = frozenset({"penstock.task.started", follow.ENDED})
 
 
@@ -77,7 +83,8 @@ def of_job(client: Client, job_id: str) -> dict[str, Any] | None:
 
 
 def in_short(answer: Answer | None) -> str:
-    """Text for a column: `12m 40s`, `any moment`, `overdue`; `about` before an estimate without reported progress; `–`."""
+    """Text for a column: `12m 40s`, `any moment`, `overdue`; `about` before an estimate without reported
+    progress; `–`."""
     if answer is None or answer["due"] is None:
         return "–"
     if answer["due"] != "later":
@@ -86,7 +93,8 @@ def in_short(answer: Answer | None) -> str:
 
 
 def in_a_line(answer: Answer) -> str:
-    """Text for `describe`: `12m 40s left (11m 02s to 15m 10s), ends 22:41:03 · 41% done · reported 9.1 s ago · iterations asked for`."""
+    """Text for `describe`: `12m 40s left (11m 02s to 15m 10s), ends 22:41:03 · 41% done · reported 9.1 s ago
+    · iterations asked for`."""
     if answer["answer"] not in ("reported", "estimated"):
         return _headline(answer)
     parts = [_headline(answer) + (f", ends {clock(answer['ends_ms']['middle'])}" if _ahead(answer) else "")]
@@ -174,7 +182,8 @@ def _details(answer: Answer) -> list[str]:
     progress = f"{answer['done']:,} of {whole} iterations"
     share = "" if answer["share"] is None else f"{answer['share']:.0%} done; "
     lines.append(
-        f"{share}reported {duration(answer['age_ms'])} ago: {progress}, {answer['step_ms']['middle']:.4g} ms each"
+        f"{share}reported {duration(answer['age_ms'])} ago: {progress}, {answer['step_ms']['middle']:.4g} ms "
+        "each"
     )
     model = f" · {answer['model_version']}" if answer["model_version"] else ""
     lines.append(f"known by: {answer['source']}{model}")
@@ -211,7 +220,8 @@ def later(answer: Answer, now: int | None) -> Answer:
 
 
 def _watch(client: Client, job: dict[str, Any], output: Format) -> int:
-    """Follows the job to its end; returns its exit code. On a terminal the times tick, elsewhere each change is a line."""
+    """Follows the job to its end; returns its exit code. On a terminal the times tick, elsewhere each change
+    is a line."""
     path = f"/v1/jobs/{job['job_id']}/eta"
     if output is Format.TABLE and sys.stdout.isatty():
         _draw(client, job)
@@ -227,9 +237,11 @@ def _print(answer: Answer) -> None:
 
 
 def _changes(client: Client, job: Answer, waits: Callable[[], bool] | None = None) -> Iterator[str]:
-    """Yields once at the start, then the type of each event that may change the answer; the last is the job's end.
+    """Yields once at the start, then the type of each event that may change the answer; the last is the job's
+    end.
 
-    While `waits`, starts and ends of other jobs count too: its expected start depends on them. None: only its own events.
+    While `waits`, starts and ends of other jobs count too: its expected start depends on them. None: only its
+    own events.
     """
     yield ""
     only = {} if waits is not None else {"job": job["job_id"]}

@@ -17,8 +17,8 @@ MAX_TASKS_SHOWN = 8
 
 
 def show(answer: Mapping[str, Any], first_of_kind: str = "", *, wide: bool = False) -> None:
-    """Prints either of the two kinds of answer: a placement's record, or what keeps a job waiting. `wide`: with all tasks, and
-    whole UUIDs."""
+    """Prints either of the two kinds of answer: a placement's record, or what keeps a job waiting. `wide`:
+    with all tasks, and whole UUIDs."""
     screen = console()
     screen.print(f"[bold]{answer['job_id']}[/]  {state(answer['status'])}  [dim]{as_of(answer)}[/]")
     if answer.get("text"):
@@ -66,7 +66,8 @@ def show(answer: Mapping[str, Any], first_of_kind: str = "", *, wide: bool = Fal
 
 
 def tied(spec: Mapping[str, Any], unfollowed_ms: int | None) -> str:
-    """`its follower, gone since 10:42:03: cancelled after 5m 00s without one`; empty for a job that is not tied."""
+    """`its follower, gone since 10:42:03: cancelled after 5m 00s without one`; empty for a job that is not
+    tied."""
     if not spec.get("tied_to"):
         return ""
     gone = "" if unfollowed_ms is None else f", gone since {clock(unfollowed_ms)}"
@@ -162,7 +163,8 @@ def _gpus(tasks: list[Mapping[str, Any]], limit: int, *, wide: bool) -> None:
 
 
 def asked(found: Mapping[str, Any]) -> str:
-    """`proposed by batcher: shares no link`, `chosen by srtf: starts when it has ended there: night`; empty where the scores explain it."""
+    """`proposed by batcher: shares no link`, `chosen by srtf: starts when it has ended there: night`; empty
+    where the scores explain it."""
     why = f": {found['reason']}" if found.get("reason") else ""
     if found.get("proposer"):
         return f"proposed by {found['proposer']}{why}"

@@ -1,4 +1,5 @@
-"""`penstock get groups`: jobs that take turns on the same GPUs, and how a job's group reads in `describe job`."""
+"""`penstock get groups`: jobs that take turns on the same GPUs, and how a job's group reads in `describe
+job`."""
 
 from typing import Any
 
@@ -30,7 +31,8 @@ def get_groups(ctx: typer.Context, output: Output = Format.TABLE) -> None:
 
 
 def groups_table(groups: list[Row], now_ms: int, *, wide: bool = False) -> Table:
-    """A line per group and member, members in the order of their rotation. SPEED: predicted, relative to the job alone; USED: share of the four resources (γ)."""
+    """A line per group and member, members in the order of their rotation. SPEED: predicted, relative to the
+    job alone; USED: share of the four resources (γ)."""
     columns = ["GROUP", "NODES", "GPUS", "SINCE", "PERIOD", "USED", "JOB", "SPEED"]
     table = plain_table(
         *columns, *(["BY", "REASON"] if wide else []), right=("GPUS", "SINCE", "PERIOD", "USED", "SPEED")
@@ -38,10 +40,13 @@ def groups_table(groups: list[Row], now_ms: int, *, wide: bool = False) -> Table
     for group in groups:
         turns = group["turns"] or {}
         cells = [
-            escape(short_id(group["group_id"])), escape(", ".join(group["nodes"])), str(group["gpus"]),
+            escape(short_id(group["group_id"])),
+            escape(", ".join(group["nodes"])),
+            str(group["gpus"]),
             "–" if group["since_ms"] is None else duration(max(0, now_ms - group["since_ms"])),
-            f"{turns['period_ms']:,.4g} ms" if turns else "–", f"{turns['efficiency']:.0%}" if turns else "–",
-        ]  # fmt: skip
+            f"{turns['period_ms']:,.4g} ms" if turns else "–",
+            f"{turns['efficiency']:.0%}" if turns else "–",
+        ]
         more = [escape(group["by"] or "–"), escape(group["reason"] or "–")] if wide else []
         for job_id in in_rotation(group):
             speed = speed_of(group, job_id)
@@ -51,7 +56,8 @@ def groups_table(groups: list[Row], now_ms: int, *, wide: bool = False) -> Table
 
 
 def in_rotation(group: Row) -> list[str]:
-    """The group's present members in the order of the rotation: while the first uses storage the second uses the CPU, and so on.
+    """The group's present members in the order of the rotation: while the first uses storage the second uses
+    the CPU, and so on.
 
     Members without a prediction follow, oldest first.
     """
@@ -69,8 +75,9 @@ def speed_of(group: Row, job_id: str) -> float | None:
 
 
 def turns_of(job: Row) -> str:
-    """`in turns with b and c since 4m, asked for by batcher: …; predicted: 120 ms for one iteration of each, 85% of the resources used, 0.76 of its speed
-    alone; of its last iterations 24 of 188 ms were waiting`. Empty for a job in no group."""
+    """`in turns with b and c since 4m, asked for by batcher: …; predicted: 120 ms for one iteration of each,
+    85% of the resources used, 0.76 of its speed alone; of its last iterations 24 of 188 ms were waiting`.
+    Empty for a job in no group."""
     group, steps = job.get("group"), job.get("waits")
     if not group:
         return ""

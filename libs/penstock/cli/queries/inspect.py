@@ -73,7 +73,8 @@ def get_jobs(
         bool,
         typer.Option(
             "--deadline",
-            help="Only jobs with a service class or deadline, with the probability of meeting it; lowest first.",
+            help="Only jobs with a service class or deadline, with the probability of meeting it; lowest "
+            "first.",
         ),
     ] = False,
     limit: Limit = 50,
@@ -235,7 +236,8 @@ def _priority(spec: dict[str, Any]) -> str:
 
 
 def _training(spec: dict[str, Any]) -> str:
-    """The attributes of the training that the user gave: `resnet50, batches of 64, cv, pipelined, 20,000 iterations`."""
+    """The attributes of the training that the user gave: `resnet50, batches of 64, cv, pipelined, 20,000
+    iterations`."""
     parts = [spec.get("model") or ""]
     parts.append(f"batches of {spec['batch_size']:,}" if spec.get("batch_size") else "")
     whole = spec.get("global_batch_size")
@@ -247,25 +249,34 @@ def _training(spec: dict[str, Any]) -> str:
 
 
 def _iteration(stages: dict[str, Any] | None) -> str:
-    """What an iteration uses, measured on similar jobs: `220.0 ms: storage 20.0, CPU 100.0, GPU 90.0, network 8.0, idle 2.0; of 40 iterations of jobs like it`."""
+    """What an iteration uses, measured on similar jobs: `220.0 ms: storage 20.0, CPU 100.0, GPU 90.0, network
+    8.0, idle 2.0; of 40 iterations of jobs like it`."""
     if stages is None:
         return ""
     names = {"storage": "storage", "cpu": "CPU", "gpu": "GPU", "network": "network", "idle": "idle"}
     parts = ", ".join(f"{name} {stages[f'{key}_ms']:,.1f}" for key, name in names.items())
-    return f"{stages['iteration_ms']:,.1f} ms: {parts}; of {count(stages['iterations'], 'iteration')} of jobs like it"
+    return (
+        f"{stages['iteration_ms']:,.1f} ms: {parts}; of {count(stages['iterations'], 'iteration')} of "
+        "jobs like it"
+    )
 
 
 def _shapes(estimate: dict[str, Any]) -> str:
-    """`an iteration takes 1 worker 100 ms (80 to 120), 2 workers 55 ms (50 to 60)`; empty for jobs that are not moldable."""
+    """`an iteration takes 1 worker 100 ms (80 to 120), 2 workers 55 ms (50 to 60)`; empty for jobs that are
+    not moldable."""
     parts = [
-        f"{count(option['workers'], 'worker')} {option['step_ms']:,.4g} ms ({option['low_ms']:,.4g} to {option['high_ms']:,.4g})"
+        (
+            f"{count(option['workers'], 'worker')} {option['step_ms']:,.4g} ms ({option['low_ms']:,.4g} to "
+            f"{option['high_ms']:,.4g})"
+        )
         for option in estimate.get("options") or ()
     ]
     return f"an iteration takes {', '.join(parts)}" if parts else ""
 
 
 def _gang(job: dict[str, Any]) -> str:
-    """`2 workers, 1 parameter server`; of a moldable job `2 of 1 to 8 workers`, without the first number where it has no attempt."""
+    """`2 workers, 1 parameter server`; of a moldable job `2 of 1 to 8 workers`, without the first number
+    where it has no attempt."""
     servers, spec = job["parameter_servers"], job.get("spec") or {}
     if (fewest := spec.get("min_workers")) is not None:
         has = f"{job['workers']} of " if job.get("placed_ms") else ""
@@ -301,7 +312,8 @@ def describe_node(ctx: typer.Context, node: NodeArgument, output: Output = Forma
         "Place": escape(f"{found['rack']} in {found['domain']}, address {found['address']}"),
         "Cores": f"{found['cores_free']} of {found['cores']} free",
         "Memory": f"{memory(found['host_memory_free_mib'])} of {memory(found['host_memory_mib'])} free",
-        "Network": f"{found['bandwidth_free_mbps'] / 1_000:g} of {found['bandwidth_mbps'] / 1_000:g} Gbit/s free",
+        "Network": f"{found['bandwidth_free_mbps'] / 1_000:g} of {found['bandwidth_mbps'] / 1_000:g} Gbit/s "
+        "free",
         "Isolation": escape(isolation(found)),
         "Measures": escape(measures(found)),
         "Boot": escape(found["boot_id"]),
@@ -402,7 +414,11 @@ def _queue(answer: dict[str, Any], empty: str) -> RenderableType:
     table = plain_table("#", "JOB", "NAME", "STATE", "WAITED", "WHY", right=("#", "WAITED"), wrap=("WHY",))
     for number, row in enumerate(waiting, start=1):
         table.add_row(
-            str(row.get("position") or number), short_id(row["job_id"]), escape(row.get("name") or "–"), state(row["status"]),
-            duration(row.get("waited_ms")), escape(_why(row)),
-        )  # fmt: skip
+            str(row.get("position") or number),
+            short_id(row["job_id"]),
+            escape(row.get("name") or "–"),
+            state(row["status"]),
+            duration(row.get("waited_ms")),
+            escape(_why(row)),
+        )
     return Group(table, Text(as_of(answer), style="dim"))

@@ -71,7 +71,8 @@ def watch(
 
 
 def follow_one(client: Client, job_id: str, form: Format) -> NoReturn:
-    """Follows the job to its end and ends the command with its exit code. JSON and YAML: the job as it ended."""
+    """Follows the job to its end and ends the command with its exit code. JSON and YAML: the job as it
+    ended."""
     data = form in (Format.JSON, Format.YAML)
     job = follow.to_end(client, job_id, follow.Shows.NOTHING if data else follow.Shows.PHASES_AND_TAIL)
     if data:
@@ -86,7 +87,8 @@ LeftOf = Callable[[list[dict[str, Any]]], Mapping[str, str]]
 def watch_jobs(
     client: Client, filters: Mapping[str, Any], limit: int, form: Format, left_of: LeftOf | None = None
 ) -> None:
-    """Runs until Ctrl-C; with `left_of` the wide table. JSON and YAML: each existing job, then each job that changes."""
+    """Runs until Ctrl-C; with `left_of` the wide table. JSON and YAML: each existing job, then each job that
+    changes."""
     if form in (Format.JSON, Format.YAML):
         _documents(client, filters, limit, form)
         return
@@ -131,7 +133,8 @@ def top(ctx: typer.Context) -> None:
 def _jobs(
     client: Client, filters: Mapping[str, Any], limit: int, left_of: LeftOf | None
 ) -> Callable[[], RenderableType]:
-    """One look; the result draws itself again with times that tick. A screen shows the latest jobs, as many as it has lines for."""
+    """One look; the result draws itself again with times that tick. A screen shows the latest jobs, as many
+    as it has lines for."""
     answer = client.get("/v1/jobs", limit=limit, eta=left_of and True, **filters)
     jobs = sorted(rows_of(answer, "jobs"), key=lambda job: job["submitted_seq"])
     if not jobs:
@@ -153,7 +156,10 @@ def _top(client: Client) -> Callable[[], RenderableType]:
     gpus, free = sum(node["gpus"] for node in nodes), sum(node["gpus_free"] for node in nodes)
     running = sum(job["status"] in ("launching", "running") for job in jobs)
     waiting = sum(job["status"] in ("submitted", "queued", "backoff") for job in jobs)
-    head = f"{count(len(nodes), 'node')} · {gpus - free} of {count(gpus, 'GPU')} in use · {running} running · {waiting} waiting"
+    head = (
+        f"{count(len(nodes), 'node')} · {gpus - free} of {count(gpus, 'GPU')} in use · {running} running "
+        f"· {waiting} waiting"
+    )
     more = len(jobs) - MAX_JOBS
 
     def draw() -> RenderableType:
@@ -189,7 +195,8 @@ def _live(
 
 
 def redraw(draw: Callable[[], RenderableType], look: Callable[[], bool], events: Iterator[object]) -> None:
-    """Redraws the screen as time goes on; each burst of `events` leads to one `look`, until that returns False.
+    """Redraws the screen as time goes on; each burst of `events` leads to one `look`, until that returns
+    False.
 
     Raises the `Stop` that ends the events.
     """

@@ -24,7 +24,8 @@ def now_ms() -> int:
 
 
 def counting_on(answered_ms: int) -> Callable[[], int]:
-    """The cell's time from now on: `now_ms` of an answer and the time since it came, whatever this machine's clock shows."""
+    """The cell's time from now on: `now_ms` of an answer and the time since it came, whatever this machine's
+    clock shows."""
     came_s = time.monotonic()
     return lambda: answered_ms + int((time.monotonic() - came_s) * 1_000)
 
@@ -38,7 +39,8 @@ def clock(ms: int | None) -> str:
 
 
 def as_of(answer: Row) -> str:
-    """`as of record 812, 10:42:03; now 11:07:10`: the record as of which an answer holds, and up to when its times count."""
+    """`as of record 812, 10:42:03; now 11:07:10`: the record as of which an answer holds, and up to when its
+    times count."""
     record = f"as of record {answer['seq']}, {clock(answer['record_ms'])}"
     return f"{record}; now {clock(answer['now_ms'])}" if answer["now_ms"] > answer["record_ms"] else record
 
@@ -71,7 +73,8 @@ def shortened(text: str, chars: int = MAX_REASON_CHARS) -> str:
 
 
 def jobs_table(jobs: Iterable[Row], now: int, left: Mapping[str, str] | None = None) -> Table:
-    """One line per job, with times up to `now`, in ms. `left`: job → time left, for the wide table; None: the short one."""
+    """One line per job, with times up to `now`, in ms. `left`: job → time left, for the wide table; None: the
+    short one."""
     columns = ["JOB", "NAME", "STATE", "NODES", "GPUS", "CORES", "WAITED", "RAN"]
     wide = left is not None
     if wide:
@@ -80,14 +83,25 @@ def jobs_table(jobs: Iterable[Row], now: int, left: Mapping[str, str] | None = N
     for job in jobs:
         queue, _, run = phases_ms(dict(job), now)
         cells = [
-            job["job_id"] if wide else short_id(job["job_id"]), escape(job["name"] or "–"), status_of(job), escape(nodes_of(job)), str(job.get("gpus") or 0),
-            str(job.get("cores") or 0), duration(queue), duration(run),
-        ]  # fmt: skip
+            job["job_id"] if wide else short_id(job["job_id"]),
+            escape(job["name"] or "–"),
+            status_of(job),
+            escape(nodes_of(job)),
+            str(job.get("gpus") or 0),
+            str(job.get("cores") or 0),
+            duration(queue),
+            duration(run),
+        ]
         if left is not None:
             cells += [
-                left.get(job["job_id"], "–"), escape(job["owner"]), _priority(job), str(job["attempt"]), clock(job["submitted_ms"]), clock(job.get("ended_ms")),
+                left.get(job["job_id"], "–"),
+                escape(job["owner"]),
+                _priority(job),
+                str(job["attempt"]),
+                clock(job["submitted_ms"]),
+                clock(job.get("ended_ms")),
                 escape(shortened(reason_of(job) or job.get("unschedulable") or "")),
-            ]  # fmt: skip
+            ]
         table.add_row(*cells)
     return table
 
@@ -109,7 +123,8 @@ def bar(used: int, whole: int, width: int = 12) -> str:
 
 
 def node_state(node: Row) -> str:
-    """`ready`; `ready, cordoned`; `suspect, dead at 12:40:10`; `ready, drained` once nothing is left on it."""
+    """`ready`; `ready, cordoned`; `suspect, dead at 12:40:10`; `ready, drained` once nothing is left on
+    it."""
     cordon, doubt, failing = node.get("cordon"), node.get("suspicion"), node.get("distrust")
     if failing and not cordon and not doubt:
         return (
@@ -139,7 +154,8 @@ def suspected_for(node: Row) -> str:
 
 
 def distrusted_for(node: Row) -> str:
-    """`3 jobs of 3 owners failed there …; a probe may start there from 12:41:10`; empty: the node is trusted."""
+    """`3 jobs of 3 owners failed there …; a probe may start there from 12:41:10`; empty: the node is
+    trusted."""
     found = node.get("distrust")
     if not found:
         return ""
@@ -151,7 +167,8 @@ def distrusted_for(node: Row) -> str:
 
 
 def nodes_remarks(nodes: Iterable[Row]) -> list[str]:
-    """A sentence for each node on which jobs fail, by id: `node-0 is suspect: 3 jobs of 3 owners failed there …`."""
+    """A sentence for each node on which jobs fail, by id: `node-0 is suspect: 3 jobs of 3 owners failed there
+    …`."""
     failing = {str(node["node_id"]): text for node in nodes if (text := distrusted_for(node))}
     return [f"{node_id} is suspect: {text}" for node_id, text in sorted(failing.items())]
 
@@ -178,18 +195,27 @@ def nodes_table(nodes: Iterable[Row], *, wide: bool = False) -> Table:
     for node in sorted(nodes, key=lambda node: str(node["node_id"])):
         gpus = node["gpus"] - node["gpus_free"]
         cells = [
-            escape(node["node_id"]), node_state(node), escape(node.get("gpu_model") or "–"),
-            f"{gpus}/{node['gpus']}", bar(gpus, node["gpus"]),
+            escape(node["node_id"]),
+            node_state(node),
+            escape(node.get("gpu_model") or "–"),
+            f"{gpus}/{node['gpus']}",
+            bar(gpus, node["gpus"]),
             f"{node['cores'] - node['cores_free']}/{node['cores']}",
-            f"{memory(node['host_memory_mib'] - node['host_memory_free_mib'])} of {memory(node['host_memory_mib'])}",
+            f"{memory(node['host_memory_mib'] - node['host_memory_free_mib'])} of "
+            f"{memory(node['host_memory_mib'])}",
             str(node["tasks"]),
-        ]  # fmt: skip
+        ]
         if wide:
             cells += [
-                escape(node["rack"]), escape(node["domain"]), escape(node["address"]),
-                f"{node['bandwidth_mbps'] / 1_000:g} Gbit/s", str(node["gpus_faulted"]),
-                escape(labels_of(node)), escape(cordoned_by(node)), escape(isolation(node)),
-            ]  # fmt: skip
+                escape(node["rack"]),
+                escape(node["domain"]),
+                escape(node["address"]),
+                f"{node['bandwidth_mbps'] / 1_000:g} Gbit/s",
+                str(node["gpus_faulted"]),
+                escape(labels_of(node)),
+                escape(cordoned_by(node)),
+                escape(isolation(node)),
+            ]
         table.add_row(*cells)
     return table
 
@@ -230,7 +256,8 @@ def isolation(node: Row) -> str:
 
 
 def measures(node: Row) -> str:
-    """The contention that the node can measure: `waiting for cores by the kernel's triggers, memory traffic not at all`."""
+    """The contention that the node can measure: `waiting for cores by the kernel's triggers, memory traffic
+    not at all`."""
     found = node.get("measures")
     if not found:
         return "not reported"
@@ -250,9 +277,13 @@ def gpus_table(gpus: Iterable[Row], *, wide: bool = False) -> Table:
     table = plain_table(*columns, right=("GPU", "MEMORY", "SHARE", "GPU MEMORY OF IT"))
     for gpu in sorted(gpus, key=lambda gpu: (gpu["node_id"], gpu["gpu"])):
         cells = [
-            escape(gpu["node_id"]), str(gpu["gpu"]), escape(gpu["uuid"] if wide else short_uuid(gpu["uuid"])),
-            escape(gpu["model"]), memory(gpu["memory_mib"]), gpu_state(gpu),
-        ]  # fmt: skip
+            escape(gpu["node_id"]),
+            str(gpu["gpu"]),
+            escape(gpu["uuid"] if wide else short_uuid(gpu["uuid"])),
+            escape(gpu["model"]),
+            memory(gpu["memory_mib"]),
+            gpu_state(gpu),
+        ]
         for holder in gpu["holders"]:
             more = [holder["task_id"], memory(holder["gpu_memory_mib"] or None)] if wide else []
             table.add_row(*cells, f"{holder['share_milli'] / 10:g}%", short_id(holder["job_id"]), *more)
@@ -271,14 +302,16 @@ def gpu_state(gpu: Row) -> str:
 
 
 def short_uuid(uuid: str) -> str:
-    """`GPU-5d0f2b1e-…` as `GPU-5d0f2b1e`: enough to tell the GPUs of one cell apart; others stay as they are."""
+    """`GPU-5d0f2b1e-…` as `GPU-5d0f2b1e`: enough to tell the GPUs of one cell apart; others stay as they
+    are."""
     kind, _, rest = uuid.partition("-")
     first, _, more = rest.partition("-")
     return f"{kind}-{first}" if kind in ("GPU", "MIG") and more else uuid
 
 
 def gpu_names(task: Row, *, wide: bool = False) -> str:
-    """`GPU-5d0f2b1e (0), GPU-77aa4f3c (1)`: each GPU with its slot; without the name where it is not known; `–`."""
+    """`GPU-5d0f2b1e (0), GPU-77aa4f3c (1)`: each GPU with its slot; without the name where it is not known;
+    `–`."""
     slots, uuids = task["gpus"], task["gpu_uuids"]
     if len(uuids) != len(slots):
         return numbers(slots)
@@ -289,8 +322,18 @@ def gpu_names(task: Row, *, wide: bool = False) -> str:
 def tasks_table(tasks: Iterable[Row], now: int, *, wide: bool = False) -> Table:
     """One line per task of a job's attempts, with times up to `now`, in ms."""
     table = plain_table(
-        "TRY", "TASK", "STATE", "NODE", "GPUS", "CORES", "PID", "RAN", "EXIT", right=("TRY", "PID", "RAN"), wrap=("GPUS",)
-    )  # fmt: skip
+        "TRY",
+        "TASK",
+        "STATE",
+        "NODE",
+        "GPUS",
+        "CORES",
+        "PID",
+        "RAN",
+        "EXIT",
+        right=("TRY", "PID", "RAN"),
+        wrap=("GPUS",),
+    )
     for task in tasks:
         started_ms, end_ms = task.get("started_ms"), task.get("exited_ms") or now
         ran = None if started_ms is None else max(0, end_ms - started_ms)
@@ -304,7 +347,14 @@ def tasks_table(tasks: Iterable[Row], now: int, *, wide: bool = False) -> Table:
             if task.get("cause") not in (None, "exited"):
                 exit_ += f" ({task['cause']})"
         table.add_row(
-            str(task["attempt"]), task["task_id"].rpartition(".")[2], state(task["status"]), escape(task["node_id"]),
-            escape(gpu_names(task, wide=wide)), numbers(task["cores"]), str(task.get("pid") or "–"), duration(ran), exit_,
-        )  # fmt: skip
+            str(task["attempt"]),
+            task["task_id"].rpartition(".")[2],
+            state(task["status"]),
+            escape(task["node_id"]),
+            escape(gpu_names(task, wide=wide)),
+            numbers(task["cores"]),
+            str(task.get("pid") or "–"),
+            duration(ran),
+            exit_,
+        )
     return table

@@ -1,4 +1,5 @@
-"""Keys of submissions in CI: the same for the same job in the same attempt of the same step, and the next one once that job has failed."""
+"""Keys of submissions in CI: the same for the same job in the same attempt of the same step, and the next one
+once that job has failed."""
 
 import hashlib
 import json
@@ -34,13 +35,15 @@ there are several. A system counts when all of the former are set."""
 
 
 def is_ci(env: Mapping[str, str] = os.environ) -> bool:
-    """Whether a CI system runs this command: one of the table, or any that sets CI, as all do by convention."""
+    """Whether a CI system runs this command: one of the table, or any that sets CI, as all do by
+    convention."""
     known = any(all(env.get(name) for name in names) for _, names, _ in CI_VARIABLES)
     return known or env.get("CI", "").lower() in ("true", "1")
 
 
 def idempotency_key(spec: JobSpec, env: Mapping[str, str] = os.environ) -> str:
-    """In CI the same key for the same job of the same step and attempt, so that a repeated step submits once; else random."""
+    """In CI the same key for the same job of the same step and attempt, so that a repeated step submits once;
+    else random."""
     for system, names, of_step in CI_VARIABLES:
         values = [env.get(name, "") for name in names]
         if all(values):

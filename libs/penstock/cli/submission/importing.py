@@ -1,4 +1,5 @@
-"""`penstock import`: prints another scheduler's job file as a job file of Penstock, and names each key that has no equivalent."""
+"""`penstock import`: prints another scheduler's job file as a job file of Penstock, and names each key that
+has no equivalent."""
 
 import os
 import sys

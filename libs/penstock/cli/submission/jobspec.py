@@ -26,8 +26,8 @@ MAX_FILE_BYTES = 1 << 20  # far above any job; keeps a mistyped path to a data s
 def read_job_file(path: str, *, packed: bool = False) -> dict[str, Any]:
     """The mapping in a YAML job file; `-` reads stdin. Raises `Stop` with line and column.
 
-    Relative paths in it are relative to its folder, which is also the default of `workdir`, unless a folder is packed: by its
-    `sync`, or by a flag (`packed`).
+    Relative paths in it are relative to its folder, which is also the default of `workdir`, unless a folder
+    is packed: by its `sync`, or by a flag (`packed`).
     """
     text = read_text(path)
     if (kind := kind_of(text)) is not None:
@@ -91,7 +91,8 @@ def located(fields: Mapping[str, Any], folder: str) -> dict[str, Any]:
 
 
 def _is_path(kind: str, text: object) -> bool:
-    """Whether an environment's field is a folder or an image's file, not the name of a conda environment or of an image in a registry."""
+    """Whether an environment's field is a folder or an image's file, not the name of a conda environment or
+    of an image in a registry."""
     if not isinstance(text, str):
         return False
     return (
@@ -102,7 +103,8 @@ def _is_path(kind: str, text: object) -> bool:
 
 
 def synced(fields: Mapping[str, Any]) -> tuple[dict[str, Any], Packed | None]:
-    """The fields with the digest of the folder to pack and `workdir` inside it, and the folder's archive; None: no folder. Raises `Stop`."""
+    """The fields with the digest of the folder to pack and `workdir` inside it, and the folder's archive;
+    None: no folder. Raises `Stop`."""
     folder, workdir = fields.get("sync"), fields.get("workdir")
     if not isinstance(folder, str) or folder.startswith(PACKED):
         return dict(fields), None
@@ -112,7 +114,10 @@ def synced(fields: Mapping[str, Any]) -> tuple[dict[str, Any], Packed | None]:
         raise Stop(Exit.BAD_SPEC, f"sync: {error}") from error
     inside = None if not isinstance(workdir, str) else os.path.relpath(workdir, folder)
     if inside is not None and leads_out(inside):
-        text = f"workdir: {workdir} is not in {folder}, which is packed; name a folder in it, or leave workdir out"
+        text = (
+            f"workdir: {workdir} is not in {folder}, which is packed; name a folder in it, or leave "
+            "workdir out"
+        )
         raise Stop(Exit.BAD_SPEC, text)
     more = {"sync": f"{PACKED}{packed.sha256}", "workdir": None if inside == "." else inside}
     return {**fields, **more}, packed
@@ -187,7 +192,8 @@ def variables(env: list[str], secrets: list[str]) -> dict[str, Any]:
 
 
 def default_name(command: list[str] | str) -> str:
-    """A job's name from its command: the script, else the program, without folder and ending; of a script's text likewise."""
+    """A job's name from its command: the script, else the program, without folder and ending; of a script's
+    text likewise."""
     words = command.split() if isinstance(command, str) else command
     script = next(
         (word for word in words if word.endswith((".py", ".sh"))), "" if words is not command else words[0]

@@ -1,4 +1,5 @@
-"""`penstock profile MODEL`: measures the time of an iteration, by workers and batch, in the few short runs that reduce its uncertainty most."""
+"""`penstock profile MODEL`: measures the time of an iteration, by workers and batch, in the few short runs
+that reduce its uncertainty most."""
 
 import os
 from collections.abc import Callable, Mapping, Sequence
@@ -88,8 +89,9 @@ def profile(
 ) -> None:
     """Measure the iteration times of a network in the few short runs that reduce the uncertainty most.
 
-    Exits with the code of the first run that did not succeed. The job is that of -f FILE or after --. Its script calls the SDK's `progress` once per iteration and is ended after the given number of
-    iterations; it finds its batch in PENSTOCK_BATCH_SIZE, and {batch} and {iterations} in the command are replaced.
+    Exits with the code of the first run that did not succeed. The job is that of -f FILE or after --. Its
+    script calls the SDK's `progress` once per iteration and is ended after the given number of iterations; it
+    finds its batch in PENSTOCK_BATCH_SIZE, and {batch} and {iterations} in the command are replaced.
     """
     fields = (jobspec.read_job_file(file) if file is not None else {}) | {"model": model}
     flags = {"environment": jobspec.environment(venv, None, container, path=False)}
@@ -174,21 +176,34 @@ class Campaign:
 
     def _plan(self, found: Row) -> RenderableType:
         table = plain_table(
-            "RUN", "WORKERS", "BATCH", "ON", "EXPECTED", "GPU MINUTES", "DOUBT AFTER IT",
+            "RUN",
+            "WORKERS",
+            "BATCH",
+            "ON",
+            "EXPECTED",
+            "GPU MINUTES",
+            "DOUBT AFTER IT",
             right=("RUN", "WORKERS", "BATCH", "EXPECTED", "GPU MINUTES", "DOUBT AFTER IT"),
-        )  # fmt: skip
+        )
         for number, run in enumerate(found["plan"], start=1):
             step_ms = run["step_ms"]
             run_ms = None if step_ms is None else self.iterations * step_ms
             gpu_minutes = None if run_ms is None else self._gpus(run["workers"]) * run_ms / MS_PER_MINUTE
             table.add_row(
-                str(number), str(run["workers"]), f"{run['batch']:,}", _placement(run), duration(run_ms),
-                "–" if gpu_minutes is None else f"{gpu_minutes:,.2f}", doubt(run["spread_after"]),
-            )  # fmt: skip
+                str(number),
+                str(run["workers"]),
+                f"{run['batch']:,}",
+                _placement(run),
+                duration(run_ms),
+                "–" if gpu_minutes is None else f"{gpu_minutes:,.2f}",
+                doubt(run["spread_after"]),
+            )
         before, after = found["spread_before"], found["spread_after"]
         head = (
-            f"{count(len(found['plan']), 'run')} of {self.iterations:,} iterations on {found['gpu']}; doubt about an iteration, over "
-            f"{count(len(found['cells']), 'combination')} of workers and batch: {doubt(before)} before, {doubt(after)} after"
+            f"{count(len(found['plan']), 'run')} of {self.iterations:,} iterations on {found['gpu']}; doubt "
+            "about an iteration, over "
+            f"{count(len(found['cells']), 'combination')} of workers and batch: {doubt(before)} before, "
+            f"{doubt(after)} after"
         )
         return Group(Text(head), table) if found["plan"] else Text(head)
 
@@ -236,13 +251,21 @@ class Campaign:
         placed_ms = job["placed_ms"]
         gpu_ms = 0 if placed_ms is None else (job["ended_ms"] - placed_ms) * self._gpus(probe["workers"])
         self.made.append(
-            {"job_id": job["job_id"], "workers": probe["workers"], "batch": probe["batch"], "outcome": job["outcome"], "reason": job["reason"], "gpu_minutes": gpu_ms / MS_PER_MINUTE}
-        )  # fmt: skip
+            {
+                "job_id": job["job_id"],
+                "workers": probe["workers"],
+                "batch": probe["batch"],
+                "outcome": job["outcome"],
+                "reason": job["reason"],
+                "gpu_minutes": gpu_ms / MS_PER_MINUTE,
+            }
+        )
         if self.output not in (Format.JSON, Format.YAML):
             what = f"{count(probe['workers'], 'worker')}, batch {probe['batch']:,}"
             why = "" if job["outcome"] == "succeeded" else f"  {job['reason'] or ''}"
             console().print(
-                f"{number} of {runs}  {short_id(job['job_id'])}  {what}  {state(job['outcome'])}  {gpu_ms / MS_PER_MINUTE:.2f} GPU minutes{why}",
+                f"{number} of {runs}  {short_id(job['job_id'])}  {what}  {state(job['outcome'])}  "
+                f"{gpu_ms / MS_PER_MINUTE:.2f} GPU minutes{why}",
                 soft_wrap=True,
             )
         return True
@@ -300,7 +323,8 @@ class Campaign:
             dump(whole, self.output)
             return
         head = (
-            f"{self._gpu_minutes():.2f} GPU minutes; doubt about an iteration {doubt(before['spread_before'])} before, "
+            f"{self._gpu_minutes():.2f} GPU minutes; doubt about an iteration "
+            f"{doubt(before['spread_before'])} before, "
             f"{doubt(after['spread_after'])} now"
         )
         console().print(Group(_cells(before["cells"], after["cells"]), Text(head)))
@@ -314,16 +338,27 @@ def _filled(word: str, values: Mapping[str, str]) -> str:
 
 def _cells(before: Sequence[Row], after: Sequence[Row]) -> Table:
     table = plain_table(
-        "WORKERS", "BATCH", "ON", "BEFORE", "ITERATION", "INTERVAL", "RUNS",
+        "WORKERS",
+        "BATCH",
+        "ON",
+        "BEFORE",
+        "ITERATION",
+        "INTERVAL",
+        "RUNS",
         right=("WORKERS", "BATCH", "BEFORE", "ITERATION", "INTERVAL", "RUNS"),
-    )  # fmt: skip
+    )
     known = {(row["workers"], row["batch"]): row for row in before}
     for row in after:
         was = known.get((row["workers"], row["batch"]), {})
         table.add_row(
-            str(row["workers"]), f"{row['batch']:,}", _placement(row), _interval(was), "–" if row["step_ms"] is None else f"{row['step_ms']:,.4g} ms",
-            _interval(row), str(row["runs"] or "–"),
-        )  # fmt: skip
+            str(row["workers"]),
+            f"{row['batch']:,}",
+            _placement(row),
+            _interval(was),
+            "–" if row["step_ms"] is None else f"{row['step_ms']:,.4g} ms",
+            _interval(row),
+            str(row["runs"] or "–"),
+        )
     return table
 
 
@@ -341,7 +376,8 @@ def _interval(row: Row) -> str:
 
 
 def doubt(spread: float) -> str:
-    """A standard deviation of ln t as `± 12 %`, or `a factor of 3.4` either way; from `UNKNOWN_FROM` on nothing is known."""
+    """A standard deviation of ln t as `± 12 %`, or `a factor of 3.4` either way; from `UNKNOWN_FROM` on
+    nothing is known."""
     if spread > UNKNOWN_FROM:
         return "unknown"
     if spread > FACTOR_FROM:

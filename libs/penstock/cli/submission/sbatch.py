@@ -1,4 +1,5 @@
-"""Scripts with `#SBATCH` lines as the program of `penstock submit`, and what is printed of keys without an equivalent."""
+"""Scripts with `#SBATCH` lines as the program of `penstock submit`, and what is printed of keys without an
+equivalent."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -31,10 +32,11 @@ def refuse_needed(file: str, notes: Sequence[Note], jobs: int) -> None:
 
 
 def script_fields(command: Sequence[str], flags: Sequence[str]) -> dict[str, Any] | None:
-    """Fields of a command whose program is a script with `#SBATCH` lines, the script itself included, as `sbatch` stores it; None: it is none.
+    """Fields of a command whose program is a script with `#SBATCH` lines, the script itself included, as
+    `sbatch` stores it; None: it is none.
 
-    `flags`: names of variables and options that the submission gives by itself. Raises `Stop` for options without which it would do
-    something else.
+    `flags`: names of variables and options that the submission gives by itself. Raises `Stop` for options
+    without which it would do something else.
     """
     path = Path(command[0])
     try:

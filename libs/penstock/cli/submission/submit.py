@@ -1,4 +1,5 @@
-"""`penstock submit`: builds the job, submits it once (idempotency key), follows it, and ends with its exit code."""
+"""`penstock submit`: builds the job, submits it once (idempotency key), follows it, and ends with its exit
+code."""
 
 import os
 from collections.abc import Callable
@@ -123,7 +124,8 @@ PrelaunchFlag = Annotated[
     bool | None,
     typer.Option(
         "--prelaunch/--no-prelaunch",
-        help='Whether the job may launch while its GPUs are still in use; its script waits for them at phase("train").',
+        help="Whether the job may launch while its GPUs are still in use; its script waits for them at "
+        'phase("train").',
     ),
 ]
 CompanionsFlag = Annotated[
@@ -176,7 +178,8 @@ TiedFlag = Annotated[
     bool | None,
     typer.Option(
         "--tied/--no-tied",
-        help="The cell cancels the job when nobody follows it any more, as after kill -9; in CI by default, but with --detach.",
+        help="The cell cancels the job when nobody follows it any more, as after kill -9; in CI by default, "
+        "but with --detach.",
     ),
 ]
 TiedGraceFlag = Annotated[
@@ -279,7 +282,8 @@ def submit_fields(ctx: typer.Context, fields: dict[str, Any], source: str) -> in
 def _read(
     file: str | None, command: list[str] | None, env: list[str], *, packed: bool
 ) -> tuple[dict[str, Any], list[str] | None]:
-    """Fields of the job file, or of a script with `#SBATCH` lines as the program of a command; and the command. Raises `Stop`."""
+    """Fields of the job file, or of a script with `#SBATCH` lines as the program of a command; and the
+    command. Raises `Stop`."""
     if file is not None:
         return jobspec.read_job_file(file, packed=packed), command
     array = ["array"] if any(entry.startswith("SLURM_ARRAY_TASK_ID=") for entry in env) else []
@@ -400,7 +404,8 @@ class Submission:
             self.client.get(f"/v1/jobs/{self.job_id}")
         except NotPermitted as error:
             remark(
-                f"submitted, and not followed: {error}; to follow a job, give a token with the role read. With --detach this is not tried."
+                f"submitted, and not followed: {error}; to follow a job, give a token with the role read. "
+                "With --detach this is not tried."
             )
             return False
         return True
@@ -465,7 +470,8 @@ def spec_of(
 
 
 def _merge(fields: dict[str, Any], section: str, more: dict[str, Any]) -> None:
-    """Merges flags over the file, field by field. A section that is not a mapping is left for the parser to refuse."""
+    """Merges flags over the file, field by field. A section that is not a mapping is left for the parser to
+    refuse."""
     if more:
         known = fields.get(section) or {}
         if isinstance(known, dict):

@@ -49,9 +49,13 @@ def show(name: str, data: bytes) -> None:
 
 
 def join(
-    opened: Callable[[], AbstractAsyncContextManager[Session]], write: Write = show, *,
-    stdin: bool, terminal: bool, keys: Keys = lambda data: (data, False),
-) -> dict[str, Any]:  # fmt: skip
+    opened: Callable[[], AbstractAsyncContextManager[Session]],
+    write: Write = show,
+    *,
+    stdin: bool,
+    terminal: bool,
+    keys: Keys = lambda data: (data, False),
+) -> dict[str, Any]:
     """Until the session ends: its last frame, empty if `keys` left it. The terminal is restored on each way
     out.
 
@@ -77,9 +81,13 @@ def _raw(*, really: bool) -> Iterator[None]:
 
 
 async def _join(
-    opened: Callable[[], AbstractAsyncContextManager[Session]], write: Write, *,
-    stdin: bool, terminal: bool, keys: Keys,
-) -> dict[str, Any]:  # fmt: skip
+    opened: Callable[[], AbstractAsyncContextManager[Session]],
+    write: Write,
+    *,
+    stdin: bool,
+    terminal: bool,
+    keys: Keys,
+) -> dict[str, Any]:
     async with opened() as session:
         output = asyncio.ensure_future(_output(session, write))
         beside = [asyncio.ensure_future(_input(session, keys))] if stdin else []

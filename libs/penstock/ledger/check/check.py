@@ -1,6 +1,7 @@
 """The invariants of a cell, checked after every step in tests and available to operators.
 
-Each violation is one sentence with ids; an empty list means that the state is sound. Source: architecture §3, Invariants.
+Each violation is one sentence with ids; an empty list means that the state is sound. Source: architecture §3,
+Invariants.
 """
 
 from collections import Counter
@@ -97,7 +98,11 @@ def _given(node: NodeState, leases: list[Lease]) -> Iterator[str]:
         yield f"node {name} has two slots for one GPU: {', '.join(named)}"
     for gpu, holders in _by_gpu(leases).items():
         if gpu >= len(uuids) or not uuids[gpu]:
-            yield f"node {name}: {', '.join(lease.holder for lease in holders)} hold slot {gpu}, which is no GPU's"
+            yield (
+                f"node {name}: {', '.join(lease.holder for lease in holders)} hold slot {gpu}, which is "
+                "no "
+                "GPU's"
+            )
         if sum(lease.gpu_share_milli for lease in holders) > WHOLE_GPU:
             tasks = " and ".join(f"{lease.holder} ({lease.gpu_share_milli}/1000)" for lease in holders)
             yield f"node {name} gpu {gpu} is given to both {tasks}"
@@ -172,7 +177,9 @@ def _job(state: CellState, job: JobState) -> Iterator[str]:
         yield f"job {job.job_id} has {len(job.tasks)} of {job.demand.tasks} tasks: a gang is all or nothing"
     yield from _adjusted(job)
     if not job.spec.fewest_workers <= job.workers <= job.spec.workers:
-        yield f"job {job.job_id} has {job.workers} workers, not {job.spec.fewest_workers} to {job.spec.workers}"
+        yield (
+            f"job {job.job_id} has {job.workers} workers, not {job.spec.fewest_workers} to {job.spec.workers}"
+        )
     for task_id in live:
         node = state.nodes.get(job.tasks[task_id].place.node_id)
         if node is None or node.tasks.get(task_id) != job.job_id:
@@ -209,7 +216,8 @@ def _moves(state: CellState) -> Iterator[str]:
 
 
 def _sharing(state: CellState) -> Iterator[str]:
-    """Each job's `sharing` matches what the nodes hold, and no job whose GPU was shared counts as having run alone."""
+    """Each job's `sharing` matches what the nodes hold, and no job whose GPU was shared counts as having run
+    alone."""
     for job in state.jobs.values():
         if job.sharing.jobs != (right := present(state, job, {})):
             yield f"job {job.job_id} shares GPUs with {right}, and is known to share with {job.sharing.jobs}"
@@ -264,7 +272,11 @@ def _index(state: CellState) -> Iterator[str]:
         if node.distrust is not None:
             fresh.distrusted |= node.bit
         if (node.gpu_uuids, node.gpu_memory_mib) != _gpus(node):
-            yield f"node {node.spec.node_id} reads {node.gpu_uuids}, {node.gpu_memory_mib} MiB; its GPUs are {_gpus(node)}"
+            yield (
+                f"node {node.spec.node_id} reads {node.gpu_uuids}, {node.gpu_memory_mib} MiB; its GPUs "
+                "are "
+                f"{_gpus(node)}"
+            )
         if node.entered != node.free():
             yield f"node {node.spec.node_id} is indexed as {node.entered}, but is {node.free()}"
     named = Counter(task.place.node_id for job in state.jobs.values() for task in job.tasks.values())

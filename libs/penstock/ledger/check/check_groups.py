@@ -1,4 +1,5 @@
-"""The invariants of groups: members hold the same GPUs on the same nodes, rank by rank, and no other job holds any of them.
+"""The invariants of groups: members hold the same GPUs on the same nodes, rank by rank, and no other job
+holds any of them.
 
 They are computed from the places alone, without what the fold books (`penstock.ledger.derived.groups`).
 """

@@ -1,6 +1,8 @@
-"""Garbage collection of nodes that are proven gone: the newest stay in the state, of the others only the incarnation.
+"""Garbage collection of nodes that are proven gone: the newest stay in the state, of the others only the
+incarnation.
 
-A dropped node leaves a hole in the ordinals, which the next new node takes; holes behind the last node are cut off.
+A dropped node leaves a hole in the ordinals, which the next new node takes; holes behind the last node are
+cut off.
 """
 
 from penstock.ledger.state.node.node_state import NodeState
@@ -11,11 +13,12 @@ MAX_DROPPED_PER_RECORD = 64  # takes a millisecond in a cell of 20,000 nodes
 
 
 def drop(state: CellState) -> None:
-    """Drops droppable nodes beyond `MAX_GONE_NODES` as a record begins, those that left first, at most `MAX_DROPPED_PER_RECORD`.
+    """Drops droppable nodes beyond `MAX_GONE_NODES` as a record begins, those that left first, at most
+    `MAX_DROPPED_PER_RECORD`.
 
-    Ideal: every node stays, and a late copy of an old joining is distinguished from a new node. Departure: of the dropped nodes
-    only the incarnation stays, of at most `MAX_FORGOTTEN_NODES`. Nodes that left within the freeze window stay: they count as
-    missing (LAW 5).
+    Ideal: every node stays, and a late copy of an old joining is distinguished from a new node. Departure: of
+    the dropped nodes only the incarnation stays, of at most `MAX_FORGOTTEN_NODES`. Nodes that left within the
+    freeze window stay: they count as missing (LAW 5).
     """
     gone = state.droppable
     beyond = len(gone) - MAX_GONE_NODES

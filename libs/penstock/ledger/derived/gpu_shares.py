@@ -1,9 +1,11 @@
 """GPU sharing by estimates: which jobs get a part of a GPU in a cell that shares GPUs, and how large a part.
 
-Source: Liquid §6.2: jobs may share a GPU if their predicted mean utilisations and their largest predicted memories fit it together.
-A share of utilisation / 100 % expresses this exactly, since the ledger allocates no more than a whole GPU's time and memory (decision 10).
+Source: Liquid §6.2: jobs may share a GPU if their predicted mean utilisations and their largest predicted
+memories fit it together. A share of utilisation / 100 % expresses this exactly, since the ledger allocates no
+more than a whole GPU's time and memory (decision 10).
 
-Departure: a job without a prediction, and one whose promised memory is based on no run of its network or GPU model, has a GPU to itself.
+Departure: a job without a prediction, and one whose promised memory is based on no run of its network or GPU
+model, has a GPU to itself.
 """
 
 from math import ceil
@@ -24,7 +26,10 @@ def why_whole(estimate: Estimate, spec: JobSpec) -> str:
     if worker.gpus != 1 or spec.workers != 1 or spec.min_workers is not None or spec.parameter_servers:
         return "only jobs of one task with one GPU share"
     if not 0 < worker.gpu_utilisation_percent < 100:
-        return f"its predicted mean utilisation is {worker.gpu_utilisation_percent:g} %; only figures between 0 and 100 % are shared"
+        return (
+            f"its predicted mean utilisation is {worker.gpu_utilisation_percent:g} %; only figures "
+            "between 0 and 100 % are shared"
+        )
     if not worker.gpu_memory_mib:
         return "its largest GPU memory is not known"
     if estimate.first_of_kind:
@@ -33,7 +38,8 @@ def why_whole(estimate: Estimate, spec: JobSpec) -> str:
 
 
 def shared(estimate: Estimate, spec: JobSpec, settings: PlacerSettings) -> Estimate:
-    """The estimate with the share that the job gets; unchanged where the cell does not share, or the job has a GPU to itself."""
+    """The estimate with the share that the job gets; unchanged where the cell does not share, or the job has
+    a GPU to itself."""
     if (
         settings.share_gpus == "never"
         or spec.resources.gpu_share_milli is not None

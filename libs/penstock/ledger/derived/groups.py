@@ -1,7 +1,8 @@
-"""Resource accounting of groups: members hold GPUs and cores once, the largest member's bandwidth, and the memory of all.
+"""Resource accounting of groups: members hold GPUs and cores once, the largest member's bandwidth, and the
+memory of all.
 
-Tasks of one rank hold one such lease. Each is booked with what it takes beyond the others (`own_part`), so that a task's end frees
-exactly what only that task needed, in whatever order they end.
+Tasks of one rank hold one such lease. Each is booked with what it takes beyond the others (`own_part`), so
+that a task's end frees exactly what only that task needed, in whatever order they end.
 """
 
 from collections.abc import Container, Iterable, Iterator, Sequence
@@ -45,7 +46,8 @@ def own_part(place: TaskPlacement, beside: Sequence[TaskPlacement]) -> TaskPlace
 def booked(
     state: CellState, job: JobState, place: TaskPlacement, gone: Container[str] = frozenset()
 ) -> TaskPlacement:
-    """What this task takes of its node beyond the other members' tasks (`others`), or beyond its predecessors and successors; else its whole place."""
+    """What this task takes of its node beyond the other members' tasks (`others`), or beyond its predecessors
+    and successors; else its whole place."""
     if job.group:
         return own_part(place, others(state, job, place.rank, gone))
     if job.after or job.followed or job.status is JobStatus.STOPPING:
@@ -68,7 +70,8 @@ def own_parts(held: Iterable[tuple[JobState, TaskPlacement]]) -> Iterator[TaskPl
 
 
 def frees_gpus(state: CellState, job: JobState) -> bool:
-    """Whether the end of this job, which is being stopped, frees its GPUs. A group frees them once: by its oldest member, when all members stop."""
+    """Whether the end of this job, which is being stopped, frees its GPUs. A group frees them once: by its
+    oldest member, when all members stop."""
     if not job.group:
         return True
     members = state.groups[job.group].values()

@@ -20,11 +20,13 @@ MAX_SOURCE = 400  # characters of the estimate's source in a failure's text
 NEAR_CAP = 0.9  # a task that had so much of its cap ran into it: the kernel counts in pages and batches
 HOST, GPU = "host_memory", "gpu_memory"
 KERNEL_KILL = "out_of_memory"
-"""Cause of a task that the kernel killed for its host memory; earlier versions report no other memory failure."""
+"""Cause of a task that the kernel killed for its host memory; earlier versions report no other memory
+failure."""
 
 
 def fair_share_mib(node: NodeSpec, need: ResourceVector) -> int:
-    """The part of a node's host memory in proportion to the task's part of its GPUs, or of its cores for a task without GPUs."""
+    """The part of a node's host memory in proportion to the task's part of its GPUs, or of its cores for a
+    task without GPUs."""
     if need.gpus and node.gpus:
         return node.host_memory_mib * need.gpus * need.gpu_share_milli // (len(node.gpus) * WHOLE_GPU)
     return node.host_memory_mib * need.cores // node.cores
@@ -62,7 +64,8 @@ def outgrown_mib(cap_mib: int, promised_mib: int, fact: TaskExited) -> int:
 
 
 def raisable(state: CellState, job: JobState) -> bool:
-    """Whether the attempt ran out of guessed memory, had more of it than the previous attempt, and some node has more still."""
+    """Whether the attempt ran out of guessed memory, had more of it than the previous attempt, and some node
+    has more still."""
     if job.memory_retries >= MAX_RAISES:
         return False
     return any(
@@ -100,15 +103,17 @@ def limit_mib(node: NodeState, task: TaskState, memory: str) -> int:
 
 
 def gpu_limit_mib(node: NodeState, task: TaskState) -> int:
-    """The task's limit of GPU memory: all of its GPU, or the part reserved on a shared GPU. Members of a group share whole GPUs, but not for all of
-    their time, so their node reports the limit under which they ended."""
+    """The task's limit of GPU memory: all of its GPU, or the part reserved on a shared GPU. Members of a
+    group share whole GPUs, but not for all of their time, so their node reports the limit under which they
+    ended."""
     if task.gpu_limit_mib:
         return task.gpu_limit_mib
     return node.gpu_memory_mib if task.place.gpu_share_milli == WHOLE_GPU else task.place.gpu_memory_mib
 
 
 def failure_text(node: NodeState, job: JobState, task: TaskState, fact: TaskExited) -> str:
-    """What failed, the limit and its origin, the measured use, and how to ask for more; at most MAX_TEXT characters."""
+    """What failed, the limit and its origin, the measured use, and how to ask for more; at most MAX_TEXT
+    characters."""
     place = task.place
     how = f" ({fact.detail})" if fact.detail else ""
     head = (
@@ -125,7 +130,10 @@ def _host_limit(node: NodeState, job: JobState, task: TaskState) -> str:
     if not place.cap_mib:
         return "it had no cap, so the machine itself ran short"
     if 0 < task.outgrown_mib < NEAR_CAP * place.cap_mib:
-        had = f"its node ran short while it had {task.outgrown_mib} MiB, and was promised {place.host_memory_mib} MiB"
+        had = (
+            f"its node ran short while it had {task.outgrown_mib} MiB, and was promised "
+            f"{place.host_memory_mib} MiB"
+        )
         return f"{had}: {_origin(job, place, HOST)}"
     cap = f"its cap was {place.cap_mib} MiB"
     if place.cap_mib >= node.spec.host_memory_mib:
@@ -157,7 +165,10 @@ def _origin(job: JobState, place: TaskPlacement, memory: str) -> str:
 
 def _remedy(node: NodeState, task: TaskState, memory: str) -> str:
     if task.place.role == "ps":
-        return "A parameter server's memory cannot be asked for; each attempt that ends so is followed by one with more"
+        return (
+            "A parameter server's memory cannot be asked for; each attempt that ends so is followed by "
+            "one with more"
+        )
     had_mib = limit_mib(node, task, memory)
     more = _round_gib(2 * had_mib) if had_mib else "16GiB"
     smaller = "; or use a smaller batch" if memory == GPU else ""

@@ -8,8 +8,8 @@ from penstock.model.nouns.transitions import NodeStatus
 
 
 def resumed(state: CellState, job: JobState) -> Checkpoint | None:
-    """The checkpoint that every task of the attempt finds where it starts, or fetches before: all tasks of a gang resume at the same
-    checkpoint, or all start from zero."""
+    """The checkpoint that every task of the attempt finds where it starts, or fetches before: all tasks of a
+    gang resume at the same checkpoint, or all start from zero."""
     found = job.checkpoint
     if found is None or not found.path:
         return None
@@ -21,8 +21,8 @@ def resumed(state: CellState, job: JobState) -> Checkpoint | None:
 def source(state: CellState, job: JobState) -> NodeState | None:
     """The node from which the attempt's task fetches the checkpoint. None: it need not, or cannot.
 
-    Ideal: gangs fetch, too. Departure: only jobs of one task fetch. Members of a gang must resume at the same checkpoint, and if one
-    of them cannot fetch it, the others would have to be informed before they start.
+    Ideal: gangs fetch, too. Departure: only jobs of one task fetch. Members of a gang must resume at the same
+    checkpoint, and if one of them cannot fetch it, the others would have to be informed before they start.
     """
     found = job.checkpoint
     if found is None or not found.path or found.shared or len(job.tasks) != 1:

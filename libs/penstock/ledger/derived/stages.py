@@ -1,6 +1,8 @@
-"""Stage profiles per ⟨model, batch size, GPUs⟩ in the ledger: how long one iteration uses storage, CPU, GPU and network.
+"""Stage profiles per ⟨model, batch size, GPUs⟩ in the ledger: how long one iteration uses storage, CPU, GPU
+and network.
 
-Only the latest profile per key is stored, and only the MAX_PROFILES published last: a cell trains some hundred kinds of jobs.
+Only the latest profile per key is stored, and only the MAX_PROFILES published last: a cell trains some
+hundred kinds of jobs.
 """
 
 from penstock.ledger.state.job.job_state import JobState
@@ -20,7 +22,8 @@ def stages_profiled(state: CellState, fact: StagesProfiled) -> None:
 
 
 def profile_of(state: CellState, job: JobState) -> StagesProfiled | None:
-    """The profile of jobs like this one; None: the job names no model or batch size, has no estimate yet, or no profile was measured."""
+    """The profile of jobs like this one; None: the job names no model or batch size, has no estimate yet, or
+    no profile was measured."""
     spec = job.spec.shaped(job.workers)
     if spec.model is None or spec.batch_size is None or job.estimate is None:
         return None
@@ -33,11 +36,12 @@ def latest_profile(state: CellState) -> StagesProfiled | None:
 
 
 def stage_times(state: CellState, job: JobState) -> StageTimes | None:
-    """How long an iteration of this job uses each resource, alone on its GPUs, as far as known; all decisions read it here. O(1).
+    """How long an iteration of this job uses each resource, alone on its GPUs, as far as known; all decisions
+    read it here. O(1).
 
-    Order of preference: measured on the same number of GPUs, estimated at the job's submission, measured on half or twice as many
-    GPUs (`near_counts`). A new or changed profile applies from its `StagesProfiled` record on, also to jobs that already wait or
-    run.
+    Order of preference: measured on the same number of GPUs, estimated at the job's submission, measured on
+    half or twice as many GPUs (`near_counts`). A new or changed profile applies from its `StagesProfiled`
+    record on, also to jobs that already wait or run.
     """
     estimate = job.estimate
     if estimate is None:
@@ -55,10 +59,12 @@ def stage_times(state: CellState, job: JobState) -> StageTimes | None:
 
 
 def near_counts(gpus: int) -> tuple[int, ...]:
-    """GPU counts whose profile is used in place of that of `gpus`, the nearest first: half as many, then twice as many, each at least 2.
+    """GPU counts whose profile is used in place of that of `gpus`, the nearest first: half as many, then
+    twice as many, each at least 2.
 
-    With several GPUs each worker does the same work on its batch, and a ring all-reduce sends nearly the same, 2 (n - 1) / n of the
-    gradient. A single GPU sends nothing, so its profile replaces no other, and no other replaces it.
+    With several GPUs each worker does the same work on its batch, and a ring all-reduce sends nearly the
+    same, 2 (n - 1) / n of the gradient. A single GPU sends nothing, so its profile replaces no other, and no
+    other replaces it.
     """
     half = (gpus // 2,) if gpus % 2 == 0 and gpus >= 4 else ()
     return (*half, 2 * gpus) if gpus >= 2 else ()

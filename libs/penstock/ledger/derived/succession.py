@@ -1,7 +1,9 @@
-"""Succession on GPUs: a task is placed on GPUs of tasks that are being stopped or about to end, and starts when these have ended.
+"""Succession on GPUs: a task is placed on GPUs of tasks that are being stopped or about to end, and starts
+when these have ended.
 
-Its order reaches the node before that (`PlacementDecided.after`), and the node delays its start while a task holds one of its GPUs. GPUs and cores
-that both have are booked once; memory and bandwidth are booked for both, so that the order in which several predecessors end does not matter.
+Its order reaches the node before that (`PlacementDecided.after`), and the node delays its start while a task
+holds one of its GPUs. GPUs and cores that both have are booked once; memory and bandwidth are booked for
+both, so that the order in which several predecessors end does not matter.
 """
 
 from collections.abc import Container, Iterator, Sequence
@@ -35,7 +37,8 @@ def units_beyond(
 
 
 def comes_after(one: JobState, other: JobState) -> bool:
-    """Whether `one` starts when the attempt of `other` that was placed before it has ended. A later attempt of `other` may itself start after `one`."""
+    """Whether `one` starts when the attempt of `other` that was placed before it has ended. A later attempt
+    of `other` may itself start after `one`."""
     return other.job_id in one.after and other.token < one.token
 
 
@@ -52,7 +55,8 @@ def meet(one: TaskPlacement, other: TaskPlacement) -> bool:
 def successors(
     state: CellState, job: JobState, place: TaskPlacement, gone: Container[str] = frozenset()
 ) -> Iterator[TaskPlacement]:
-    """Places of tasks that start when this one has ended. O(tasks of the node) for a job that is being stopped or followed, else O(1). `gone`: jobs that do not count."""
+    """Places of tasks that start when this one has ended. O(tasks of the node) for a job that is being
+    stopped or followed, else O(1). `gone`: jobs that do not count."""
     if job.status is not JobStatus.STOPPING and not job.followed:
         return
     for task_id, other_id in state.nodes[place.node_id].tasks.items():
@@ -84,7 +88,8 @@ def met(
 
 
 def followers(state: CellState, job: JobState) -> tuple[str, ...]:
-    """Ids of jobs that start when this attempt has ended, in the order of their submission; for most jobs none. O(tasks of its nodes) where it is followed."""
+    """Ids of jobs that start when this attempt has ended, in the order of their submission; for most jobs
+    none. O(tasks of its nodes) where it is followed."""
     if not job.followed:
         return ()
     nodes = dict.fromkeys(task.place.node_id for task in job.tasks.values())

@@ -40,13 +40,14 @@ from penstock.model.schema.event import Event
 from penstock.model.schema.topics import Topic
 
 FOLD_VERSION = 45
-"""Incremented whenever a ledger folds to another state than before, so that no reader continues from a snapshot of the former
-meaning. Terms record it. `tests/replay/test_golden.py` fails if the increment is missing."""
+"""Incremented whenever a ledger folds to another state than before, so that no reader continues from a
+snapshot of the former meaning. Terms record it. `tests/replay/test_golden.py` fails if the increment is
+missing."""
 
 
 Hook = Callable[[RawRecord, int, Event], None]
-"""Called in place of `evolve` with the record, the fact's position in it and the fact. It calls `evolve` itself, so
-that it sees the state before and after the fact."""
+"""Called in place of `evolve` with the record, the fact's position in it and the fact. It calls `evolve`
+itself, so that it sees the state before and after the fact."""
 
 
 def fold(state: CellState, record: RawRecord, hook: Hook | None = None, offset: int = -1) -> None:

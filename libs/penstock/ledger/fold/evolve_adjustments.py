@@ -1,7 +1,8 @@
 """Fold of adjustments: cores and memory bandwidth of running tasks, as decided and as their nodes answered.
 
-Resources that a task gives up are free at once: the order to shrink it is in its node's partition before any order that needs them,
-and a node carries out its orders in sequence (decision 63). A probe with fewer cores gives up nothing (decision 99).
+Resources that a task gives up are free at once: the order to shrink it is in its node's partition before any
+order that needs them, and a node carries out its orders in sequence (decision 63). A probe with fewer cores
+gives up nothing (decision 99).
 """
 
 from msgspec.structs import replace
@@ -39,7 +40,8 @@ def cores_decided(state: CellState, fact: CoresDecided) -> None:
 
 
 def _count_cores(job: JobState, task: TaskState, fact: CoresDecided) -> None:
-    """Counters that bound a service's changes (`penstock.proposals.validate_adjustments`). Cores that an operator chose are not given back."""
+    """Counters that bound a service's changes (`penstock.proposals.validate_adjustments`). Cores that an
+    operator chose are not given back."""
     before, after = len(task.used_cores), len(fact.cores)
     if fact.cause == "contention":
         job.throttles += after < before
@@ -84,7 +86,8 @@ def task_adjusted(state: CellState, fact: TaskAdjusted) -> None:
 
 
 def ledger_lost(state: CellState) -> None:
-    """The adjustments in the lost records are unknown: every living task gets again what this ledger allocates to it."""
+    """The adjustments in the lost records are unknown: every living task gets again what this ledger
+    allocates to it."""
     known = Adjustment(state.token, "", "the ledger has lost records", state.now_ms)
     for job in state.holding.values():
         for task in job.tasks.values():

@@ -250,7 +250,8 @@ def work_progressed(state: CellState, fact: external_events.WorkProgressed) -> N
 
 
 def eta_estimated(state: CellState, fact: EtaEstimated) -> None:
-    """Stores the estimate for a running attempt. What the job itself has reported in this attempt is more accurate and stays."""
+    """Stores the estimate for a running attempt. What the job itself has reported in this attempt is more
+    accurate and stays."""
     job = state.jobs.get(fact.job_id)
     if job is None or job.status not in HOLDING or job.attempt != fact.attempt:
         return

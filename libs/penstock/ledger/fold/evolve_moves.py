@@ -1,6 +1,8 @@
-"""Fold of migrations (moves): while a job is being stopped to resume elsewhere, its target is reserved, booked on the target's nodes.
+"""Fold of migrations (moves): while a job is being stopped to resume elsewhere, its target is reserved,
+booked on the target's nodes.
 
-What the job's living tasks hold of the target stays booked for them until their exit is proven; then it passes to the reservation.
+What the job's living tasks hold of the target stays booked for them until their exit is proven; then it
+passes to the reservation.
 """
 
 from collections.abc import Iterator
@@ -83,7 +85,8 @@ def move_given_up(state: CellState, fact: MoveGivenUp) -> None:
 
 
 def end_move(state: CellState, job: JobState, problem: str) -> None:
-    """Frees what was reserved for the job, if anything was. `problem`: why it does not reach its target; empty: it takes its target now."""
+    """Frees what was reserved for the job, if anything was. `problem`: why it does not reach its target;
+    empty: it takes its target now."""
     move = job.move
     if move is None or not move.tasks:
         return

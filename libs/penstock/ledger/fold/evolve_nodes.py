@@ -50,8 +50,8 @@ def _enter_spec(state: CellState, node: NodeState, spec: NodeSpec) -> None:
 def bound_slots(before: tuple[str, ...], held: set[int], found: list[str]) -> tuple[str, ...]:
     """UUID by slot for the GPUs found now; empty: the slots are the inventory's indexes.
 
-    While any GPU is held, GPUs that are still present keep their slots, and so do held ones that are gone. A new GPU
-    takes the lowest free slot; if there is none, it waits for the next joining.
+    While any GPU is held, GPUs that are still present keep their slots, and so do held ones that are gone. A
+    new GPU takes the lowest free slot; if there is none, it waits for the next joining.
     """
     if not held or before == tuple(found):
         return ()
@@ -118,7 +118,8 @@ def counted(fold: Fold) -> Fold:
 
 
 def node_join_refused(state: CellState, fact: ledger_events.NodeJoinRefused) -> None:
-    """The joining has no effect. The refusal is stored, so that the node is informed even if this placer ends before it has done so."""
+    """The joining has no effect. The refusal is stored, so that the node is informed even if this placer ends
+    before it has done so."""
     refused = state.refused_joins
     refused.pop(fact.node_id, None)
     refused[fact.node_id] = RefusedJoin(
@@ -147,8 +148,8 @@ def node_suspected(state: CellState, fact: external_events.NodeSuspected) -> Non
 
 
 def answers_lost(state: CellState) -> None:
-    """The nodes' topic, or the ledger, has lost records, perhaps answers: suspect nodes are probed again, at once where a timer
-    can be named after the node."""
+    """The nodes' topic, or the ledger, has lost records, perhaps answers: suspect nodes are probed again, at
+    once where a timer can be named after the node."""
     for node_id, node in state.nodes.items():
         if node.status is NodeStatus.SUSPECT and node.suspicion is not None and node.leases:
             node.suspicion = Suspicion(node.suspicion.reason, node.suspicion.at_ms)

@@ -1,4 +1,5 @@
-"""Fold of co-location: which jobs hold parts of the same GPUs, or share whole ones as members of a group, during each attempt.
+"""Fold of co-location: which jobs hold parts of the same GPUs, or share whole ones as members of a group,
+during each attempt.
 
 The estimator continues from it after a snapshot, and learns step and run times from attempts that ran alone.
 """
@@ -9,11 +10,13 @@ from penstock.ledger.state.state import CellState
 from penstock.model.nouns.types import WHOLE_GPU, TaskPlacement
 
 Holders = dict[tuple[str, tuple[int, ...]], list[str]]
-"""(Node id, GPUs) → ids of the jobs with a living task on one of these GPUs, possibly with duplicates. Members of a group have equal GPUs."""
+"""(Node id, GPUs) → ids of the jobs with a living task on one of these GPUs, possibly with duplicates.
+Members of a group have equal GPUs."""
 
 
 def neighbours(state: CellState, place: TaskPlacement, job_id: str, known: Holders) -> list[str]:
-    """Ids of other jobs with a living task on one of these GPUs, possibly with duplicates. O(tasks of the node), where a GPU may be shared.
+    """Ids of other jobs with a living task on one of these GPUs, possibly with duplicates. O(tasks of the
+    node), where a GPU may be shared.
 
     `known`: holders that were found in the present state; those found here are added.
     """
@@ -35,7 +38,8 @@ def _holders(state: CellState, place: TaskPlacement) -> list[str]:
 
 
 def changed(state: CellState, job: JobState, place: TaskPlacement) -> None:
-    """A task has taken or released this place. O(tasks of the job and of the jobs that share GPUs with it); O(1) where none may."""
+    """A task has taken or released this place. O(tasks of the job and of the jobs that share GPUs with it);
+    O(1) where none may."""
     if not _may_share(job, place):
         return
     known: Holders = {}

@@ -47,7 +47,8 @@ def task_started(state: CellState, fact: external_events.TaskStarted) -> None:
 
 
 def phase_changed(state: CellState, fact: external_events.TaskPhaseChanged) -> None:
-    """Stores the phase. `save` is the last phase of a run; a task that trains on afterwards had only saved a checkpoint."""
+    """Stores the phase. `save` is the last phase of a run; a task that trains on afterwards had only saved a
+    checkpoint."""
     job = job_of_task(state, fact.node_id, fact.task_id)
     assert job is not None, fact.task_id
     task = job.tasks[fact.task_id]
@@ -103,7 +104,8 @@ def steps_measured(state: CellState, fact: external_events.StepsMeasured) -> Non
 
 
 def checkpoint_fetched(state: CellState, fact: external_events.CheckpointFetched) -> None:
-    """The checkpoint is on this node now, and the next attempt that is placed elsewhere fetches it from here."""
+    """The checkpoint is on this node now, and the next attempt that is placed elsewhere fetches it from
+    here."""
     job = job_of_task(state, fact.node_id, fact.task_id)
     assert job is not None, fact.task_id
     found = job.checkpoint
@@ -180,7 +182,8 @@ def task_exited(state: CellState, fact: external_events.TaskExited) -> None:
 def _note_exhausted(
     node: NodeState, job: JobState, task: TaskState, fact: external_events.TaskExited
 ) -> None:
-    """The exit of the member that ran out of memory is the gang's failure, though exits of other members may come first."""
+    """The exit of the member that ran out of memory is the gang's failure, though exits of other members may
+    come first."""
     if any(other.exhausted for other in job.tasks.values() if other is not task):
         return
     job.exit_code = task.exit_code

@@ -1,4 +1,5 @@
-"""Fold of plans: the nodes reserved for waiting jobs, the answers to proposals, and the window in which batch plans are awaited."""
+"""Fold of plans: the nodes reserved for waiting jobs, the answers to proposals, and the window in which batch
+plans are awaited."""
 
 from penstock.ledger.state.state import MAX_PROPOSALS_REMEMBERED, Answered, CellState
 from penstock.ledger.state.timers import drop_timers
@@ -28,7 +29,8 @@ def proposal_answered(state: CellState, fact: ProposalAnswered) -> None:
 
 
 def units_of_proposals(state: CellState) -> list[PlanUnit]:
-    """Waiting units of services' proposals, in the order of the plan. O(jobs for which nodes are reserved)."""
+    """Waiting units of services' proposals, in the order of the plan. O(jobs for which nodes are
+    reserved)."""
     return [unit for unit in state.planned.values() if unit.proposed is not None]
 
 
@@ -38,7 +40,8 @@ def units_of_profile(state: CellState) -> list[PlanUnit]:
 
 
 def units_of_reclaim(state: CellState) -> list[PlanUnit]:
-    """Those of `units_of_profile` for which resources are reclaimed: they start when these are free, and have no expected time."""
+    """Those of `units_of_profile` for which resources are reclaimed: they start when these are free, and have
+    no expected time."""
     return [unit for unit in units_of_profile(state) if unit.expected_ms is None]
 
 
@@ -62,7 +65,8 @@ def window_opened(state: CellState, fact: BatchWindowOpened) -> None:
 
 
 def window_closed(state: CellState, fact: BatchWindowClosed) -> None:
-    """Closes the window. If no plan arrived, the arrival rate is measured anew: `batch_arrivals` jobs are placed one by one before jobs wait again."""
+    """Closes the window. If no plan arrived, the arrival rate is measured anew: `batch_arrivals` jobs are
+    placed one by one before jobs wait again."""
     state.window_until_ms = 0
     state.plan_stands = fact.reason == "answered"
     drop_timers(state, "cell", "batch_window")

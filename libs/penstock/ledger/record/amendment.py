@@ -119,7 +119,8 @@ def propose(value: bytes, offset: int, without: Mapping[int, str] = NOTHING) -> 
             cause = error.__cause__
             if isinstance(cause, UnknownType | UnknownVersion):
                 raise NotAmendable(
-                    f"{cause}: the record was written by another version. For every service and gateway: {error.remedy}; "
+                    f"{cause}: the record was written by another version. For every service and gateway: "
+                    f"{error.remedy}; "
                     "an amendment would lose what it says"
                 ) from error
             found, text = bounded(n, fact.type, bytes(fact.data))

@@ -1,8 +1,9 @@
-"""Snapshots: serialisation of a cell's state to bytes and back. Canonical: equal states give equal bytes, whatever they were folded from.
+"""Snapshots: serialisation of a cell's state to bytes and back. Canonical: equal states give equal bytes,
+whatever they were folded from.
 
 Only what cannot be derived is stored; the queue, the index of nodes and the heap of timers are rebuilt. The
-shape follows the state's own dataclasses, so a new field needs no change here. `format_id` identifies the shape and
-the fold's version. A snapshot of another format is not read at all: folding from an older one, or
+shape follows the state's own dataclasses, so a new field needs no change here. `format_id` identifies the
+shape and the fold's version. A snapshot of another format is not read at all: folding from an older one, or
 from the beginning, is always correct.
 """
 
@@ -69,7 +70,8 @@ def _struct(model: type) -> type[msgspec.Struct]:
 
 
 def _wire(hint: Any) -> Any:
-    """The type that a field has inside a snapshot. Raises TypeError for a type that a snapshot cannot hold."""
+    """The type that a field has inside a snapshot. Raises TypeError for a type that a snapshot cannot
+    hold."""
     origin, args = get_origin(hint), get_args(hint)
     if origin in (Union, types.UnionType):
         return Union[tuple(_wire(arg) for arg in args)]  # noqa: UP007 - built at run time
@@ -127,7 +129,8 @@ def dump(state: CellState) -> bytes:
 def dump_parts(state: CellState) -> Iterator[bytes]:
     """The bytes of `dump` in pieces, for a thread beside an event loop; the state must not change meanwhile.
 
-    Large mappings are written in slices on lines of their own, which `load_lines` reads one by one; it is the same JSON.
+    Large mappings are written in slices on lines of their own, which `load_lines` reads one by one; it is the
+    same JSON.
     """
     mark = b"{"
     body = ordered(state)

@@ -1,6 +1,7 @@
 """Resource arrays of a cell: their sizes, and the history from which these follow. Source: CODA §V-C.
 
-The history is two tumbling windows of whole numbers: O(1) per event, bounded, exact. What is older than two windows is dropped.
+The history is two tumbling windows of whole numbers: O(1) per event, bounded, exact. What is older than two
+windows is dropped.
 """
 
 from penstock.model.nouns.types import Value

@@ -1,8 +1,8 @@
 """Indexes over the nodes of a cell, as bit sets: bit i stands for the node of ordinal i.
 
-Finding the nodes that can take a task costs a handful of big-integer operations whatever the size of the
-cell (10,000 nodes are 1,250 bytes), because every resource has one bit set per level of free units.
-Levels are coarse for large resources; inside a level nodes are grouped by exact value, so every answer is exact.
+Finding the nodes that can take a task costs a handful of big-integer operations whatever the size of the cell
+(10,000 nodes are 1,250 bytes), because every resource has one bit set per level of free units. Levels are
+coarse for large resources; inside a level nodes are grouped by exact value, so every answer is exact.
 """
 
 from collections.abc import Iterable, Iterator
@@ -32,7 +32,8 @@ def lowest(mask: int) -> int:
 
 
 def nth(mask: int, rank: int) -> int:
-    """The ordinal of the set bit that has exactly `rank` set bits below it, by bisection; 0 ≤ rank < popcount."""
+    """The ordinal of the set bit that has exactly `rank` set bits below it, by bisection; 0 ≤ rank <
+    popcount."""
     below, width = 0, mask.bit_length()
     while width > 1:
         half = width // 2
@@ -65,8 +66,8 @@ def _drop(sets: dict[Key, int], key: Key, bit: int) -> None:
 class Thermometer:
     """Per level k the set of nodes with at least k units free; one unit is `unit` of the resource.
 
-    With `unit` > 1 the nodes of a level are also grouped by their exact value. A change then updates one set per
-    level crossed, a query reads at most one set per distinct value inside one level.
+    With `unit` > 1 the nodes of a level are also grouped by their exact value. A change then updates one set
+    per level crossed, a query reads at most one set per distinct value inside one level.
     """
 
     __slots__ = ("at_least", "exact", "unit")
@@ -142,7 +143,8 @@ class Free(msgspec.Struct, frozen=True, gc=False):
     """Those of `cores` that belong to the CPU array; -1: the cell has no arrays, or nothing may be placed."""
 
     def fits(self, need: ResourceVector) -> bool:
-        """Whether the task fits these resources, exactly; the index checks GPU model and memory of wholly free GPUs."""
+        """Whether the task fits these resources, exactly; the index checks GPU model and memory of wholly
+        free GPUs."""
         return (
             (
                 self.gpus >= need.gpus
@@ -164,11 +166,13 @@ class Free(msgspec.Struct, frozen=True, gc=False):
         return min([at_most, *[free // each for free, each in both if each]])
 
     def best_share(self, need: ResourceVector) -> int | None:
-        """Best fit: position in `shares` of the partly allocated GPU with least free that still holds the task; None if none does."""
+        """Best fit: position in `shares` of the partly allocated GPU with least free that still holds the
+        task; None if none does."""
         return next((place for place, share in enumerate(self.shares) if share.holds(need)), None)
 
     def less(self, need: ResourceVector, gpu: Share) -> "Free":
-        """What is free after a task that fits was placed; `gpu`: what a wholly free GPU of the node offers it."""
+        """What is free after a task that fits was placed; `gpu`: what a wholly free GPU of the node offers
+        it."""
         gpus, shares = self.gpus - need.gpus, self.shares
         if need.gpu_share_milli < WHOLE_GPU:
             place = self.best_share(need)
@@ -235,7 +239,8 @@ class NodeIndex:
     cordoned: int = 0
     """Nodes out of use by an operator's order (`evolve` enters them), whatever their status."""
     distrusted: int = 0
-    """Nodes that are distrusted, or GPUs of which are (`evolve` enters them), also while they take a probe."""
+    """Nodes that are distrusted, or GPUs of which are (`evolve` enters them), also while they take a
+    probe."""
     shape: dict[NodeShape, int] = field(default_factory=dict)
     gpus: Thermometer = field(default_factory=Thermometer)
     cores: Thermometer = field(default_factory=Thermometer)
@@ -250,7 +255,8 @@ class NodeIndex:
     rack: dict[str, int] = field(default_factory=dict)
     domain: dict[str, int] = field(default_factory=dict)
     load: dict[tuple[int, int], int] = field(default_factory=dict)
-    """(GPUs used, GPUs in total) → placeable nodes; the classes of Liquid's fitness. A partly allocated GPU counts as used."""
+    """(GPUs used, GPUs in total) → placeable nodes; the classes of Liquid's fitness. A partly allocated GPU
+    counts as used."""
     shared: dict[Share, int] = field(default_factory=dict)
     """What is free of a partly allocated GPU → placeable nodes with such a GPU."""
     ordinals: dict[str, int] = field(default_factory=dict)
@@ -360,7 +366,8 @@ class NodeIndex:
         return mask
 
     def eligible(self, need: ResourceVector, where: Where) -> int:
-        """Nodes that the job allows and that suit the task by GPU model and memory, whatever is free on them."""
+        """Nodes that the job allows and that suit the task by GPU model and memory, whatever is free on
+        them."""
         mask = self.known
         if where:
             mask &= self.within(where)
@@ -377,7 +384,8 @@ class NodeIndex:
         return mask
 
     def sharing(self, need: ResourceVector) -> int:
-        """Nodes with a wholly or partly free GPU that can hold the task. O(distinct free parts of shared GPUs)."""
+        """Nodes with a wholly or partly free GPU that can hold the task. O(distinct free parts of shared
+        GPUs)."""
         nodes = self.gpus.having(need.gpus)
         if need.gpu_share_milli < WHOLE_GPU:
             for share, having in self.shared.items():

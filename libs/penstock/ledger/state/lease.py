@@ -1,4 +1,5 @@
-"""Failure detection by leases and probes, as folded state: which lease a node has, and how long a probe may stay unanswered.
+"""Failure detection by leases and probes, as folded state: which lease a node has, and how long a probe may
+stay unanswered.
 
 Decision 40 gives the proof. The answer to a probe is a joining.
 """
@@ -20,7 +21,8 @@ MARGIN = 4  # a quarter of the lease; see `wait_ms`
 
 
 def lease_of(node: NodeState, state: CellState) -> int | None:
-    """The longest lease of the tasks that may run on this node, ms; None: a task runs without a lease, or this is not known."""
+    """The longest lease of the tasks that may run on this node, ms; None: a task runs without a lease, or
+    this is not known."""
     if not node.leases or node.epoch != state.epoch or not has_timer(node):
         return None
     leases = [state.jobs[job_id].tasks[task_id].lease_ms for task_id, job_id in node.tasks.items()]
@@ -38,17 +40,19 @@ def timer_id(node: NodeState) -> str:
 
 
 def wait_ms(lease_ms: int) -> int:
-    """How long a probe must stay unanswered, by the ledger's time, until the node's lease has certainly ended by the node's own clock.
+    """How long a probe must stay unanswered, by the ledger's time, until the node's lease has certainly ended
+    by the node's own clock.
 
-    The margin covers a slow clock of the node and a fast one of the placer, each by 8.3 %, the largest correction rate of time
-    servers (chrony's `maxslewrate`): a factor of 1.183, with the thousandth of `penstock.clock.SLEW`. The rest, 6.7 % of the
-    lease, is for ending processes.
+    The margin covers a slow clock of the node and a fast one of the placer, each by 8.3 %, the largest
+    correction rate of time servers (chrony's `maxslewrate`): a factor of 1.183, with the thousandth of
+    `penstock.clock.SLEW`. The rest, 6.7 % of the lease, is for ending processes.
     """
     return lease_ms + lease_ms // MARGIN
 
 
 def proven_ms(node: NodeState, state: CellState) -> int | None:
-    """Ledger time at which the node's tasks will be proven dead, if it stays silent; None: not known, or never."""
+    """Ledger time at which the node's tasks will be proven dead, if it stays silent; None: not known, or
+    never."""
     lease_ms, doubt = lease_of(node, state), node.suspicion
     if doubt is None or lease_ms is None or not doubt.sent_ms or doubt.sent_term != state.term:
         return None

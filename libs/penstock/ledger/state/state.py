@@ -45,8 +45,9 @@ MAX_CHANGES = 1 << 12
 class ChangeLog:
     """Bounded log of changes: ids of jobs in the order of their changes; only the last MAX_CHANGES stay.
 
-    For caches of values computed from the state: a cache that has read up to `count` asks for the later changes,
-    and is rebuilt when these are no longer stored. Nothing else may depend on the log: it is history, not state.
+    For caches of values computed from the state: a cache that has read up to `count` asks for the later
+    changes, and is rebuilt when these are no longer stored. Nothing else may depend on the log: it is
+    history, not state.
     """
 
     __slots__ = ("_found", "_ids", "count")
@@ -55,7 +56,8 @@ class ChangeLog:
         self.count = 0
         self._ids: deque[str] = deque(maxlen=MAX_CHANGES)
         self._found: tuple[int, int, list[str]] = (0, 0, [])
-        """Latest answer of `since`: several caches ask for the same changes. (count asked for, `count` then, ids)."""
+        """Latest answer of `since`: several caches ask for the same changes. (count asked for, `count` then,
+        ids)."""
 
     def add(self, job_id: str) -> None:
         self.count += 1
@@ -67,7 +69,8 @@ class ChangeLog:
         self._ids.extend(job_ids)
 
     def since(self, count: int) -> list[str] | None:
-        """Ids added after the first `count`, each once, in a list that is not to be changed; None if they are no longer stored."""
+        """Ids added after the first `count`, each once, in a list that is not to be changed; None if they are
+        no longer stored."""
         new = self.count - count
         if not new:
             return []
@@ -130,7 +133,8 @@ class CellState:
     """Why nothing is placed or evicted; empty: not frozen."""
     jobs: dict[str, JobState] = field(default_factory=dict)
     prelaunching: int = 0
-    """Number of jobs that may launch before their GPUs are free; without such jobs ends of running jobs are not predicted."""
+    """Number of jobs that may launch before their GPUs are free; without such jobs ends of running jobs are
+    not predicted."""
     next_port: int = 0
     """The port after those that a job was given last (`penstock.ledger.derived.ports`); 0: none was."""
     ended: "OrderedDict[str, str]" = field(default_factory=OrderedDict)
@@ -149,22 +153,26 @@ class CellState:
     groups: dict[str, dict[str, JobState]] = field(default_factory=dict)
     """Group id → its members by job id, each with a living attempt."""
     apart: dict[str, Apart] = field(default_factory=dict)
-    """Kinds of jobs that share no GPUs in turns for a time, by the key of `penstock.ledger.state.apart`, the latest
-    at the end, bounded."""
+    """Kinds of jobs that share no GPUs in turns for a time, by the key of `penstock.ledger.state.apart`, the
+    latest at the end, bounded."""
     planned: dict[str, PlanUnit] = field(default_factory=dict)
     """Job id → unit, of waiting jobs for which nodes are reserved; in the order of the plan."""
     proposals: "OrderedDict[str, Answered]" = field(default_factory=OrderedDict)
     """Answers by `penstock.ledger.fold.plans.proposal_key`, the latest at the end, bounded."""
     arrivals: list[int] = field(default_factory=list)
-    """Ledger times at which the last `batch_arrivals` jobs arrived, in ms, ascending; empty where no job waits for batch plans."""
+    """Ledger times at which the last `batch_arrivals` jobs arrived, in ms, ascending; empty where no job
+    waits for batch plans."""
     plan_stands: bool = False
-    """Whether the latest window ended with a plan, under a profile with a regroup stage: until the next window the plan determines which jobs run."""
+    """Whether the latest window ended with a plan, under a profile with a regroup stage: until the next
+    window the plan determines which jobs run."""
     window_until_ms: int = 0
     """Ledger time until which waiting jobs are left to a batch plan; 0: they are not."""
     change_log: ChangeLog = field(default_factory=ChangeLog)
-    """Jobs whose status, rank or progress changed, or that were held, released or found unschedulable; without `progress_log`."""
+    """Jobs whose status, rank or progress changed, or that were held, released or found unschedulable;
+    without `progress_log`."""
     progress_log: ChangeLog = field(default_factory=ChangeLog)
-    """Jobs that hold resources and of which only the progress changed: most caches need not read these, and most changes are of this kind."""
+    """Jobs that hold resources and of which only the progress changed: most caches need not read these, and
+    most changes are of this kind."""
     unschedulable: dict[str, None] = field(default_factory=dict)
     """Ids of jobs that would not fit even an empty cell: QUEUED, but outside the queue."""
     nodes: dict[str, NodeState] = field(default_factory=dict)
@@ -178,9 +186,11 @@ class CellState:
     node_at: list[str] = field(default_factory=list)
     """ordinal → node id; empty for the ordinal of a dropped node, but never at the end."""
     droppable: "SortedDict[tuple[int, int], str]" = field(default_factory=SortedDict)
-    """(left at ms, ordinal) → node id, of nodes proven gone that are not cordoned and that no living attempt names."""
+    """(left at ms, ordinal) → node id, of nodes proven gone that are not cordoned and that no living attempt
+    names."""
     sound_gpus: list[int] = field(default_factory=list)
-    """ordinal → number of GPUs without fault, allocated or free; 0 where nothing may be placed: for plans from empty nodes."""
+    """ordinal → number of GPUs without fault, allocated or free; 0 where nothing may be placed: for plans
+    from empty nodes."""
     total_sound_gpus: int = 0
     """Sum of `sound_gpus`."""
     capacity_version: int = 0
@@ -195,7 +205,8 @@ class CellState:
     positions: dict[tuple[str, int], int] = field(default_factory=dict)
     """(input topic, partition) → offset of the next record to read."""
     last_inputs: dict[tuple[str, int], str] = field(default_factory=dict)
-    """(input topic, partition) → id of the event before that position; empty: it has no id, or the id is not known."""
+    """(input topic, partition) → id of the event before that position; empty: it has no id, or the id is not
+    known."""
 
     @property
     def in_window(self) -> bool:
@@ -208,7 +219,8 @@ class CellState:
         return token_of(self.epoch, self.seq)
 
     def awaits_nodes(self) -> bool:
-        """Whether nodes may still run tasks that this ledger has lost: they have not joined since, or have not ended these tasks."""
+        """Whether nodes may still run tasks that this ledger has lost: they have not joined since, or have
+        not ended these tasks."""
         if not self.epoch:
             return False
         if self.inputs_read(Topic.NODES) < self.rejoin_offset:

@@ -27,7 +27,8 @@ def timer_set(state: CellState, fact: ledger_events.TimerSet) -> None:
 
 
 def compact_timers(state: CellState) -> None:
-    """Removes entries of cancelled timers from the heap, before they are due, once they are most of it. Amortised O(log timers)."""
+    """Removes entries of cancelled timers from the heap, before they are due, once they are most of it.
+    Amortised O(log timers)."""
     if len(state.timer_heap) > MIN_TIMER_HEAP and len(state.timer_heap) > 2 * len(state.timers):
         state.timer_heap = [(timer.at_ms, timer_id) for timer_id, timer in state.timers.items()]
         heapq.heapify(state.timer_heap)

@@ -62,14 +62,16 @@ async def demo(options: DemoOptions) -> int:
 
 
 def start_fresh(folder: Path) -> None:
-    """Removes an earlier demo. Raises `ConfigurationError` when it still runs, or the folder is not the demo's."""
+    """Removes an earlier demo. Raises `ConfigurationError` when it still runs, or the folder is not the
+    demo's."""
     if not folder.exists():
         return
     known = {*OWN_FOLDERS, "log", "up.lock", DEVICES}
     strange = sorted(entry.name for entry in folder.iterdir() if entry.name not in known)
     if strange:
         raise ConfigurationError(
-            f"--folder {folder}: holds {strange[0]}, which no demo made; the demo empties its folder, so choose another"
+            f"--folder {folder}: holds {strange[0]}, which no demo made; the demo empties its folder, so "
+            "choose another"
         )
     with folder_lock(folder):
         for entry in folder.iterdir():

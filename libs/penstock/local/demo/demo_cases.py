@@ -1,4 +1,5 @@
-"""The cases of `penstock demo`, one of which is shown at a time: which installation, which jobs, and which part comes after them."""
+"""The cases of `penstock demo`, one of which is shown at a time: which installation, which jobs, and which
+part comes after them."""
 
 import json
 import os
@@ -24,7 +25,8 @@ from penstock.local.options import DemoOptions
 from penstock.local.services import acts_of
 from penstock.text.counting import count
 
-WITHOUT = '["cores"]'  # a search for a training's cores takes half a minute, and with other cores its speed has to settle anew
+# a search for a training's cores takes half a minute, and with other cores its speed has to settle anew
+WITHOUT = '["cores"]'
 INTERVAL_MS = (
     6_000  # between two looks at a loss: by then it was reported anew, which is so every five seconds
 )
@@ -71,7 +73,8 @@ def _jobs(options: DemoOptions, folder: Path) -> Case:
         part=part,
         others={
             "penstock demo --turns": "in place of this one: four jobs take turns on one GPU",
-            "penstock demo --moves": "in place of this one: a training moves to another node and resumes there",
+            "penstock demo --moves": "in place of this one: a training moves to another node and resumes "
+            "there",
         },
     )
 
@@ -80,7 +83,8 @@ def _turns(options: DemoOptions, folder: Path) -> Case:
     alone, together = turn_jobs(folder, options.folder)
     return Case(
         options=options.of_turns(),
-        headline=f"{count(len(together), 'training job')}, each bound by another resource: first alone, then all at once on one GPU",
+        headline=f"{count(len(together), 'training job')}, each bound by another resource: first alone, then "
+        "all at once on one GPU",
         environment={"PENSTOCK_PROFILE": "interleave"},
         part=lambda say: TurnsPart(alone, together, _end_of_one(options), say),
     )
@@ -95,7 +99,8 @@ def _moves(options: DemoOptions, folder: Path) -> Case:
 
     return Case(
         options=options,
-        headline=f"{count(len(jobs), 'training job')} on {options.where}, until the migrator moves the one that has converged",
+        headline=f"{count(len(jobs), 'training job')} on {options.where}, until the migrator moves the one "
+        "that has converged",
         environment={
             "PENSTOCK_PROFILE": "specon",
             "PENSTOCK_CONVERGENCE": json.dumps({"interval_ms": INTERVAL_MS}),

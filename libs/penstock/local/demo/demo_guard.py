@@ -1,8 +1,8 @@
 """The demo's last part: a training beside a job that takes all the cores that it can have, on one node.
 
-The contention-guard takes cores from that job when the training's steps have become slower than they were alone, and gives them back when the training
-has ended. All of it is awaited, however long it takes on a busy machine. What this machine cannot show is
-left out, with the reason.
+The contention-guard takes cores from that job when the training's steps have become slower than they were
+alone, and gives them back when the training has ended. All of it is awaited, however long it takes on a busy
+machine. What this machine cannot show is left out, with the reason.
 """
 
 import asyncio
@@ -21,7 +21,8 @@ MARGIN = 2  # reports of the training: the guard's windows begin at other moment
 ACTS = 30
 """So many reports of the training, two seconds each or more, the guard takes at most until it finds its steps
 longer; two are usual."""
-SHOWN_S = 4.0  # so long the training goes on beside fewer cores; where they are too many still, the guard takes more
+# so long the training goes on beside fewer cores; where they are too many still, the guard takes more
+SHOWN_S = 4.0
 PLACED, CORES = "penstock.placement.decided", "penstock.cores.decided"
 
 
@@ -41,9 +42,15 @@ class Machine(NamedTuple):
         for node in sorted(nodes, key=lambda node: str(node["node_id"])):
             known = node.get("measures") or {}
             if known.get("contention", "none") == "none" or known["memory_bandwidth"] != "none":
-                return f"{node['node_id']} measures {measures(node)}; a job that takes cores is found by threads that wait for a core"
+                return (
+                    f"{node['node_id']} measures {measures(node)}; a job that takes cores is found by "
+                    "threads that wait for a core"
+                )
             if others_cores(node) < self.usable_cores:
-                return f"{node['node_id']} gives out {count(node['cores'], 'core')} and the machine has {self.usable_cores}, so two jobs meet on none"
+                return (
+                    f"{node['node_id']} gives out {count(node['cores'], 'core')} and the machine has "
+                    f"{self.usable_cores}, so two jobs meet on none"
+                )
         return ""
 
 

@@ -18,13 +18,17 @@ OWNERS = ("alice", "bob", "carol")
 BOUNDS = ("storage", "cpu", "gpu", "network")
 ALONE_ITERATIONS = 40  # some tens show the stages of an iteration
 DEVICES = "devices"  # of the jobs that take turns, in the demo's folder
-ENOUGH = "enough"  # the file there that ends the trainings which run until then; of the jobs that take turns `enough-NAME` ends one
+# the file there that ends the trainings which run until then; of the jobs that take turns `enough-NAME` ends
+# one
+ENOUGH = "enough"
 MAX_EPOCHS = MAX_ITERATIONS = 1_000_000  # hours
 WHOLE = 2_000  # samples, all of them at once: the loss falls without noise
 CONVERGES, LEARN = 0.3, (0.0002, 0.0003, 0.0004, 0.0005)
 """Learning rates: after 200 epochs hardly any loss is left to lose, or nearly all of it."""
 SLOW_GPU_MS = "20"  # of an epoch of 21: five trainings leave the cores to others
-GPU_MS = "4"  # of an epoch of six: less of what else disturbs a core is in its time, and the loss of most of a core still is
+# of an epoch of six: less of what else disturbs a core is in its time, and the loss of most of a core still
+# is
+GPU_MS = "4"
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +80,8 @@ def demo_jobs(folder: Path) -> list[DemoJob]:
 
 
 def guard_jobs(folder: Path, state: Path, cores: int) -> tuple[DemoJob, DemoJob]:
-    """A training that reports its steps, and a job without GPUs that keeps `cores` busy. `state`: as of `turn_jobs`."""
+    """A training that reports its steps, and a job without GPUs that keeps `cores` busy. `state`: as of
+    `turn_jobs`."""
     training = _softmax("softmax-slowed", 32, MAX_EPOCHS)
     training["command"] += ["--gpu-ms", GPU_MS, "--until", str(state / DEVICES / ENOUGH)]
     training["resources"] = {"gpus": 1, "cores": 1}
@@ -86,7 +91,8 @@ def guard_jobs(folder: Path, state: Path, cores: int) -> tuple[DemoJob, DemoJob]
 
 
 def move_jobs(folder: Path, state: Path) -> list[DemoJob]:
-    """Five trainings that save; the first converges within seconds. `state`, and what is raised: as of `turn_jobs`."""
+    """Five trainings that save; the first converges within seconds. `state`, and what is raised: as of
+    `turn_jobs`."""
     _with(folder, "softmax.py")
     rates = {"digits-converges": CONVERGES} | {f"digits-learns-{n}": rate for n, rate in enumerate(LEARN, 1)}
     found = []
@@ -140,7 +146,8 @@ def _with(folder: Path, script: str) -> Path:
     samples = folder / "tilt" / "jobs"
     if not (samples / script).is_file():
         raise ConfigurationError(
-            f"the demo's {script} is not in {samples}; run it from a checkout of Penstock, or name one with --jobs"
+            f"the demo's {script} is not in {samples}; run it from a checkout of Penstock, or name one with "
+            "--jobs"
         )
     return samples
 
@@ -166,15 +173,23 @@ def _train(name: str, model: str, data: str, batch_size: int, epochs: int, gpus:
     flags = {"--model": model, "--data": data, "--batch-size": str(batch_size), "--epochs": str(epochs)}
     command = ["python", "tilt/jobs/train.py", *(word for pair in flags.items() for word in pair)]
     return {
-        "name": name, "command": command, "model": model, "batch_size": batch_size, "resources": {"gpus": gpus},
-    }  # fmt: skip
+        "name": name,
+        "command": command,
+        "model": model,
+        "batch_size": batch_size,
+        "resources": {"gpus": gpus},
+    }
 
 
 def _softmax(name: str, batch_size: int, epochs: int) -> dict[str, Any]:
     command = ["python", "tilt/jobs/softmax.py", "--batch-size", str(batch_size), "--epochs", str(epochs)]
     return {
-        "name": name, "command": command, "model": "softmax", "batch_size": batch_size, "resources": {"gpus": 1},
-    }  # fmt: skip
+        "name": name,
+        "command": command,
+        "model": "softmax",
+        "batch_size": batch_size,
+        "resources": {"gpus": 1},
+    }
 
 
 def _file(samples: Path, name: str) -> dict[str, Any]:

@@ -1,4 +1,5 @@
-"""Demo of a migration by convergence: five trainings on two nodes, one of which converges and moves to the node with fewer jobs.
+"""Demo of a migration by convergence: five trainings on two nodes, one of which converges and moves to the
+node with fewer jobs.
 
 The migrator proposes the move (SpeCon Alg. 1–2). The training saves a checkpoint, stops, and resumes from it
 on the other node. All trainings run until that was seen. Nothing
@@ -14,7 +15,8 @@ from penstock.cli.following.event_text import asked, moved
 from penstock.local.demo.demo_jobs import DemoJob
 from penstock.local.demo.demo_part import STARTED, STEPS, Cell, Event, Part, Say
 
-USUAL_S = 24.0  # from its first loss to the decision: a loss is looked at every six seconds, and four times at least
+# from its first loss to the decision: a loss is looked at every six seconds, and four times at least
+USUAL_S = 24.0
 SHOWN_S = 2.0  # so long all keep training
 SAME = 0.01  # of what its loss has fallen by: the migrator's α, less than which it changes between two looks
 MOVE, JUDGED, GIVEN_UP = "penstock.move.decided", "penstock.job.converged", "penstock.move.given_up"
@@ -28,7 +30,8 @@ class Report(NamedTuple):
 
 
 class MovesPart(Part):
-    """`jobs`: the first is the one that converges. `moves`: whether the profile of this name has a stage that moves jobs."""
+    """`jobs`: the first is the one that converges. `moves`: whether the profile of this name has a stage that
+    moves jobs."""
 
     WORD = "migrator"
 
@@ -71,7 +74,8 @@ class MovesPart(Part):
             self._leave_out(f"profile {self._profile} moves no jobs; specon does")
             return
         self._say(
-            f"the loss of {self._name} soon hardly falls any more, after {USUAL_S:.0f} s on a machine without other work; the losses of the others keep falling"
+            f"the loss of {self._name} soon hardly falls any more, after {USUAL_S:.0f} s on a machine "
+            "without other work; the losses of the others keep falling"
         )
         for job in self._jobs:
             await cell.submit(job)
@@ -100,7 +104,8 @@ class MovesPart(Part):
         name, first, before, after = self._name, self._before[0], self._before[-1], self._after[0]
         self._show(f"{name}: {moved(placement['moved'])}")
         self._show(
-            f"{name}: loss {first.loss:#.4g} at iteration {first.done:,}; {before.loss:#.4g} at {before.done:,}, its last report before the stop; "
+            f"{name}: loss {first.loss:#.4g} at iteration {first.done:,}; {before.loss:#.4g} at "
+            f"{before.done:,}, its last report before the stop; "
             f"{after.loss:#.4g} at {after.done:,}, its first after it"
         )
         saved = placement["moved"].get("resumes_at")

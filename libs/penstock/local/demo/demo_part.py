@@ -1,4 +1,5 @@
-"""A part of the demo with jobs of its own: a service acts on them while they run. It begins when all other jobs have ended.
+"""A part of the demo with jobs of its own: a service acts on them while they run. It begins when all other
+jobs have ended.
 
 Common to all parts: the nodes of its jobs, waiting for events, and lines for the screen and the summary. A
 part waits for what is to be shown as long
@@ -71,7 +72,8 @@ class Part(ABC):
 
     @abstractmethod
     def _observe_own(self, name: str, event: Event) -> bool:
-        """An event of the job of this name, once what is common to all parts is known. Whether it is shown by that."""
+        """An event of the job of this name, once what is common to all parts is known. Whether it is shown by
+        that."""
 
     def _observe_cell(self, event: Event) -> None:  # noqa: B027 - most parts need none
         """An event that is about no single job."""

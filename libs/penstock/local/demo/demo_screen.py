@@ -117,15 +117,22 @@ class Show:
                 continue
             waited, _, ran = phases_ms(row, now)
             table.add_row(
-                escape(row["name"]), status_of(row), escape(nodes_of(row)), str(row["gpus"] or "–"),
-                duration(waited), duration(ran),
-            )  # fmt: skip
+                escape(row["name"]),
+                status_of(row),
+                escape(nodes_of(row)),
+                str(row["gpus"] or "–"),
+                duration(waited),
+                duration(ran),
+            )
         free = [
             f"{node['node_id']} {bar(node['gpus'] - node['gpus_free'], node['gpus'], width=node['gpus'])}"
             for node in sorted(self.nodes, key=lambda node: str(node["node_id"]))
         ]
         expected = max(self.expected, len(self.jobs))
-        foot = f"[dim]{len(self.ended)} of {expected} ended · {self._passed_s:.0f} s[/]   GPUs  {'   '.join(free)}"
+        foot = (
+            f"[dim]{len(self.ended)} of {expected} ended · {self._passed_s:.0f} s[/]   GPUs  "
+            f"{'   '.join(free)}"
+        )
         return Group(
             table, Text(), Text.from_markup(foot), _lines(self.word, [self._said] if self._said else [])
         )
@@ -147,7 +154,8 @@ def differences(show: Show) -> list[str]:
         got = (row.get("outcome"), row.get("exit_code") if job.exit_code is not None else None)
         if got != (job.outcome, job.exit_code):
             found.append(
-                f"{job.spec.name}: {_outcome(*got)} instead of {_outcome(job.outcome, job.exit_code)} ({row.get('reason', '')})"
+                f"{job.spec.name}: {_outcome(*got)} instead of {_outcome(job.outcome, job.exit_code)} "
+                f"({row.get('reason', '')})"
             )
         elif job.attempts > 1 and row.get("attempt") != job.attempts:
             found.append(f"{job.spec.name}: {row.get('attempt')} attempts instead of {job.attempts}")
@@ -191,9 +199,14 @@ def print_summary(show: Show, took_s: float, folder: Path, out: Console) -> list
         row = show.rows[job_id]
         queue, launch, run = phases_ms(row)
         table.add_row(
-            escape(row["name"]), status_of(row), duration(queue), duration(launch), duration(run),
-            escape(nodes_of(row)), escape(in_short(show.why.get(job_id, {}), row)),
-        )  # fmt: skip
+            escape(row["name"]),
+            status_of(row),
+            duration(queue),
+            duration(launch),
+            duration(run),
+            escape(nodes_of(row)),
+            escape(in_short(show.why.get(job_id, {}), row)),
+        )
     out.print(table)
     if show.lines:
         out.print()

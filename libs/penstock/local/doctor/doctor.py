@@ -1,4 +1,5 @@
-"""`penstock doctor`: diagnostic checks of this machine, of the services whose settings are given, and of the cell, with remedies."""
+"""`penstock doctor`: diagnostic checks of this machine, of the services whose settings are given, and of the
+cell, with remedies."""
 
 import os
 from collections.abc import Iterator, Mapping
@@ -28,15 +29,16 @@ def doctor(
         list[Path] | None,
         typer.Option(
             metavar="FILE",
-            help="File of settings of a service, as systemd's EnvironmentFile; repeatable. Default: the environment.",
+            help="File of settings of a service, as systemd's EnvironmentFile; repeatable. Default: the "
+            "environment.",
         ),
     ] = None,
     output: Output = Format.TABLE,
 ) -> None:
     """Check this machine, what its services need, and the cell; exit code 1 when something is wrong.
 
-    Run it as the user of the service, on each machine, with each file of settings: PENSTOCK_LOG, PENSTOCK_DSN, PENSTOCK_GATEWAY_…
-    and PENSTOCK_NODE_… determine what is checked.
+    Run it as the user of the service, on each machine, with each file of settings: PENSTOCK_LOG,
+    PENSTOCK_DSN, PENSTOCK_GATEWAY_… and PENSTOCK_NODE_… determine what is checked.
     """
     env: Mapping[str, str] = dict(os.environ)
     for path in env_file or ():
@@ -72,7 +74,8 @@ def _findings(env: Mapping[str, str], session: Session, *, whole: bool) -> Itera
 
 
 def _gateway(env: Mapping[str, str], session: Session) -> Client:
-    """The gateway that this command names, else that of the settings files: PENSTOCK_SERVER, or a node-reporter's gateway."""
+    """The gateway that this command names, else that of the settings files: PENSTOCK_SERVER, or a
+    node-reporter's gateway."""
     names = SERVER if env.get("PENSTOCK_SERVER") else OF_NODE
     if session.server is not None or not env.get(names[0]):
         return session.gateway()

@@ -1,4 +1,5 @@
-"""Checks of one machine: Python, disk, GPUs, and the needs of the services whose settings are given. Nothing is changed or created."""
+"""Checks of one machine: Python, disk, GPUs, and the needs of the services whose settings are given. Nothing
+is changed or created."""
 
 import os
 import platform
@@ -28,7 +29,8 @@ OF_SERVICES = ("PENSTOCK_CELL", "PENSTOCK_CELL_INDEX", "PENSTOCK_OTLP", "PENSTOC
 
 
 def machine_findings(env: Mapping[str, str], *, whole: bool = False) -> Iterator[Finding]:
-    """Checks of this machine with the settings of `env`. `whole`: these are all settings of a service, so a missing one is a finding."""
+    """Checks of this machine with the settings of `env`. `whole`: these are all settings of a service, so a
+    missing one is a finding."""
     node = any(name.startswith(NODE_SETTINGS) and name not in OF_GATEWAY_TOO for name in env)
     new = sys.version_info[:2] >= MIN_PYTHON
     yield Finding("Python", platform.python_version(), "" if new else "use Python 3.11 or newer")
@@ -54,7 +56,8 @@ def machine_findings(env: Mapping[str, str], *, whole: bool = False) -> Iterator
 
 
 def _url(env: Mapping[str, str], variable: str) -> str:
-    """The value of PENSTOCK_LOG or PENSTOCK_DSN, or the content of its file; empty where the file cannot be used."""
+    """The value of PENSTOCK_LOG or PENSTOCK_DSN, or the content of its file; empty where the file cannot be
+    used."""
     if env.get(variable):
         return env[variable]
     path = env.get(f"{variable}_FILE")
@@ -65,7 +68,8 @@ def _url(env: Mapping[str, str], variable: str) -> str:
 
 
 def _settings(env: Mapping[str, str], *, node: bool, whole: bool) -> Iterator[Finding]:
-    """The settings that all services share, parsed as services parse them. Settings in files have findings of their own."""
+    """The settings that all services share, parsed as services parse them. Settings in files have findings of
+    their own."""
     named = {name for name, text in env.items() if text}
     service = whole and any(name.startswith(SERVICE_SETTINGS) for name in named)
     if not node and not service and not named & {*OF_SERVICES, *LOG_SETTINGS}:
@@ -74,7 +78,10 @@ def _settings(env: Mapping[str, str], *, node: bool, whole: bool) -> Iterator[Fi
         remedy = "give its URL in a file, PENSTOCK_LOG_FILE (mode 0600)"
         yield Finding("log", "neither PENSTOCK_LOG nor PENSTOCK_LOG_FILE is set", remedy)
     elif service and not named & {"PENSTOCK_DSN", "PENSTOCK_DSN_FILE"}:
-        remedy = "give its URL in a file, PENSTOCK_DSN_FILE (mode 0600): projector and gateway need it, the others start sooner"
+        remedy = (
+            "give its URL in a file, PENSTOCK_DSN_FILE (mode 0600): projector and gateway need it, the "
+            "others start sooner"
+        )
         yield Finding("Postgres", "neither PENSTOCK_DSN nor PENSTOCK_DSN_FILE is set", remedy)
     plain = {name: text for name, text in env.items() if not name.endswith("_FILE")}
     Settings.from_env(

@@ -1,4 +1,5 @@
-"""Checks of a machine that runs jobs: its node-reporter's options, address, users, containers and GPUs. Nothing is changed."""
+"""Checks of a machine that runs jobs: its node-reporter's options, address, users, containers and GPUs.
+Nothing is changed."""
 
 import asyncio
 import importlib.util
@@ -55,7 +56,8 @@ def node_findings(env: Mapping[str, str], log_url: str) -> Iterator[Finding]:
 
 
 def options_of(env: Mapping[str, str]) -> "Options":
-    """The node-reporter's options as its systemd unit passes them: variables, and PENSTOCK_NODE_OPTIONS. Raises `ConfigurationError`."""
+    """The node-reporter's options as its systemd unit passes them: variables, and PENSTOCK_NODE_OPTIONS.
+    Raises `ConfigurationError`."""
     from penstock_services.node_reporter.__main__ import app
     from penstock_services.node_reporter.options import Options
 
@@ -75,7 +77,8 @@ def options_of(env: Mapping[str, str]) -> "Options":
     except TyperException as error:
         problem = error.format_message().rstrip(".")
         raise ConfigurationError(
-            f"{OPTIONS}, or a variable of the same file: {problem}; `penstock-node-reporter --help` lists all options"
+            f"{OPTIONS}, or a variable of the same file: {problem}; `penstock-node-reporter --help` lists "
+            "all options"
         ) from error
     return Options(**{name: value for name, value in found.items() if name in Options.__slots__})
 
@@ -152,7 +155,11 @@ def _task_user(options: "Options", env: Mapping[str, str]) -> Iterator[Finding]:
     yield _containers(user, options)
     plan, errors = find_confinement(user)
     if plan.exits == "none":
-        remedy = "let the node-reporter make PID namespaces (as root, or user namespaces allowed); else GPUs are not shared here"
+        remedy = (
+            "let the node-reporter make PID namespaces (as root, or user namespaces allowed); else "
+            "GPUs "
+            "are not shared here"
+        )
         yield Finding("PID namespace", "; ".join(errors), remedy)
         return
     yield Finding(
@@ -220,7 +227,8 @@ def gpus_here() -> Finding:
 
 
 def _listed(program: str) -> "subprocess.CompletedProcess[str]":
-    """The program's list with a line per GPU: `GPU 0: NVIDIA H200 (UUID: GPU-…)`. Raises `OSError`, `TimeoutExpired`."""
+    """The program's list with a line per GPU: `GPU 0: NVIDIA H200 (UUID: GPU-…)`. Raises `OSError`,
+    `TimeoutExpired`."""
     argv = [program, "-L"]
     return subprocess.run(argv, capture_output=True, text=True, timeout=NVIDIA_SMI_TIMEOUT_S, check=False)
 

@@ -1,4 +1,5 @@
-"""Reachability checks of servers: the log, Postgres, the gateway, their certificates and their clocks. Nothing is created there."""
+"""Reachability checks of servers: the log, Postgres, the gateway, their certificates and their clocks.
+Nothing is created there."""
 
 import asyncio
 import email.utils
@@ -35,7 +36,10 @@ EXPIRED, NOT_YET_VALID, WRONG_NAME = 10, 9, (62, 64)  # OpenSSL's X509_V_ERR_…
 PROJECTOR_TABLES = "penstock_services.projector.migrations"
 SET_UP = "an administrator runs `python -m penstock.log.kafka_setup URL --rights infra/kafka/acls.yaml`"
 UPGRADE = "run the version that made it, or a newer one, on this machine"
-FETCH = "open the node's port for this machine, or give its reporter another --log-bind (PENSTOCK_NODE_LOG_BIND) or --address"
+FETCH = (
+    "open the node's port for this machine, or give its reporter another --log-bind "
+    "(PENSTOCK_NODE_LOG_BIND) or --address"
+)
 Look = Callable[[asyncpg.Connection], Awaitable[Finding]]
 OPEN_DATABASE = (
     "create the roles (`python -m penstock.local.postgres_setup`) and give this service its own URL"
@@ -43,7 +47,8 @@ OPEN_DATABASE = (
 
 
 def log_findings(url: str, *, node: bool, cell_index: int = 0) -> Iterator[Finding]:
-    """Whether the log can be reached with this identity, and has Penstock's topics. `node`: those of a node-reporter."""
+    """Whether the log can be reached with this identity, and has Penstock's topics. `node`: those of a
+    node-reporter."""
     open_log(url, "doctor")  # raises for one that is not well-formed
     there = []
     for host, port in log_hosts(url):
@@ -100,7 +105,8 @@ async def _topics(url: str, first: Topic, cell_index: int) -> list[Finding]:
 
 
 async def _visible(log: KafkaLog, cell_index: int) -> tuple[dict[str, Found], list[str]]:
-    """Topics that this identity may see, and those of them that do not exist, or have no partition for this cell."""
+    """Topics that this identity may see, and those of them that do not exist, or have no partition for this
+    cell."""
     there: dict[str, Found] = {}
     absent = []
     for topic, partitions in topic_partitions(cell_index + 1).items():
@@ -171,7 +177,8 @@ def names_of(shown: Mapping[str, Any]) -> str:
 
 
 def database_findings(dsn: str, cell: str) -> Iterator[Finding]:
-    """Postgres for read models: whether it is reachable, with which role, its clock, and the version of the cell's tables."""
+    """Postgres for read models: whether it is reachable, with which role, its clock, and the version of the
+    cell's tables."""
     yield from asyncio.run(_database("Postgres", dsn, lambda connection: _read_models(connection, cell)))
 
 
@@ -223,7 +230,8 @@ async def _log_tables(connection: asyncpg.Connection) -> Finding:
 
 
 async def _read_models(connection: asyncpg.Connection, cell: str) -> Finding:
-    """The migrations of the projector's tables, which are read by the placer, the estimator, the batcher, the migrator, the contention-guard and the gateway."""
+    """The migrations of the projector's tables, which are read by the placer, the estimator, the batcher, the
+    migrator, the contention-guard and the gateway."""
     what, schema = "read models", schema_of(cell)
     if await connection.fetchval("SELECT to_regclass($1)", f"{schema}.migrations") is None:
         return Finding(what, f"{schema} has no tables yet", "start the projector and look at its log")
@@ -240,10 +248,14 @@ async def _read_models(connection: asyncpg.Connection, cell: str) -> Finding:
 
 
 def gateway_findings(env: Mapping[str, str]) -> Iterator[Finding]:
-    """Whether a standing connection is set, the gateway's certificate, and its clock by the date of its answer."""
+    """Whether a standing connection is set, the gateway's certificate, and its clock by the date of its
+    answer."""
     url = env.get("PENSTOCK_NODE_GATEWAY")
     if not url:
-        remedy = "set PENSTOCK_NODE_GATEWAY: by its standing connection a dead machine is noticed within half a minute"
+        remedy = (
+            "set PENSTOCK_NODE_GATEWAY: by its standing connection a dead machine is noticed within "
+            "half a minute"
+        )
         yield Finding("standing connection", "none", remedy)
         return
     import httpx
@@ -269,8 +281,8 @@ def gateway_findings(env: Mapping[str, str]) -> Iterator[Finding]:
 
 
 def log_server_findings(servers: Sequence[tuple[str, str]], ca: str | None) -> Iterator[Finding]:
-    """Whether the log servers of nodes (node, URL) are reached from here, which must be the gateway's machine. One finding for all
-    that are, and one for each that is not.
+    """Whether the log servers of nodes (node, URL) are reached from here, which must be the gateway's
+    machine. One finding for all that are, and one for each that is not.
     """
     context = client_context(ca or SYSTEM_CA, "PENSTOCK_NODE_LOG_CA")
 

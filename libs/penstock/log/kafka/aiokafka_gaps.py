@@ -1,7 +1,8 @@
 """Workarounds for aiokafka 0.14: the only file that touches its private names.
 
-Each function fills one gap in aiokafka's public interface and names it. `tests/unit/log/test_aiokafka_gaps.py` and
-`tests/integration/log/test_log_faults.py` fail when aiokafka has closed the gap; then the function goes.
+Each function fills one gap in aiokafka's public interface and names it.
+`tests/unit/log/test_aiokafka_gaps.py` and `tests/integration/log/test_log_faults.py` fail when aiokafka has
+closed the gap; then the function goes.
 """
 
 import asyncio
@@ -37,9 +38,9 @@ SET = 0  # Kafka's AlterConfigOp
 def never_create_topics() -> None:
     """From now on no metadata request of this process creates a topic. Idempotent.
 
-    Gap: Kafka creates a topic that a metadata request names unless the request forbids it; aiokafka's can, but no client
-    has an option for it (no issue upstream). Producers and consumers ask again at every change of leaders, so that one
-    of them would create a topic that was just deleted.
+    Gap: Kafka creates a topic that a metadata request names unless the request forbids it; aiokafka's can,
+    but no client has an option for it (no issue upstream). Producers and consumers ask again at every change
+    of leaders, so that one of them would create a topic that was just deleted.
     """
     asking = partial(MetadataRequest, allow_auto_topic_creation=False)
     aiokafka.client.MetadataRequest = asking
@@ -66,8 +67,9 @@ async def within_bound(work: Awaitable[Any]) -> None:
 async def abandon_producer(producer: AIOKafkaProducer) -> None:
     """Closes a producer at once and drops the batches that it still holds.
 
-    Gap: `stop()` waits for the last batches without bound while the broker is away (aio-libs/aiokafka#1101), and a
-    producer that is not stopped goes on sending them. A write whose failure was reported must not follow later.
+    Gap: `stop()` waits for the last batches without bound while the broker is away (aio-libs/aiokafka#1101),
+    and a producer that is not stopped goes on sending them. A write whose failure was reported must not
+    follow later.
     """
     sender = producer._sender
     if sender is not None:
@@ -164,19 +166,20 @@ async def alter_topic_configs(admin: AIOKafkaAdminClient, changes: Mapping[str, 
 def set_fetch_wait(consumer: AIOKafkaConsumer, min_bytes: int, max_wait_ms: int) -> None:
     """The consumer's next fetches ask the broker to answer with `min_bytes`, or after `max_wait_ms`.
 
-    Gap: both values are fixed when a consumer is constructed (no issue upstream). A reader needs to change them with
-    the load: the broker must gather, since a client that slept would hold back a first record that is already there
-    and ask for the next ones only afterwards.
+    Gap: both values are fixed when a consumer is constructed (no issue upstream). A reader needs to change
+    them with the load: the broker must gather, since a client that slept would hold back a first record that
+    is already there and ask for the next ones only afterwards.
     """
     consumer._fetcher._fetch_min_bytes = min_bytes
     consumer._fetcher._fetch_max_wait_ms = max_wait_ms
 
 
 def watch_for_deletion(consumer: AIOKafkaConsumer) -> set[str]:
-    """The names of topics that this consumer has read from and that a broker no longer knows; it grows while the consumer works.
+    """The names of topics that this consumer has read from and that a broker no longer knows; it grows while
+    the consumer works.
 
-    Gap: a consumer takes UNKNOWN_TOPIC_OR_PARTITION for a change of leaders. In a topic that was deleted and created again it
-    reads on at its old position, and skips the records before it (no issue upstream).
+    Gap: a consumer takes UNKNOWN_TOPIC_OR_PARTITION for a change of leaders. In a topic that was deleted and
+    created again it reads on at its old position, and skips the records before it (no issue upstream).
     """
     client, known, gone = consumer._client, set(), set()
     send = client.send
@@ -196,12 +199,16 @@ def watch_for_deletion(consumer: AIOKafkaConsumer) -> set[str]:
     return gone
 
 
-# --- header names that are not UTF-8 -------------------------------------------------------------------------
+# --- header names that are not UTF-8
+# -------------------------------------------------------------------------
 #
 # Gap: Kafka's protocol wants UTF-8 in header names, no broker checks it, and aiokafka's decoder raises
-# `UnicodeDecodeError` for every reader of the partition at every try (no issue upstream): one record of a foreign
-# client would end a cell. A reader that meets such a record asks for lenient decoding until it is past it; `read`
-# then returns U+FFFD in the name, and the record is handled like any other. The lenient decoder is aiokafka's own
+# `UnicodeDecodeError` for every reader of the partition at every try (no issue upstream): one record of a
+# foreign
+# client would end a cell. A reader that meets such a record asks for lenient decoding until it is past it;
+# `read`
+# then returns U+FFFD in the name, and the record is handled like any other. The lenient decoder is aiokafka's
+# own
 # pure-Python one, about ten times slower than the C one, hence the switch.
 
 _lenient: set[int] = set()
@@ -242,7 +249,8 @@ def _records(raw: bytes) -> Any:
 
 
 def accept_any_header_name(reader: object) -> None:
-    """From now on all consumers of this process decode leniently, until this reader calls `accept_utf8_only`."""
+    """From now on all consumers of this process decode leniently, until this reader calls
+    `accept_utf8_only`."""
     fetcher.MemoryRecords = _records
     _lenient.add(id(reader))
 

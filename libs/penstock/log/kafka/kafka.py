@@ -1,10 +1,12 @@
-"""Message log on Kafka. The only file that constructs aiokafka objects (`_Clients`); Faust constructs its own (decision 102).
+"""Message log on Kafka. The only file that constructs aiokafka objects (`_Clients`); Faust constructs its own
+(decision 102).
 
 Ideal: all writes are in flight at once. Departure: aiokafka has at most one produce request per broker and
 producer in flight, so the ledger, the orders and all other topics have a producer each (speed.md rule 3), and
-each producer has one writer that gathers a batch while the previous write is under way. The producers are idempotent:
-over an outage aiokafka repeats unacknowledged requests without duplicates. After the time-out of a write its
-outcome is unknown (`AppendFailed`), and its producer is dropped with all batches that it may still hold.
+each producer has one writer that gathers a batch while the previous write is under way. The producers are
+idempotent: over an outage aiokafka repeats unacknowledged requests without duplicates. After the time-out of
+a write its outcome is unknown (`AppendFailed`), and its producer is dropped with all batches that it may
+still hold.
 """
 
 import asyncio
@@ -69,7 +71,8 @@ class Sasl(NamedTuple):
 
 
 class Connection(NamedTuple):
-    """Address and credentials for a client constructed elsewhere (Faust's), for the same cluster and identity."""
+    """Address and credentials for a client constructed elsewhere (Faust's), for the same cluster and
+    identity."""
 
     bootstrap: str
     identity: str
@@ -78,7 +81,8 @@ class Connection(NamedTuple):
 
 
 class _Trouble(logging.Handler):
-    """Log filter: without a broker aiokafka logs every try of every client, a hundred lines a second; one a minute is passed on."""
+    """Log filter: without a broker aiokafka logs every try of every client, a hundred lines a second; one a
+    minute is passed on."""
 
     def __init__(self) -> None:
         super().__init__(logging.ERROR)
@@ -124,10 +128,13 @@ class _Clients:
 
     def consumer(self) -> AIOKafkaConsumer:
         return AIOKafkaConsumer(
-            **self._settings, enable_auto_commit=False, auto_offset_reset="none",
-            fetch_max_wait_ms=FETCH_WAIT_MS, consumer_timeout_ms=FETCH_ROUTINE_MS,
+            **self._settings,
+            enable_auto_commit=False,
+            auto_offset_reset="none",
+            fetch_max_wait_ms=FETCH_WAIT_MS,
+            consumer_timeout_ms=FETCH_ROUTINE_MS,
             max_partition_fetch_bytes=FETCH_PARTITION_BYTES,
-        )  # fmt: skip
+        )
 
     def admin(self) -> AIOKafkaAdminClient:
         return AIOKafkaAdminClient(**self._settings)
@@ -147,7 +154,8 @@ class KafkaLog:
     def __init__(
         self, bootstrap: str, identity: str, *, sasl: Sasl | None = None, ca: str | None = None
     ) -> None:
-        """`ca`: PEM file of the authorities that sign brokers' certificates, "system", or None: not encrypted.
+        """`ca`: PEM file of the authorities that sign brokers' certificates, "system", or None: not
+        encrypted.
 
         Raises `ConfigurationError` for a file that cannot be used.
         """
@@ -250,7 +258,8 @@ class KafkaLog:
         return await self._started(self._clients.consumer, START_LIMIT_S)
 
     async def require(self, partitions: Iterable[Partition]) -> None:
-        """Raises `LogError` for a partition that does not exist, `NotAllowed` for one that this identity may not see."""
+        """Raises `LogError` for a partition that does not exist, `NotAllowed` for one that this identity may
+        not see."""
         wanted = list(partitions)
         async with self._counts_lock:  # first come, first served: appends keep their order
             unknown = {topic for topic, index in wanted if index >= self._counts.get(topic, 0)}
@@ -289,7 +298,8 @@ class KafkaLog:
         return f"kafka://{names}{self._bootstrap}" + (f"?ca={self._ca}" if self._ca else "")
 
     async def _shake_hands(self, tls: ssl.SSLContext) -> None:
-        """Distinguishes a wrong certificate from a broker that is away: aiokafka reports both alike, after `START_LIMIT_S`."""
+        """Distinguishes a wrong certificate from a broker that is away: aiokafka reports both alike, after
+        `START_LIMIT_S`."""
         for address in self._bootstrap.split(","):
             host, _, port = address.rpartition(":")
             try:
@@ -297,12 +307,14 @@ class KafkaLog:
                     _, writer = await asyncio.open_connection(host, int(port), ssl=tls)
             except ssl.SSLCertVerificationError as error:
                 raise ConfigurationError(
-                    f"the certificate of {address} is not accepted ({error.verify_message}): ?ca= must name the authority "
+                    f"the certificate of {address} is not accepted ({error.verify_message}): ?ca= must name "
+                    "the authority "
                     f"that signed it, and the certificate must name {host}; it is {self._ca}"
                 ) from error
             except ssl.SSLError as error:
                 raise ConfigurationError(
-                    f"{address} does not speak TLS as we do ({error.reason}): leave out ?ca= for a listener without"
+                    f"{address} does not speak TLS as we do ({error.reason}): leave out ?ca= for a listener "
+                    "without"
                 ) from error
             except OSError:
                 continue  # one of several brokers may be away
@@ -339,7 +351,8 @@ class KafkaLog:
         return [next(offsets[_family(message.partition.topic)]) for message in messages]
 
     async def _started(self, make: Callable[[], Any], limit_s: float) -> Any:
-        """A started client. Waits for an absent cluster; a wrong password raises the same error (runtimes.md)."""
+        """A started client. Waits for an absent cluster; a wrong password raises the same error
+        (runtimes.md)."""
         deadline_s = asyncio.get_running_loop().time() + limit_s
 
         async def attempt() -> Any:
@@ -359,7 +372,8 @@ class KafkaLog:
         except _UNREACHABLE as error:
             raise LogError(
                 f"Kafka at {self._bootstrap} cannot be reached as {self._identity} ({error!r}): "
-                "check the address, the name and the password, and that either both ends encrypt (?ca=) or neither"
+                "check the address, the name and the password, and that either both ends encrypt (?ca=) or "
+                "neither"
             ) from error
 
     async def _ask(self, question: Callable[[AIOKafkaAdminClient], Awaitable[Result]]) -> Result:
@@ -436,7 +450,8 @@ class _Writer:
         left: dict[Partition, list[int]],
         outcomes: list[int | PenstockError],
     ) -> dict[Partition, list[int]]:
-        """Sends one record batch for each partition; returns the messages that did not fit. A failed partition is not continued."""
+        """Sends one record batch for each partition; returns the messages that did not fit. A failed
+        partition is not continued."""
         sent: list[tuple[Partition, list[int], asyncio.Future[Any]]] = []
         now_ms = wall_ms()
         for partition, indices in left.items():

@@ -1,4 +1,5 @@
-"""Reader of the Kafka log: one consumer with manual assignment; positions are held here, none is committed to Kafka."""
+"""Reader of the Kafka log: one consumer with manual assignment; positions are held here, none is committed to
+Kafka."""
 
 import asyncio
 from collections.abc import Iterable, Mapping, Sequence
@@ -42,7 +43,8 @@ class Source(Protocol):
 
 
 class KafkaReader:
-    """Reader over one aiokafka consumer, which waits out outages: it repeats its fetches until the broker is back."""
+    """Reader over one aiokafka consumer, which waits out outages: it repeats its fetches until the broker is
+    back."""
 
     def __init__(self, log: Source, start: Mapping[Partition, int], *, batch_ms: int) -> None:
         self._log = log
@@ -96,7 +98,8 @@ class KafkaReader:
             await within_bound(consumer.stop())
 
     async def _opened(self, deadline_s: float | None) -> bool:
-        """Whether the consumer is open in time. It is opened in a task of its own, as `read` may be cancelled."""
+        """Whether the consumer is open in time. It is opened in a task of its own, as `read` may be
+        cancelled."""
         if self._closed:
             raise LogError("the reader is closed")
         if self._opening is None:
@@ -151,9 +154,10 @@ class KafkaReader:
     def _ask_for(self, gather_s: float) -> None:
         """Sets the wait of the consumer's next fetches: an answer at once, or (under load) after `gather_s`.
 
-        Ideal: each request names all partitions. Departure: aiokafka leaves out partitions with unread records for
-        0.1 s, and has one request under way: a request for idle partitions alone blocks the others for as long as
-        the broker may wait. So this wait is short while a reader of several partitions is busy.
+        Ideal: each request names all partitions. Departure: aiokafka leaves out partitions with unread
+        records for 0.1 s, and has one request under way: a request for idle partitions alone blocks the
+        others for as long as the broker may wait. So this wait is short while a reader of several partitions
+        is busy.
         """
         if self._gathering is not None:
             self._gathering.cancel()
@@ -188,7 +192,8 @@ class KafkaReader:
 
 
 def wire_headers(found: Sequence[tuple[str, bytes | None]]) -> Headers:
-    """Kafka's headers as the port has them. Kafka allows a header without a value, the port does not: it becomes empty bytes."""
+    """Kafka's headers as the port has them. Kafka allows a header without a value, the port does not: it
+    becomes empty bytes."""
     for _, raw in found:
         if raw is None:
             return tuple((name, raw or b"") for name, raw in found)

@@ -1,8 +1,10 @@
-"""Topics of a Kafka cluster: creating them, verifying and correcting their settings, and rights on them (ACLs).
+"""Topics of a Kafka cluster: creating them, verifying and correcting their settings, and rights on them
+(ACLs).
 
-Ideal: a topic that exists has the settings of `topic_settings`. Departure: any client may have made or changed it, and so may
-Kafka, which by default creates a topic that a client names and deletes its records after seven days. So no request here lets
-Kafka create a topic, settings are read back at each start, and a topic that could lose records is refused.
+Ideal: a topic that exists has the settings of `topic_settings`. Departure: any client may have made or
+changed it, and so may Kafka, which by default creates a topic that a client names and deletes its records
+after seven days. So no request here lets Kafka create a topic, settings are read back at each start, and a
+topic that could lose records is refused.
 """
 
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
@@ -83,8 +85,8 @@ class KafkaTopics:
     async def create(self, topics: Mapping[str, int]) -> dict[str, Found]:
         """Creates missing topics (topic → partitions) and verifies existing ones.
 
-        Existing topics need no right to create; for a missing one without that right raises `NotAllowed`. Raises
-        `ConfigurationError` for a topic that could lose records.
+        Existing topics need no right to create; for a missing one without that right raises `NotAllowed`.
+        Raises `ConfigurationError` for a topic that could lose records.
         """
         found = await self.ensure(topics)
         wrong = await self.harmful(found)
@@ -146,10 +148,11 @@ class KafkaTopics:
         return [difference for difference in await self.differences(topics) if not difference.harmless]
 
     async def correct(self, topics: Mapping[str, Found]) -> list[Difference]:
-        """Corrects only settings that could lose records; returns their old values once a broker's answer shows the change.
+        """Corrects only settings that could lose records; returns their old values once a broker's answer
+        shows the change.
 
-        The other brokers follow within a moment; one that still has the old value refuses a service's start until then.
-        Raises `LogError` with the changes that the cluster refused; the others are made.
+        The other brokers follow within a moment; one that still has the old value refuses a service's start
+        until then. Raises `LogError` with the changes that the cluster refused; the others are made.
         """
         differences = await self.harmful(topics)
         if not differences:
@@ -175,7 +178,8 @@ class KafkaTopics:
         return differences
 
     def refusal(self, wrong: Sequence[Difference], topics: Mapping[str, int]) -> ConfigurationError:
-        """The error that names each setting, the value found, the value wanted, and the command that sets it."""
+        """The error that names each setting, the value found, the value wanted, and the command that sets
+        it."""
         lines = "\n".join(f"  {difference}" for difference in wrong)
         cells = max((topics[topic] for topic in CELL_TOPICS if topic in topics), default=max(topics.values()))
         command = f"python -m penstock.log.kafka_setup {self._admin_url} --correct --cells {cells}"
@@ -185,7 +189,8 @@ class KafkaTopics:
         )
 
     async def grant(self, identity: str, verb: str, topic: str) -> None:
-        """Lets another identity `read` or `write` a topic, and read its settings; idempotent. Raises `LogError`."""
+        """Lets another identity `read` or `write` a topic, and read its settings; idempotent. Raises
+        `LogError`."""
         for operation in (OPERATIONS[verb], DESCRIBE_CONFIGS):
             answer = await self._ask(
                 lambda admin, wanted=operation: create_topic_acl(admin, identity, wanted, topic)  # type: ignore[misc]
@@ -220,7 +225,8 @@ class KafkaTopics:
             raise NotAllowed(f"{self._identity} may not change rights: {message}")
         if code == SECURITY_DISABLED:
             raise LogError(
-                f"this Kafka checks no rights ({message}): leave out --rights, or give its brokers an authorizer"
+                f"this Kafka checks no rights ({message}): leave out --rights, or give its brokers an "
+                "authorizer"
             )
         if code:
             raise LogError(f"Kafka refused {what}: {message or for_code(code)}")
@@ -280,7 +286,8 @@ class KafkaTopics:
             for code, message, _, topic, entries in answer.resources:
                 if code == TOPIC_DENIED:
                     raise NotAllowed(
-                        f"{self._identity} may not read the settings of {topic}: Kafka could be deleting its records. "
+                        f"{self._identity} may not read the settings of {topic}: Kafka could be deleting its "
+                        "records. "
                         "Give it the right DESCRIBE_CONFIGS: `python -m penstock.log.kafka_setup "
                         f"{self._admin_url} --rights infra/kafka/acls.yaml`"
                     )

@@ -254,7 +254,8 @@ class EmbeddedLog:
     # --- connections -------------------------------------------------------------------------------------
 
     async def _make_tables(self, writer: asyncpg.Connection) -> None:
-        """Makes the tables on a connection of its own, closed afterwards: a server process caches its catalog look-ups, 3 MiB."""
+        """Makes the tables on a connection of its own, closed afterwards: a server process caches its catalog
+        look-ups, 3 MiB."""
         if await made_by(writer) >= VERSION:
             return
         connection = await self._connect(" (tables)")
@@ -264,7 +265,8 @@ class EmbeddedLog:
             connection.terminate()
 
     async def _connect(self, purpose: str = "") -> asyncpg.Connection:
-        """Connects with back-off. Raises `LogError` after `OUTAGE_LIMIT_S`, or at once when retrying cannot help."""
+        """Connects with back-off. Raises `LogError` after `OUTAGE_LIMIT_S`, or at once when retrying cannot
+        help."""
         settings = {"application_name": f"penstock {self._identity}{purpose}", "synchronous_commit": "on"}
         try:
             return await retry(
@@ -352,14 +354,16 @@ class EmbeddedLog:
     # --- retention ---------------------------------------------------------------------------------------
 
     def _expire_soon(self) -> None:
-        """Starts to delete records older than their topic's retention, in the background, if this role may."""
+        """Starts to delete records older than their topic's retention, in the background, if this role
+        may."""
         if self._expires and (self._expiring is None or self._expiring.done()):
             self._expiring = asyncio.create_task(
                 self._expire(), name=f"expire embedded log ({self._identity})"
             )
 
     async def _expire(self) -> None:
-        """Deletes the oldest records of each partition, as far as all of them have expired. Failing costs disk only.
+        """Deletes the oldest records of each partition, as far as all of them have expired. Failing costs
+        disk only.
 
         On a connection of its own, see `_make_tables`.
         """
@@ -409,13 +413,17 @@ class EmbeddedLog:
             counts[slot] += 1
         try:
             bases, stamp_ms = await writer.fetchrow(
-                APPEND, ids, counts, slots, ranks,
+                APPEND,
+                ids,
+                counts,
+                slots,
+                ranks,
                 [message.key for message in batch],
                 [pack_headers(message.headers) for message in batch],
                 [message.value for message in batch],
                 wanted,
                 timeout=WRITE_TIMEOUT_S,
-            )  # fmt: skip
+            )
         except asyncpg.InsufficientPrivilegeError as error:
             raise NotAllowed(f"{self._identity} may not write the log: {error}") from error
         except asyncpg.SerializationError as error:

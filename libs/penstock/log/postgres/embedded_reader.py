@@ -160,8 +160,8 @@ class EmbeddedReader:
         self._wake()
 
     async def _fill(self) -> None:
-        """Reads from the table the records that did not come through memory. Runs beside `read`, so that cancelling one
-        read leaves it undisturbed."""
+        """Reads from the table the records that did not come through memory. Runs beside `read`, so that
+        cancelling one read leaves it undisturbed."""
         ids = await self._log.partition_ids(self._behind)
         await self._learn_heads({ids[partition]: partition for partition in ids if partition in self._unsure})
         wanted = [partition for partition in ids if self._ends[partition] < self._heads[partition]]

@@ -1,10 +1,13 @@
-"""Access control of the embedded log: which role may append to, read and expire which topics, enforced by Postgres.
+"""Access control of the embedded log: which role may append to, read and expire which topics, enforced by
+Postgres.
 
-Appending is checked by `penstock_log.append` once for each batch. Reading and expiring are checked by row security, from which
-the owner of the tables is exempt: it costs nothing in an installation with one DSN for all services.
+Appending is checked by `penstock_log.append` once for each batch. Reading and expiring are checked by row
+security, from which the owner of the tables is exempt: it costs nothing in an installation with one DSN for
+all services.
 
-A node's own role reads through `penstock_log.read`, which returns the records with the node's id as their key; of the other
-records in the same partition it returns offsets and times, since a reader's offsets have no gaps.
+A node's own role reads through `penstock_log.read`, which returns the records with the node's id as their
+key; of the other records in the same partition it returns offsets and times, since a reader's offsets have no
+gaps.
 """
 
 import re
@@ -30,7 +33,8 @@ EXPIRES = "placer"
 
 _SHORTEST_MS = min(ms for ms in RETENTION_MS.values() if ms != FOR_EVER)
 
-# The inner SELECT refers to nothing outside, so that it is evaluated once for each statement and not for each row.
+# The inner SELECT refers to nothing outside, so that it is evaluated once for each statement and not for each
+# row.
 _VISIBLE = """partition_id = ANY (ARRAY(
     SELECT p.id FROM penstock_log.partitions p JOIN penstock_log.rights r ON r.topic = p.topic
     WHERE r.role = current_user AND r.verb {verbs}
@@ -56,13 +60,15 @@ def role_of(service: str) -> str:
 
 
 def node_role(node_id: str) -> str:
-    """The role of one node's reporter; not the node's id, which may be too long for a name in Postgres and have other characters."""
+    """The role of one node's reporter; not the node's id, which may be too long for a name in Postgres and
+    have other characters."""
     readable = re.sub(r"[^a-z0-9]+", "_", node_id.lower())[:30].strip("_")
     return f"penstock_node_{readable}_{sha256(node_id.encode()).hexdigest()[:12]}"
 
 
 async def grant_log(connection: asyncpg.Connection, rights: Rights, cells: int = 1) -> None:
-    """Creates tables and partitions, and gives each service's role, which must exist, these rights and no others.
+    """Creates tables and partitions, and gives each service's role, which must exist, these rights and no
+    others.
 
     `connection` is an administrator's: it owns the tables from now on, or has made them before.
     """
@@ -87,7 +93,8 @@ async def grant_log(connection: asyncpg.Connection, rights: Rights, cells: int =
 
 
 async def grant_node(connection: asyncpg.Connection, node_id: str, rights: Rights) -> None:
-    """Gives the node's role, which must exist, the rights of a node-reporter; it may read only the records for this node.
+    """Gives the node's role, which must exist, the rights of a node-reporter; it may read only the records
+    for this node.
 
     After `grant_log`, as the same administrator.
     """

@@ -1,15 +1,16 @@
 """SQL schema and statements of the embedded log, and the encoding of headers in one column.
 
-`partitions.head` is the next offset. An append locks the heads it needs in id order (so appends cannot deadlock),
-raises them and inserts its records in one transaction: offsets are given in commit order, leave no gaps, and a
-record becomes visible together with all before it. `wanted` is the head that a partition must have for anything to be
-appended, or NULL for any. The notification is part of the same transaction, so a
+`partitions.head` is the next offset. An append locks the heads it needs in id order (so appends cannot
+deadlock), raises them and inserts its records in one transaction: offsets are given in commit order, leave no
+gaps, and a record becomes visible together with all before it. `wanted` is the head that a partition must
+have for anything to be appended, or NULL for any. The notification is part of the same transaction, so a
 crash cannot lose the wake-up of a committed record.
 
-`append` runs with the rights of the schema's owner, so that a service needs none on the tables: it may append to the topics
-that `rights` lists for its role. A role that may insert into the table of records, such as the owner, may append to all.
-`read` does the same for roles that may not read all contents: for other keys than their own they get offsets and times.
-(They are in PL/pgSQL, which caches the plan: an SQL function with its owner's rights is planned at each call.)
+`append` runs with the rights of the schema's owner, so that a service needs none on the tables: it may append
+to the topics that `rights` lists for its role. A role that may insert into the table of records, such as the
+owner, may append to all. `read` does the same for roles that may not read all contents: for other keys than
+their own they get offsets and times. (They are in PL/pgSQL, which caches the plan: an SQL function with its
+owner's rights is planned at each call.)
 """
 
 import struct
@@ -149,7 +150,8 @@ WITH oldest AS (
 )
 DELETE FROM penstock_log.records WHERE partition_id = $1 AND position <= (SELECT max(position) FROM oldest)
 """
-SOME_HIDDEN = "SELECT row_security_active('penstock_log.records')"  # if true, a delete removes no row and raises no error
+# if true, a delete removes no row and raises no error
+SOME_HIDDEN = "SELECT row_security_active('penstock_log.records')"
 EXPIRE_ALONE = f"SELECT pg_try_advisory_xact_lock({_LOCK_KEY + 1})"  # one program at a time
 ANY_EXPIRED = """
 SELECT EXISTS (
@@ -174,7 +176,8 @@ LIMIT $3
 
 READ_OWN = "SELECT * FROM penstock_log.read($1, $2, $3)"  # for roles that may not read every key
 OWN_RIGHTS = (  # whether this role reads every key, and whether it deletes what has expired
-    "SELECT has_column_privilege('penstock_log.records', 'value', 'SELECT'), has_table_privilege('penstock_log.records', 'DELETE')"
+    "SELECT has_column_privilege('penstock_log.records', 'value', 'SELECT'), "
+    "has_table_privilege('penstock_log.records', 'DELETE')"
 )
 
 

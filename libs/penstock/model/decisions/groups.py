@@ -1,4 +1,5 @@
-"""Groups of interleaved jobs: they hold the same GPUs and cores on the same nodes, task by task, and use them in turns."""
+"""Groups of interleaved jobs: they hold the same GPUs and cores on the same nodes, task by task, and use them
+in turns."""
 
 from typing import Annotated
 
@@ -20,7 +21,8 @@ class Turns(Value, frozen=True, kw_only=True):
     OMITTED = ("alternative",)
 
     job_ids: Annotated[tuple[Identifier, ...], Meta(min_length=1, max_length=MAX_GROUP_MEMBERS)]
-    """All members in the order of the rotation: while the first uses storage the second uses the CPU, and so on."""
+    """All members in the order of the rotation: while the first uses storage the second uses the CPU, and so
+    on."""
     period_ms: Annotated[float, Meta(gt=0, le=1e12)]
     """Period in which each member does one iteration: T of eq. 3."""
     efficiency: Annotated[float, Meta(ge=0, le=1)]
@@ -28,7 +30,8 @@ class Turns(Value, frozen=True, kw_only=True):
     speeds: Annotated[
         tuple[Annotated[float, Meta(gt=0, le=4)], ...], Meta(min_length=1, max_length=MAX_GROUP_MEMBERS)
     ]
-    """Speed of each job in `job_ids`, relative to its speed alone; above 1 only where an iteration alone has idle time."""
+    """Speed of each job in `job_ids`, relative to its speed alone; above 1 only where an iteration alone has
+    idle time."""
     alternative: ShortText = ""
     """Alternative that was considered, and by how much it is worse; for display."""
 
@@ -39,10 +42,11 @@ class Turns(Value, frozen=True, kw_only=True):
 
 @event
 class GroupDecided(Event, frozen=True, kw_only=True):
-    """These jobs share the GPUs and cores of their tasks from now on, rank by rank. Members that run already are not restarted;
-    waiting ones are placed in the same record (`PlacementDecided.group`).
+    """These jobs share the GPUs and cores of their tasks from now on, rank by rank. Members that run already
+    are not restarted; waiting ones are placed in the same record (`PlacementDecided.group`).
 
-    A member leaves when its attempt ends. When one member is left, it has the GPUs alone and the group is dissolved.
+    A member leaves when its attempt ends. When one member is left, it has the GPUs alone and the group is
+    dissolved.
     """
 
     TYPE = "penstock.group.decided"

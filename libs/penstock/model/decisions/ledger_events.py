@@ -46,7 +46,8 @@ class TermStarted(Event, frozen=True, kw_only=True):
 
 @event
 class InputAccepted(Event, frozen=True, kw_only=True):
-    """An operator accepts that an input topic is not the one that was answered so far: it was truncated or created anew.
+    """An operator accepts that an input topic is not the one that was answered so far: it was truncated or
+    created anew.
 
     Follows the `TermStarted` of a term of its own.
     """
@@ -66,10 +67,11 @@ class InputAccepted(Event, frozen=True, kw_only=True):
 
 @event
 class LedgerAccepted(Event, frozen=True, kw_only=True):
-    """An operator accepts that this ledger has lost records: it was truncated, or restored from an older copy.
+    """An operator accepts that this ledger has lost records: it was truncated, or restored from an older
+    copy.
 
-    Follows the `TermStarted` of a term of its own. No job is placed until every node has joined anew and its tasks of the lost
-    records are dead.
+    Follows the `TermStarted` of a term of its own. No job is placed until every node has joined anew and its
+    tasks of the lost records are dead.
     """
 
     TYPE = "penstock.ledger.accepted"
@@ -77,7 +79,8 @@ class LedgerAccepted(Event, frozen=True, kw_only=True):
     epoch: Annotated[int, Meta(ge=1, le=MAX_EPOCH)]
     """Epoch of all tokens from now on; higher than any before."""
     nodes_offset: Annotated[int, Meta(ge=0)]
-    """End of the nodes' topic at that time: a joining before it gives no information about the lost records."""
+    """End of the nodes' topic at that time: a joining before it gives no information about the lost
+    records."""
     reason: ShortText = ""
 
 
@@ -94,14 +97,17 @@ class PlacementDecided(Event, frozen=True, kw_only=True):
     unit: UnitRef | None = None
     """Unit of a proposed plan that the job belongs to: all jobs of a unit are placed in one record."""
     group: Identifier | None = None
-    """The job shares the GPUs of these places with the members of this group (`GroupDecided`); None: it has them alone."""
+    """The job shares the GPUs of these places with the members of this group (`GroupDecided`); None: it has
+    them alone."""
     after: Annotated[tuple[Identifier, ...], Meta(max_length=512)] = ()
-    """Jobs that are being stopped or about to end, and still hold some of these GPUs and cores: this job's tasks start there as soon as theirs
-    have ended."""
+    """Jobs that are being stopped or about to end, and still hold some of these GPUs and cores: this job's
+    tasks start there as soon as theirs have ended."""
     prelaunch: bool = False
-    """The tasks launch before these have ended, and wait for their GPUs where training begins (`JobSpec.prelaunch`)."""
+    """The tasks launch before these have ended, and wait for their GPUs where training begins
+    (`JobSpec.prelaunch`)."""
     borrows: bool = False
-    """The job has no GPUs, and some of its cores are reserved for jobs with GPUs: they may be reclaimed (`penstock.model.decisions.arrays`)."""
+    """The job has no GPUs, and some of its cores are reserved for jobs with GPUs: they may be reclaimed
+    (`penstock.model.decisions.arrays`)."""
 
 
 @event
@@ -124,8 +130,9 @@ class StopDecided(Event, frozen=True, kw_only=True):
         "queue_timeout",
         "predecessor_late",
     ]
-    """`completed`: every worker succeeded; the parameter servers are no longer needed. `drained`: its node is drained.
-    `queue_timeout`: its start was not confirmed within its queue timeout. `predecessor_late`: a job that was to end before it did not, or not in time."""
+    """`completed`: every worker succeeded; the parameter servers are no longer needed. `drained`: its node is
+    drained. `queue_timeout`: its start was not confirmed within its queue timeout. `predecessor_late`: a job
+    that was to end before it did not, or not in time."""
     grace_ms: Annotated[int, Meta(ge=0)]
     detail: ShortText = ""
     """Why, in the words of the caller: the job's reason when it has ended."""
@@ -155,8 +162,8 @@ class JobRequeued(Event, frozen=True, kw_only=True):
     reason: Literal["failed", "node_lost", "preempted", "migrated", "refused", "drained", "predecessor_late"]
     not_before_ms: Milliseconds | None = None
     estimate_again: bool = False
-    """The job ran out of memory under a cap that it had not requested: it queues after a new estimate, and the attempt does not
-    count against its maximum."""
+    """The job ran out of memory under a cap that it had not requested: it queues after a new estimate, and
+    the attempt does not count against its maximum."""
 
 
 @event
@@ -183,7 +190,8 @@ class JobFoundUnschedulable(Event, frozen=True, kw_only=True):
 
 @event
 class JobFoundSchedulable(Event, frozen=True, kw_only=True):
-    """An unschedulable job now fits the empty cell: a node joined or changed. It queues at its former place."""
+    """An unschedulable job now fits the empty cell: a node joined or changed. It queues at its former
+    place."""
 
     TYPE = "penstock.job.found_schedulable"
 
@@ -257,8 +265,8 @@ class NodeProbed(NodeFact, frozen=True, kw_only=True):
 
 @event
 class ProbeExpired(NodeFact, frozen=True, kw_only=True):
-    """A probe was in the log for the longest lease of its node's tasks plus a margin. `NodeLeft` with `lease_outlived` follows in the
-    nodes' topic, unless the node's answer precedes it there."""
+    """A probe was in the log for the longest lease of its node's tasks plus a margin. `NodeLeft` with
+    `lease_outlived` follows in the nodes' topic, unless the node's answer precedes it there."""
 
     TYPE = "penstock.node.probe_expired"
 
@@ -331,7 +339,8 @@ class TimerSubject(Value, frozen=True, kw_only=True):
 
 @event
 class TimerSet(Event, frozen=True, kw_only=True):
-    """Sets a timer: `TimerFired` follows at or after `at_ms`. A timer about a job is cancelled when its condition no longer holds."""
+    """Sets a timer: `TimerFired` follows at or after `at_ms`. A timer about a job is cancelled when its
+    condition no longer holds."""
 
     TYPE = "penstock.timer.set"
 
@@ -342,7 +351,8 @@ class TimerSet(Event, frozen=True, kw_only=True):
 
 @event
 class TimerFired(Event, frozen=True, kw_only=True):
-    """A timer fired. An input without a topic: the placer's shell feeds it when the ledger's time has reached `at_ms`."""
+    """A timer fired. An input without a topic: the placer's shell feeds it when the ledger's time has reached
+    `at_ms`."""
 
     TYPE = "penstock.timer.fired"
 
@@ -353,8 +363,8 @@ class TimerFired(Event, frozen=True, kw_only=True):
 class ProposalAnswered(Event, frozen=True, kw_only=True):
     """The placer's answer to a proposal: done as asked, or refused with the reason (LAW 1).
 
-    Each unit of a plan is answered: it is started, waits until the stopped jobs have ended, or is refused. The plan is accepted if any
-    unit is; else `reason` is that of the first one.
+    Each unit of a plan is answered: it is started, waits until the stopped jobs have ended, or is refused.
+    The plan is accepted if any unit is; else `reason` is that of the first one.
     """
 
     TYPE = "penstock.proposal.answered"
@@ -376,7 +386,8 @@ class ProposalAnswered(Event, frozen=True, kw_only=True):
     not_stopped: Annotated[tuple[StopRefused, ...], Meta(max_length=MAX_PLANNED_STOPS)] = ()
     """The other jobs that the plan names as stops, in its order."""
     copy_of: Annotated[int, Meta(ge=0)] = 0
-    """Seq of the record that answered this proposal before, with the same verdict: a copy has no effect. 0: this is the first answer."""
+    """Seq of the record that answered this proposal before, with the same verdict: a copy has no effect. 0:
+    this is the first answer."""
 
 
 class Candidate(Value, frozen=True, kw_only=True):
@@ -401,13 +412,16 @@ class Moved(Value, frozen=True, kw_only=True):
     stop_ms: Milliseconds | None = None
     """From the decision until the last exit was proven; None: it is being stopped."""
     lost_ms: Milliseconds | None = None
-    """Work done before the decision that is repeated after the move; None: it is being stopped, or not known."""
+    """Work done before the decision that is repeated after the move; None: it is being stopped, or not
+    known."""
     resumes_at: Annotated[int, Meta(ge=0)] | None = None
-    """Iteration of the checkpoint from which the job resumes; None: no checkpoint, or one without an iteration."""
+    """Iteration of the checkpoint from which the job resumes; None: no checkpoint, or one without an
+    iteration."""
 
 
 class PlacementExplanation(Value, frozen=True, kw_only=True):
-    """Why a job was placed on its nodes; for a move also, in the record of the decision, why these are its target."""
+    """Why a job was placed on its nodes; for a move also, in the record of the decision, why these are its
+    target."""
 
     OMITTED = ("shape", "proposer", "reason", "moved")
 
@@ -464,7 +478,8 @@ class FactEntry(Value, frozen=True, kw_only=True):
 
 @event
 class LedgerRecord(Event, frozen=True, kw_only=True):
-    """Record of the ledger: exactly one for each input (LAW 2). It is valid if and only if it extends the chain (LAW 3)."""
+    """Record of the ledger: exactly one for each input (LAW 2). It is valid if and only if it extends the
+    chain (LAW 3)."""
 
     TYPE = "penstock.ledger.record"
     TOPIC = Topic.LEDGER

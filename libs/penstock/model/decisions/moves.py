@@ -1,4 +1,5 @@
-"""Migration of running jobs: the placer's decision with the target reserved for the job, and the release of a target."""
+"""Migration of running jobs: the placer's decision with the target reserved for the job, and the release of a
+target."""
 
 from typing import Annotated, Literal
 
@@ -9,16 +10,19 @@ from penstock.model.nouns.types import MAX_GANG_TASKS, Identifier, ShortText, Ta
 from penstock.model.schema.event import Event, event
 
 MAX_MIGRATIONS = 4
-"""Maximum number of migrations of one job by services: a faulty policy or misleading telemetry costs a job no more restarts."""
+"""Maximum number of migrations of one job by services: a faulty policy or misleading telemetry costs a job no
+more restarts."""
 MoveCause = Literal["", "converged", "rebalance", "faster", "other"]
-"""Why a service moves a job. `converged`: its loss falls ever more slowly, and other jobs on its node gain more (SpeCon Alg. 2), once per job;
-`rebalance`: all jobs have converged, and nodes are unevenly loaded (SpeCon Alg. 3), once per job; `faster`: the sum of completion times falls by
-more than the move costs; `other`: the service names no cause. At most `MAX_MIGRATIONS` in total. Empty: an operator requested it."""
+"""Why a service moves a job. `converged`: its loss falls ever more slowly, and other jobs on its node gain
+more (SpeCon Alg. 2), once per job; `rebalance`: all jobs have converged, and nodes are unevenly loaded
+(SpeCon Alg. 3), once per job; `faster`: the sum of completion times falls by more than the move costs;
+`other`: the service names no cause. At most `MAX_MIGRATIONS` in total. Empty: an operator requested it."""
 
 
 @event
 class MoveDecided(Event, frozen=True, kw_only=True):
-    """A running job is moved to other nodes; `StopDecided` follows. The target is reserved until the job is there, ends or gives it up."""
+    """A running job is moved to other nodes; `StopDecided` follows. The target is reserved until the job is
+    there, ends or gives it up."""
 
     TYPE = "penstock.move.decided"
     OMITTED = ("cause",)
@@ -36,8 +40,8 @@ class MoveDecided(Event, frozen=True, kw_only=True):
 
 @event
 class JobConverged(Event, frozen=True, kw_only=True):
-    """A running job's placement was evaluated by its convergence, once per job: it moves (`MoveDecided` follows) or stays. Source: SpeCon Alg. 2,
-    lines 9 and 15."""
+    """A running job's placement was evaluated by its convergence, once per job: it moves (`MoveDecided`
+    follows) or stays. Source: SpeCon Alg. 2, lines 9 and 15."""
 
     TYPE = "penstock.job.converged"
 
@@ -51,7 +55,8 @@ class JobConverged(Event, frozen=True, kw_only=True):
 
 @event
 class MoveGivenUp(Event, frozen=True, kw_only=True):
-    """The target of a move can no longer be used: its reservation is released, and the job queues once it has stopped."""
+    """The target of a move can no longer be used: its reservation is released, and the job queues once it has
+    stopped."""
 
     TYPE = "penstock.move.given_up"
 

@@ -36,7 +36,8 @@ class Order(Event, frozen=True, kw_only=True):
     MAX_BYTES = 7 * MAX_EVENT_BYTES  # a submission's worth, and one entry per member of a gang of 512
 
     token: Token
-    """(Epoch, ledger seq) of the decision (`penstock.model.nouns.token`); a node refuses tokens older than the highest it has obeyed."""
+    """(Epoch, ledger seq) of the decision (`penstock.model.nouns.token`); a node refuses tokens older than
+    the highest it has obeyed."""
     node_id: Identifier
 
 
@@ -70,7 +71,8 @@ class AnswerJoin(Order, frozen=True, kw_only=True):
 
 @event
 class ProbeNode(Order, frozen=True, kw_only=True):
-    """A suspect node that reads this joins again. If it does not, its lease ends, and then its tasks are proven dead."""
+    """A suspect node that reads this joins again. If it does not, its lease ends, and then its tasks are
+    proven dead."""
 
     TYPE = "penstock.order.probe_node"
 
@@ -96,7 +98,8 @@ class Companion(Value, frozen=True, kw_only=True):
 
 
 def pack_peers(peers: tuple[Peer, ...]) -> str:
-    """Base64 of the zlib-compressed JSON of the peers: a seventh of its size where nodes are numbered, two fifths where their names are random."""
+    """Base64 of the zlib-compressed JSON of the peers: a seventh of its size where nodes are numbered, two
+    fifths where their names are random."""
     return base64.b64encode(zlib.compress(msgspec.json.encode(peers))).decode()
 
 
@@ -129,7 +132,8 @@ class CheckpointSource(Value, frozen=True, kw_only=True):
 
 @event
 class HandOverCheckpoint(Order, frozen=True, kw_only=True):
-    """Serve the job's newest checkpoint on this node to the node of its next attempt, when that requests it."""
+    """Serve the job's newest checkpoint on this node to the node of its next attempt, when that requests
+    it."""
 
     TYPE = "penstock.order.hand_over_checkpoint"
 
@@ -171,7 +175,8 @@ class StartTask(TaskOrder, frozen=True, kw_only=True):
     boot_id: Identifier
     """The order is valid for this boot of the node only."""
     incarnation: Token = 0
-    """Incarnation of the joining that the cell knew; a node that has joined again since waits for the repeated order. 0: not known."""
+    """Incarnation of the joining that the cell knew; a node that has joined again since waits for the
+    repeated order. 0: not known."""
     command: tuple[str, ...]
     env: dict[str, str] = field(default_factory=dict)
     secrets: dict[str, SecretName] = field(default_factory=dict)
@@ -182,18 +187,20 @@ class StartTask(TaskOrder, frozen=True, kw_only=True):
     environment: Environment | None = None
     """Where its programs come from; None: the node's own PATH."""
     code: Sha256 | None = None
-    """Digest of an archive that the node fetches from its gateway for `owner` and unpacks into the task's own folder."""
+    """Digest of an archive that the node fetches from its gateway for `owner` and unpacks into the task's own
+    folder."""
     place: TaskPlacement
     gpu_uuids: Annotated[tuple[Identifier, ...], Meta(max_length=MAX_GPUS_PER_NODE)] = ()
     """UUIDs of the GPUs in `place.gpus`, in that order; a node identifies GPUs by these alone."""
     job_gpu_uuids: Annotated[tuple[Identifier, ...], Meta(max_length=MAX_GPUS_PER_NODE)] = ()
-    """All whole GPUs of the job on this node, in order of their slots, where the job has other tasks there, too. Members of a group have the same
-    list. Empty: `gpu_uuids` are all."""
+    """All whole GPUs of the job on this node, in order of their slots, where the job has other tasks there,
+    too. Members of a group have the same list. Empty: `gpu_uuids` are all."""
     peers: tuple[Peer, ...]
     """Every member of the gang; empty where `peers_of` names the order that has them."""
     peers_of: Identifier | None = None
-    """For a large gang: the task on this node with the order that has the peers, under the same token and read before this one. The
-    task itself where `packed_peers` has them, so that a node without support for that field refuses the order."""
+    """For a large gang: the task on this node with the order that has the peers, under the same token and
+    read before this one. The task itself where `packed_peers` has them, so that a node without support for
+    that field refuses the order."""
     packed_peers: Annotated[str, Meta(max_length=4 * MAX_EVENT_BYTES)] | None = None
     """Every member of a large gang, as `pack_peers` writes them."""
     rendezvous_port: Annotated[int, Meta(ge=1_024, le=65_535)]
@@ -201,18 +208,22 @@ class StartTask(TaskOrder, frozen=True, kw_only=True):
     lease_ms: Milliseconds = 0
     """The node ends the task when it has not reached the log for this time. 0: never."""
     checkpoint: ShortText | None = None
-    """Name of the checkpoint to resume from, in the job's folder; empty: the ledger has none that every task of the gang can read. None:
-    the job has no such folder."""
+    """Name of the checkpoint to resume from, in the job's folder; empty: the ledger has none that every task
+    of the gang can read. None: the job has no such folder."""
     checkpoint_from: CheckpointSource | None = None
-    """The node from which to fetch the checkpoint first. None: it is on this node or in a shared folder, or there is none."""
+    """The node from which to fetch the checkpoint first. None: it is on this node or in a shared folder, or
+    there is none."""
     global_batch_size: Annotated[int, Meta(ge=1, le=1 << 30)] | None = None
     """Samples of all workers together; each worker receives the size of its part."""
     companions: Annotated[tuple[Companion, ...], Meta(max_length=MAX_COMPANIONS)] = ()
-    """Tasks of its group on this node: it may start on their GPUs while they are alive, and they while it is."""
+    """Tasks of its group on this node: it may start on their GPUs while they are alive, and they while it
+    is."""
     prelaunch: bool = False
-    """It launches while other tasks hold its GPUs, and gets the GPUs at its gate when these are proven dead."""
+    """It launches while other tasks hold its GPUs, and gets the GPUs at its gate when these are proven
+    dead."""
     spare_cores: bool = False
-    """Its job asked for no number of cores: beside `place.cores` it may use cores of the node that no task was given, until one is."""
+    """Its job asked for no number of cores: beside `place.cores` it may use cores of the node that no task
+    was given, until one is."""
     interactive: bool = False
     """Its program has a terminal."""
     may_submit: bool = False
@@ -220,7 +231,8 @@ class StartTask(TaskOrder, frozen=True, kw_only=True):
 
     @property
     def gpu_memory_limit_mib(self) -> int:
-        """Memory that it may hold on each of its GPUs from its start on; 0: it has them alone then, or no amount was promised."""
+        """Memory that it may hold on each of its GPUs from its start on; 0: it has them alone then, or no
+        amount was promised."""
         shares = self.companions or self.place.gpu_share_milli < WHOLE_GPU
         return self.place.gpu_memory_mib if shares else 0
 

@@ -1,4 +1,5 @@
-"""Adopted plan of a cell: nodes reserved for waiting gangs, until stops are proven or running jobs have ended; batch windows."""
+"""Adopted plan of a cell: nodes reserved for waiting gangs, until stops are proven or running jobs have
+ended; batch windows."""
 
 from typing import Annotated, Literal
 
@@ -35,7 +36,8 @@ class Waiting(Value, frozen=True, kw_only=True):
     valid_until_ms: Milliseconds | None = None
     """Ledger time after which the unit does not start."""
     group: Annotated[tuple[Identifier, ...], Meta(max_length=MAX_GROUP_MEMBERS - 1)] | None = None
-    """Running members of the group that the unit is to form; empty where all members wait. None: its jobs share no GPUs."""
+    """Running members of the group that the unit is to form; empty where all members wait. None: its jobs
+    share no GPUs."""
     turns: Turns | None = None
     """Turns of that group; only at the unit's first job."""
 
@@ -49,15 +51,16 @@ class PlanUnit(Value, frozen=True, kw_only=True):
     nodes: Annotated[tuple[Identifier, ...], Meta(min_length=1, max_length=MAX_GANG_TASKS)]
     """Per task in rank order: workers, then parameter servers."""
     expected_ms: Milliseconds | None = None
-    """Ledger time at which the jobs there are expected to have ended: a job that ends before it may be backfilled there. None: they are
-    being stopped."""
+    """Ledger time at which the jobs there are expected to have ended: a job that ends before it may be
+    backfilled there. None: they are being stopped."""
     proposed: Waiting | None = None
     """None: the unit is planned by the profile."""
 
 
 @event
 class PlanAdopted(Event, frozen=True, kw_only=True):
-    """Nodes are reserved for these gangs. The plan replaces the one adopted before: units of that plan that have not started are given up.
+    """Nodes are reserved for these gangs. The plan replaces the one adopted before: units of that plan that
+    have not started are given up.
 
     A gang leaves the plan when it starts or its job ends. Gangs of one unit of a proposed plan are adjacent.
     """
@@ -69,7 +72,8 @@ class PlanAdopted(Event, frozen=True, kw_only=True):
 
 @event
 class BatchWindowOpened(Event, frozen=True, kw_only=True):
-    """Jobs arrive fast: waiting jobs are not placed one by one until a plan is answered or the window ends."""
+    """Jobs arrive fast: waiting jobs are not placed one by one until a plan is answered or the window
+    ends."""
 
     TYPE = "penstock.batch_window.opened"
 

@@ -69,11 +69,13 @@ class EtaEstimated(Event, frozen=True, kw_only=True):
     source: ShortText
     model_version: Identifier | None = None
     first_of_kind: bool = False
-    """The error of such estimates was measured on finished runs of other kinds of training, and on none of this kind."""
+    """The error of such estimates was measured on finished runs of other kinds of training, and on none of
+    this kind."""
 
 
 class Probe(Value, frozen=True, kw_only=True):
-    """One placement and batch to measure. Spreads are standard deviations of ln of the step time, weighted by use."""
+    """One placement and batch to measure. Spreads are standard deviations of ln of the step time, weighted by
+    use."""
 
     gpus_per_node: Annotated[
         tuple[Annotated[int, Meta(ge=1, le=64)], ...], Meta(min_length=1, max_length=4_096)
@@ -86,7 +88,8 @@ class Probe(Value, frozen=True, kw_only=True):
 
 @event
 class ProfilePlanned(Event, frozen=True, kw_only=True):
-    """Profiling plan: the few placements of a network to measure next, the most useful first. Source: GENIE §III (light profiling)."""
+    """Profiling plan: the few placements of a network to measure next, the most useful first. Source: GENIE
+    §III (light profiling)."""
 
     TYPE = "penstock.profile.planned"
     TOPIC = Topic.ESTIMATES
@@ -101,7 +104,8 @@ class ProfilePlanned(Event, frozen=True, kw_only=True):
 
 @event
 class StagesProfiled(Event, frozen=True, kw_only=True):
-    """Profile of one iteration for interleaving: how long it uses storage, CPU, GPU and network. Source: Muri §5."""
+    """Profile of one iteration for interleaving: how long it uses storage, CPU, GPU and network. Source: Muri
+    §5."""
 
     TYPE = "penstock.stages.profiled"
     TOPIC = Topic.ESTIMATES

@@ -24,10 +24,12 @@ from penstock.model.schema.topics import MAX_EVENT_BYTES, Topic
 Token = Annotated[int, Meta(ge=0, le=1 << 53)]
 Attempt = Annotated[int, Meta(ge=1, le=1_000_000)]
 Said = Annotated[int, Meta(ge=0, le=1 << 53)]
-"""Number of a node's report: increases with each, across restarts and boots. 0: the reporter does not count."""
+"""Number of a node's report: increases with each, across restarts and boots. 0: the reporter does not
+count."""
 PublicKey = Annotated[str, Meta(pattern=r"^[A-Za-z0-9_-]{86}\Z")]
 Operator = Annotated[str, Meta(min_length=1, max_length=255)]
-"""User who acted: the tenant and name of the token, as `ops/on-call`; without tokens the user who runs the gateway, as `ada@workstation-7`."""
+"""User who acted: the tenant and name of the token, as `ops/on-call`; without tokens the user who runs the
+gateway, as `ada@workstation-7`."""
 
 
 @event
@@ -60,7 +62,8 @@ class JobCancelRequested(Event, frozen=True, kw_only=True):
 
 @event
 class JobHoldRequested(Event, frozen=True, kw_only=True):
-    """A user holds a job: it does not start until it is released. A running attempt continues; no further one starts."""
+    """A user holds a job: it does not start until it is released. A running attempt continues; no further one
+    starts."""
 
     TYPE = "penstock.job.hold_requested"
     TOPIC = Topic.JOBS
@@ -73,7 +76,8 @@ class JobHoldRequested(Event, frozen=True, kw_only=True):
     tenant: Identifier | None = None
     """The caller may hold only jobs of this tenant; None: any job, as an operator may."""
     after: Annotated[int, Meta(ge=0)] = 0
-    """Ledger seq up to which the caller's gateway knew the job: a copy sent after a newer command is refused. 0: not known."""
+    """Ledger seq up to which the caller's gateway knew the job: a copy sent after a newer command is refused.
+    0: not known."""
 
 
 @event
@@ -91,7 +95,8 @@ class JobReleaseRequested(Event, frozen=True, kw_only=True):
     tenant: Identifier | None = None
     """The caller may release only jobs of this tenant that no operator holds; None: any job."""
     after: Annotated[int, Meta(ge=0)] = 0
-    """Ledger seq up to which the caller's gateway knew the job: a copy sent after a newer command is refused. 0: not known."""
+    """Ledger seq up to which the caller's gateway knew the job: a copy sent after a newer command is refused.
+    0: not known."""
 
 
 @event
@@ -128,13 +133,16 @@ class NodeJoined(Event, frozen=True, kw_only=True):
     node: NodeSpec
     tasks: Annotated[tuple[RunningTask, ...], Meta(max_length=1_024)] = ()
     incarnation: Token = 0
-    """Increases with each joining of this node, across restarts and boots: a joining that is not above the last one is a late copy. 0: not reported."""
+    """Increases with each joining of this node, across restarts and boots: a joining that is not above the
+    last one is a late copy. 0: not reported."""
     faults: Annotated[tuple[GpuFault, ...], Meta(max_length=MAX_GPUS_PER_NODE)] = ()
     """Faults of the machine: a restart of its reporter does not repair them."""
     leases: bool = False
-    """Whether the reporter ends tasks with an expired lease (`StartTask.lease_ms`); reporters of earlier versions do not."""
+    """Whether the reporter ends tasks with an expired lease (`StartTask.lease_ms`); reporters of earlier
+    versions do not."""
     public_key: PublicKey | None = None
-    """Ed25519 and X25519, in URL-safe base64: the node signs its events from now on. None: it does not sign."""
+    """Ed25519 and X25519, in URL-safe base64: the node signs its events from now on. None: it does not
+    sign."""
     said: Said = 0
     """Reports of this node up to this number are late copies from now on."""
     version: ShortText = ""
@@ -192,7 +200,8 @@ class NodeLeft(NodeEvent, frozen=True, kw_only=True):
 
     boot_id: Identifier
     proof: Literal["shutdown", "deleted", "fenced", "lease_outlived"]
-    """`fenced`: a person or a program made sure of it (power cut, machine destroyed); accepted even while the cell is frozen."""
+    """`fenced`: a person or a program made sure of it (power cut, machine destroyed); accepted even while the
+    cell is frozen."""
     incarnation: Token = 0
     """Incarnation of the joining that this ends; 0: not known."""
     by: ShortText = ""
@@ -204,7 +213,8 @@ class NodeLeft(NodeEvent, frozen=True, kw_only=True):
 
 @event
 class NodeCordoned(NodeEvent, frozen=True, kw_only=True):
-    """An operator takes a node out of use: no further task is placed there until it is uncordoned, however often it joins."""
+    """An operator takes a node out of use: no further task is placed there until it is uncordoned, however
+    often it joins."""
 
     TYPE = "penstock.node.cordoned"
     OMITTED = ("drain", "after")
@@ -214,7 +224,8 @@ class NodeCordoned(NodeEvent, frozen=True, kw_only=True):
     by: Operator
     reason: ShortText
     after: Annotated[int, Meta(ge=0)] = 0
-    """Ledger seq up to which the operator's gateway knew the node: a copy sent after a newer command is refused. 0: not known."""
+    """Ledger seq up to which the operator's gateway knew the node: a copy sent after a newer command is
+    refused. 0: not known."""
 
 
 @event
@@ -227,12 +238,14 @@ class NodeUncordoned(NodeEvent, frozen=True, kw_only=True):
     by: Operator
     reason: ShortText
     after: Annotated[int, Meta(ge=0)] = 0
-    """Ledger seq up to which the operator's gateway knew the node: a copy sent after a newer command is refused. 0: not known."""
+    """Ledger seq up to which the operator's gateway knew the node: a copy sent after a newer command is
+    refused. 0: not known."""
 
 
 @event
 class NodeSuspected(NodeEvent, frozen=True, kw_only=True):
-    """A node was noticed to be silent (a watch broke, a node lease was missed). Silence is not death (LAW 5)."""
+    """A node was noticed to be silent (a watch broke, a node lease was missed). Silence is not death (LAW
+    5)."""
 
     TYPE = "penstock.node.suspected"
 
@@ -265,7 +278,8 @@ class GpuFaulted(NodeEvent, frozen=True, kw_only=True):
     code: Annotated[int, Meta(ge=0)] = 0
     detail: ShortText = ""
     incarnation: Token = 0
-    """Incarnation of the joining before the fault; a later joining lists the remaining faults. 0: not reported."""
+    """Incarnation of the joining before the fault; a later joining lists the remaining faults. 0: not
+    reported."""
     said: Said = 0
 
 
@@ -279,7 +293,8 @@ class TaskStarted(TaskEvent, frozen=True, kw_only=True):
     pid: Annotated[int, Meta(ge=0)]
     started_ms: Milliseconds
     opened_ms: Milliseconds | None = None
-    """Of a task that launched while others held its GPUs: when these were proven dead. The event is reported then; before, the task had no GPU."""
+    """Of a task that launched while others held its GPUs: when these were proven dead. The event is reported
+    then; before, the task had no GPU."""
 
 
 @event
@@ -316,7 +331,8 @@ class TaskCheckpointed(CountedTaskEvent, frozen=True, kw_only=True):
 
 @event
 class CheckpointFetched(CountedTaskEvent, frozen=True, kw_only=True):
-    """Before a task starts, its node has fetched the job's checkpoint from the node that saved it, or failed to."""
+    """Before a task starts, its node has fetched the job's checkpoint from the node that saved it, or failed
+    to."""
 
     TYPE = "penstock.task.checkpoint_fetched"
     OMITTED = ("said", "path", "iteration", "size_bytes", "fetch_ms", "problem")
@@ -354,7 +370,8 @@ class StepsMeasured(CountedTaskEvent, frozen=True, kw_only=True):
     waited_ms: Annotated[float, Meta(ge=0, le=1e9)] = 0.0
     """Part of `step_ms` spent waiting for its turn at a resource, as a member of a group."""
     missed_turns: Annotated[int, Meta(ge=0, le=1 << 53)] = 0
-    """Number of stages in the window that were entered while another member, which did not leave in time, was still in them."""
+    """Number of stages in the window that were entered while another member, which did not leave in time, was
+    still in them."""
 
 
 class StageSample(Value, frozen=True, kw_only=True):
@@ -369,7 +386,8 @@ class StageSample(Value, frozen=True, kw_only=True):
 
 @event
 class StagesMeasured(CountedTaskEvent, frozen=True, kw_only=True):
-    """Resource usage of some whole iterations, as consecutive samples. Source: Muri §5 (tens of iterations make a stable profile)."""
+    """Resource usage of some whole iterations, as consecutive samples. Source: Muri §5 (tens of iterations
+    make a stable profile)."""
 
     TYPE = "penstock.stages.measured"
 
@@ -413,10 +431,11 @@ class TaskExited(TaskEvent, frozen=True, kw_only=True):
     usage: Usage = Usage()
     detail: ShortText = ""
     exhausted: Literal["", "host_memory", "gpu_memory"] = ""
-    """The memory in which an allocation of the task failed, whatever its `cause`, by the kernel's kill or the task's last lines. Empty:
-    none, or not reported."""
+    """The memory in which an allocation of the task failed, whatever its `cause`, by the kernel's kill or the
+    task's last lines. Empty: none, or not reported."""
     gpu_memory_limit_mib: Mebibytes = 0
-    """Limit under which it ran out of GPU memory, of each of its GPUs, where other tasks had a part of them. 0: none, or not reported."""
+    """Limit under which it ran out of GPU memory, of each of its GPUs, where other tasks had a part of them.
+    0: none, or not reported."""
 
 
 @event
@@ -430,7 +449,8 @@ class OrderRefused(TaskEvent, frozen=True, kw_only=True):
     reason: Literal["stale_token", "unknown_gpu", "occupied", "unknown_task", "wrong_node"]
     highest_token: Token
     missing_gpus: Annotated[tuple[Identifier, ...], Meta(max_length=MAX_GPUS_PER_NODE)] = ()
-    """UUIDs that the order names and the node does not have: no task is placed there until the node joins or changes again."""
+    """UUIDs that the order names and the node does not have: no task is placed there until the node joins or
+    changes again."""
     detail: ShortText = ""
 
 
@@ -453,16 +473,20 @@ class TelemetrySampled(Event, frozen=True, kw_only=True):
     cpu_percent: Annotated[float, Meta(ge=0)] | None = None
     loss: float | None = None
     step_ms: Annotated[float, Meta(gt=0, le=1e9)] | None = None
-    """Mean time of an iteration in the latest window of the training script; rank 0 reports it for its gang."""
+    """Mean time of an iteration in the latest window of the training script; rank 0 reports it for its
+    gang."""
     cpu_stalled_percent: Annotated[float, Meta(ge=0, le=100)] | None = None
-    """Part of the time in which some thread of the task, or of the node, waited for a core (pressure stall information, `cpu.pressure`, some)."""
+    """Part of the time in which some thread of the task, or of the node, waited for a core (pressure stall
+    information, `cpu.pressure`, some)."""
     memory_bandwidth_percent: Annotated[float, Meta(ge=0)] | None = None
-    """Memory traffic of the task, or of the node, in percent of the node's memory bandwidth (resctrl, MBM)."""
+    """Memory traffic of the task, or of the node, in percent of the node's memory bandwidth (resctrl,
+    MBM)."""
 
 
 @event
 class DeadLettered(Event, frozen=True, kw_only=True):
-    """A record that could not be read or applied, with the reason. The record itself remains whole in its topic."""
+    """A record that could not be read or applied, with the reason. The record itself remains whole in its
+    topic."""
 
     TYPE = "penstock.record.dead_lettered"
     VERSION = 2

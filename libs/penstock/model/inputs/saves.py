@@ -7,7 +7,8 @@ from penstock.model.schema.event import event
 
 @event
 class SaveRefused(CountedTaskEvent, frozen=True, kw_only=True):
-    """A running task was asked to save a checkpoint, or is being stopped, and no process of it saves: its work since the last checkpoint is lost with it."""
+    """A running task was asked to save a checkpoint, or is being stopped, and no process of it saves: its
+    work since the last checkpoint is lost with it."""
 
     TYPE = "penstock.save.refused"
     OMITTED = ("said",)

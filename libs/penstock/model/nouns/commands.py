@@ -1,8 +1,9 @@
 """Commands of a job: bounds of the kernel, and the packed form of a long command, which fits into an event.
 
-A command within the bounds of `JobSpec.command` is written there. A longer one (a generated list of files, a script) is packed into
-`JobSpec.long_command`, since readers of version 0.1.0 refuse longer words; `command` then has one word for people to read, which names
-no program: an earlier placer that takes over starts nothing else in its place.
+A command within the bounds of `JobSpec.command` is written there. A longer one (a generated list of files, a
+script) is packed into `JobSpec.long_command`, since readers of version 0.1.0 refuse longer words; `command`
+then has one word for people to read, which names no program: an earlier placer that takes over starts nothing
+else in its place.
 """
 
 import base64
@@ -32,7 +33,10 @@ def command_problem(command: Sequence[str], most_bytes: int) -> str:
     if argv_bytes > MAX_ARGUMENT_BYTES:
         for number, word in enumerate(command):
             if (size := len(word.encode())) > MAX_ARGUMENT_BYTES:
-                return f"argument {number} has {size} bytes; a program takes {MAX_ARGUMENT_BYTES} in one; {INTO_A_FILE}"
+                return (
+                    f"argument {number} has {size} bytes; a program takes {MAX_ARGUMENT_BYTES} in one; "
+                    f"{INTO_A_FILE}"
+                )
     if argv_bytes > most_bytes:
         return f"{argv_bytes} bytes exceed {most_bytes}; {INTO_A_FILE}"
     if "\0" in "".join(command):

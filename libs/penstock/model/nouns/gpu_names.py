@@ -1,8 +1,9 @@
-"""Matching of GPU models by name: `v100`, `NVIDIA V100`, Slurm's `tesla_v100`, SkyPilot's `V100:1`, nvidia-smi's own `Tesla V100-SXM2-16GB`.
+"""Matching of GPU models by name: `v100`, `NVIDIA V100`, Slurm's `tesla_v100`, SkyPilot's `V100:1`,
+nvidia-smi's own `Tesla V100-SXM2-16GB`.
 
-Ideal: one name per model. Departure: NVML, device plugins and people write several, so that names are compared by their
-parts, in lower case and without the vendor's words. One name must have all parts of the other. `a10` is not `a100`, and
-`3090` not `3090 Ti`. Equal names match without any of this.
+Ideal: one name per model. Departure: NVML, device plugins and people write several, so that names are
+compared by their parts, in lower case and without the vendor's words. One name must have all parts of the
+other. `a10` is not `a100`, and `3090` not `3090 Ti`. Equal names match without any of this.
 """
 
 import re

@@ -38,7 +38,8 @@ class GpuFault(Value, frozen=True, kw_only=True):
 
 
 BandwidthCap = Literal["resctrl", "cpu_quota", "none"]
-"""How the memory bandwidth of a task is capped. `resctrl`: by the processor; `cpu_quota`: by the time for which its cores work, so a cap is a percentage of that time; `none`: it cannot be."""
+"""How the memory bandwidth of a task is capped. `resctrl`: by the processor; `cpu_quota`: by the time for
+which its cores work, so a cap is a percentage of that time; `none`: it cannot be."""
 
 
 class Isolation(Value, frozen=True, kw_only=True):
@@ -47,9 +48,11 @@ class Isolation(Value, frozen=True, kw_only=True):
     OMITTED = ("reason", "memory", "cores", "devices", "user", "bandwidth", "tmp", "processes")
 
     exits: Literal["pid_namespace", "cgroup", "none"]
-    """How the end of all processes of a task is proven. `none`: a process that evades detection may outlive its task, so a GPU has only one task."""
+    """How the end of all processes of a task is proven. `none`: a process that evades detection may outlive
+    its task, so a GPU has only one task."""
     files: bool
-    """A task sees neither the reporter's folders nor other processes, and cannot write records in its shim's name."""
+    """A task sees neither the reporter's folders nor other processes, and cannot write records in its shim's
+    name."""
     reason: ShortText = ""
     """Why no better isolation is available."""
     memory: Literal["task", "process"] = "process"
@@ -57,29 +60,35 @@ class Isolation(Value, frozen=True, kw_only=True):
     cores: Literal["cpuset", "affinity"] = "affinity"
     """`affinity`: a task can widen it."""
     devices: Literal["cgroup", "hint"] = "hint"
-    """`cgroup`: a task can open only its own GPUs and no disk; `hint`: CUDA_VISIBLE_DEVICES, which a program can ignore."""
+    """`cgroup`: a task can open only its own GPUs and no disk; `hint`: CUDA_VISIBLE_DEVICES, which a program
+    can ignore."""
     user: ShortText = ""
     """User that jobs run as; empty: not reported."""
     bandwidth: BandwidthCap = "none"
-    """How the memory bandwidth of a task is capped. `resctrl`: by the processor; `cpu_quota`: by the time for which its cores work, so a cap is a percentage of that time."""
+    """How the memory bandwidth of a task is capped. `resctrl`: by the processor; `cpu_quota`: by the time for
+    which its cores work, so a cap is a percentage of that time."""
 
     tmp: Literal["task", "node"] = "node"
-    """`task`: each task has a /tmp and a /dev/shm of its own, in its memory, that end with it; `node`: the machine's, where its files stay."""
+    """`task`: each task has a /tmp and a /dev/shm of its own, in its memory, that end with it; `node`: the
+    machine's, where its files stay."""
     processes: Literal["limited", "unlimited"] = "unlimited"
     """Whether the number of a task's processes and threads is limited."""
 
 
 class Measures(Value, frozen=True, kw_only=True):
-    """Measurements of contention between tasks that a node supports, as its reporter found by testing them."""
+    """Measurements of contention between tasks that a node supports, as its reporter found by testing
+    them."""
 
     OMITTED = ("memory_mb_s",)
 
     contention: Literal["pressure", "schedstat", "none"]
-    """How tasks that wait for cores are detected. `pressure`: by the kernel's triggers (PSI); `schedstat`: by the waiting time of their threads, polled while they run."""
+    """How tasks that wait for cores are detected. `pressure`: by the kernel's triggers (PSI); `schedstat`: by
+    the waiting time of their threads, polled while they run."""
     memory_bandwidth: Literal["resctrl", "none"]
     """`resctrl`: memory traffic is counted (MBM)."""
     memory_mb_s: Annotated[int, Meta(ge=1, le=1 << 40)] | None = None
-    """Bandwidth of the node's memory, as set by its operator; None: traffic is in percent of the largest measured, at least 20,000 MB/s."""
+    """Bandwidth of the node's memory, as set by its operator; None: traffic is in percent of the largest
+    measured, at least 20,000 MB/s."""
 
 
 class LogServer(Value, frozen=True, kw_only=True):

@@ -38,12 +38,14 @@ class TypicalTask(Value, frozen=True, kw_only=True):
 
 
 class Grouping(Value, frozen=True, kw_only=True):
-    """Parts of Muri's grouping that are on, for profiles `muri-s` and `muri-l`: each can be switched off, for ablation."""
+    """Parts of Muri's grouping that are on, for profiles `muri-s` and `muri-l`: each can be switched off, for
+    ablation."""
 
     OMITTED = ("split", "matching", "worst_order", "max_members")
 
     split: bool = True
-    """A group is not formed if its iteration would take longer than its members' iterations one after the other."""
+    """A group is not formed if its iteration would take longer than its members' iterations one after the
+    other."""
     matching: bool = True
     """False: jobs are grouped in their order."""
     worst_order: bool = False
@@ -52,7 +54,8 @@ class Grouping(Value, frozen=True, kw_only=True):
 
 
 class Convergence(Value, frozen=True, kw_only=True):
-    """When a job's loss counts as converging, for profile `specon`. Source: SpeCon §VI-C, the settings of most experiments."""
+    """When a job's loss counts as converging, for profile `specon`. Source: SpeCon §VI-C, the settings of
+    most experiments."""
 
     OMITTED = ("alpha", "interval_ms")
 
@@ -67,13 +70,16 @@ class Genie(Value, frozen=True, kw_only=True):
     OMITTED = ("choose", "theta", "make_way")
 
     choose: Literal["qos", "protect", "ratio", "performance", "most", "least"] = "qos"
-    """qos: Alg. 1. protect: ours, a job that is late already takes few GPUs and comes after jobs that can still be in time; a job that may be late gets the placement with the highest probability of being in time while no other job waits. ratio, performance, most, least: CERPre,
-    PerfPre, MaxOcc, MinOcc. Source: GENIE §IV-A."""
+    """qos: Alg. 1. protect: ours, a job that is late already takes few GPUs and comes after jobs that can
+    still be in time; a job that may be late gets the placement with the highest probability of being in time
+    while no other job waits. ratio, performance, most, least: CERPre, PerfPre, MaxOcc, MinOcc. Source: GENIE
+    §IV-A."""
     theta: Annotated[float, Meta(ge=0, le=1_000)] = 0.5
     """θ of eq. 5: cost of a further node, beside its GPUs. The source gives no value."""
     make_way: bool = False
-    """Profile `genie`: whether a running job of class normal that saves checkpoints makes way for one that is urgent, prior or has a deadline, by a move or with fewer workers, where that pays. Under `penstock` it does
-    unless `without` has make_way; under other profiles True is refused."""
+    """Profile `genie`: whether a running job of class normal that saves checkpoints makes way for one that is
+    urgent, prior or has a deadline, by a move or with fewer workers, where that pays. Under `penstock` it
+    does unless `without` has make_way; under other profiles True is refused."""
 
 
 class Contention(Value, frozen=True, kw_only=True):
@@ -82,16 +88,17 @@ class Contention(Value, frozen=True, kw_only=True):
     OMITTED = ("search", "users_cores", "eliminate", "throttle")
 
     search: Literal["doubling", "walk", "none"] = "doubling"
-    """Search for the number of cores of running training jobs. walk: in steps of one, as in the source. doubling: ours, the fewest cores with 95 % of the
-    speed. none: the cores of the placement remain."""
+    """Search for the number of cores of running training jobs. walk: in steps of one, as in the source.
+    doubling: ours, the fewest cores with 95 % of the speed. none: the cores of the placement remain."""
     users_cores: Literal["respect", "at_least", "override"] = "respect"
-    """Whether a number of cores that the user named is changed, too. respect: no. at_least: ours, and that of profile `penstock`, a training job may get more cores where
-    that makes it faster, never fewer. override: as in the source, more or fewer."""
+    """Whether a number of cores that the user named is changed, too. respect: no. at_least: ours, and that of
+    profile `penstock`, a training job may get more cores where that makes it faster, never fewer. override:
+    as in the source, more or fewer."""
     eliminate: bool = True
     """Whether jobs without GPUs are throttled where they slow down a training job."""
     throttle: Literal["predicted", "half"] = "predicted"
-    """Number of cores taken from such a job at once where threads of the training job wait for cores. half: as in the source. predicted: ours, as many as the
-    training job's slowdown requires, at least half."""
+    """Number of cores taken from such a job at once where threads of the training job wait for cores. half:
+    as in the source. predicted: ours, as many as the training job's slowdown requires, at least half."""
 
 
 class Coda(Value, frozen=True, kw_only=True):
@@ -151,12 +158,13 @@ class PlacerSettings(Value, frozen=True, kw_only=True, cache_hash=True):
     backfill_window: Annotated[int, Meta(ge=1, le=MAX_BACKFILL_WINDOW)] = 64
     """Number of jobs from the head of the queue that may be tried."""
     max_overtakes: Annotated[int, Meta(ge=0, le=MAX_OVERTAKES)] = 256
-    """Number of jobs that may be backfilled before the head of the queue; after that all jobs behind it wait."""
+    """Number of jobs that may be backfilled before the head of the queue; after that all jobs behind it
+    wait."""
     launch_timeout_ms: Annotated[int, Meta(ge=1)] = 60_000
     """An order unanswered for this long makes its node suspect."""
     lease_ms: Milliseconds = 600_000
-    """Lease of tasks placed from now on: a node that has not reached the log for this long ends them. 0: they continue to run, and a silent
-    node holds them until it is fenced."""
+    """Lease of tasks placed from now on: a node that has not reached the log for this long ends them. 0: they
+    continue to run, and a silent node holds them until it is fenced."""
     unschedulable_grace_ms: Annotated[int, Meta(ge=0)] = 300_000
     """A job that does not fit even the empty cell ends after this long."""
     batch_window_ms: Annotated[int, Meta(ge=0, le=MAX_BATCH_WINDOW_MS)] = 0
@@ -164,23 +172,26 @@ class PlacerSettings(Value, frozen=True, kw_only=True, cache_hash=True):
     batch_arrivals: Annotated[int, Meta(ge=2, le=MAX_BATCH_ARRIVALS)] = 8
     """Number of arrivals within `batch_window_ms` that counts as fast."""
     batch_exact: bool = False
-    """Whether bursts are planned as in Liquid §5.3: one population, containers placed again by first fit alone, no exchanges (`penstock.scheduling.bursts.gga`)."""
+    """Whether bursts are planned as in Liquid §5.3: one population, containers placed again by first fit
+    alone, no exchanges (`penstock.scheduling.bursts.gga`)."""
     prelaunch_wait_ms: Annotated[int, Meta(ge=0, le=MAX_PRELAUNCH_WAIT_MS)] = 60_000
-    """Maximum time that a job with `prelaunch`, launched while another one holds its GPUs, waits beyond that one's expected end; then it is
-    requeued. 0: no job launches before its GPUs are free."""
+    """Maximum time that a job with `prelaunch`, launched while another one holds its GPUs, waits beyond that
+    one's expected end; then it is requeued. 0: no job launches before its GPUs are free."""
     freeze_fraction: Annotated[float, Meta(gt=0, le=1)] = 0.5
     """If more than this share of nodes is lost within `freeze_window_ms`: freeze (LAW 5)."""
     freeze_window_ms: Annotated[int, Meta(ge=0)] = 60_000
     share_gpus: Literal["never", "fits", "learned"] = "never"
-    """Whether jobs without a requested share of a GPU get one where their estimate permits it (`penstock.ledger.derived.gpu_shares`).
-    never: whole GPUs. fits: any jobs that fit share. learned: except jobs that were measured to slow each other down too much (`penstock.scheduling.place.sharing`)."""
+    """Whether jobs without a requested share of a GPU get one where their estimate permits it
+    (`penstock.ledger.derived.gpu_shares`). never: whole GPUs. fits: any jobs that fit share. learned: except
+    jobs that were measured to slow each other down too much (`penstock.scheduling.place.sharing`)."""
     queue_limits_gpu_s: Annotated[
         tuple[Annotated[float, Meta(gt=0)], ...],
         Meta(min_length=1, max_length=15),
     ] = TIRESIAS_LIMITS_GPU_S
     """For profile `tiresias`: GPU seconds at which a job leaves the first queue, the second, …; rising."""
     typical_tasks: Annotated[tuple[TypicalTask, ...], Meta(max_length=MAX_TYPICAL_TASKS)] = ()
-    """For profile `fgd`: typical tasks, for which nodes are to remain useful; empty: taken from the jobs in the cell."""
+    """For profile `fgd`: typical tasks, for which nodes are to remain useful; empty: taken from the jobs in
+    the cell."""
     grouping: Grouping = Grouping()
     """For profiles `muri-s` and `muri-l`."""
     convergence: Convergence = Convergence()
@@ -192,6 +203,10 @@ class PlacerSettings(Value, frozen=True, kw_only=True, cache_hash=True):
     coda: Coda = Coda()
     """For profile `coda`; for `penstock` without `patience_ms`."""
     without: Annotated[tuple[Stage, ...], Meta(max_length=16)] = ()
-    """Stages that profile `penstock` leaves out, for ablation. deadlines: GENIE's order and shapes, and make_way with them; backfill: nodes reserved for the job that has waited longest; bursts: plans by
-    the grouping genetic algorithm; groups: interleaving, and stops for it; moves: load balancing; prelaunch: launches before GPUs are free; cores: the search for the number of cores of running training jobs; eliminator: throttling of jobs that slow one down; reclaim: cores
-    reserved for GPUs, which jobs without GPUs borrow and return; make_way: running jobs that make way for urgent ones and those with a deadline, which needs deadlines."""
+    """Stages that profile `penstock` leaves out, for ablation. deadlines: GENIE's order and shapes, and
+    make_way with them; backfill: nodes reserved for the job that has waited longest; bursts: plans by the
+    grouping genetic algorithm; groups: interleaving, and stops for it; moves: load balancing; prelaunch:
+    launches before GPUs are free; cores: the search for the number of cores of running training jobs;
+    eliminator: throttling of jobs that slow one down; reclaim: cores reserved for GPUs, which jobs without
+    GPUs borrow and return; make_way: running jobs that make way for urgent ones and those with a deadline,
+    which needs deadlines."""

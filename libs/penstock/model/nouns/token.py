@@ -1,7 +1,8 @@
-"""Fencing tokens (LAW 4): (epoch of the log, ledger seq) as one integer, so that a node compares two of them as numbers.
+"""Fencing tokens (LAW 4): (epoch of the log, ledger seq) as one integer, so that a node compares two of them
+as numbers.
 
-The epoch rises when an operator accepts a ledger that has lost records: seqs of the lost records are then assigned again,
-but tokens are not repeated. In epoch 0, in which every ledger begins, a token is the seq.
+The epoch rises when an operator accepts a ledger that has lost records: seqs of the lost records are then
+assigned again, but tokens are not repeated. In epoch 0, in which every ledger begins, a token is the seq.
 """
 
 SEQ_BITS = (

@@ -1,7 +1,8 @@
-"""State machines of jobs, tasks and nodes: one table of legal transitions each, from which the docs' diagrams are made.
+"""State machines of jobs, tasks and nodes: one table of legal transitions each, from which the docs' diagrams
+are made.
 
-The fold checks every transition against these tables (`transition`), so that an illegal one stops the service with an
-error instead of corrupting the state.
+The fold checks every transition against these tables (`transition`), so that an illegal one stops the service
+with an error instead of corrupting the state.
 """
 
 from enum import StrEnum
@@ -48,7 +49,8 @@ JOB_TRANSITIONS = MappingProxyType(
         _J.SUBMITTED: frozenset({_J.QUEUED, _J.CANCELLED, _J.TIMED_OUT_QUEUED}),
         _J.QUEUED: frozenset({_J.LAUNCHING, _J.CANCELLED, _J.TIMED_OUT_QUEUED, _J.UNSCHEDULABLE}),
         _J.BACKOFF: frozenset({_J.QUEUED, _J.CANCELLED, _J.TIMED_OUT_QUEUED}),
-        # A job that holds resources ends by its own exit, or through STOPPING: never directly by a cancel or timer.
+        # A job that holds resources ends by its own exit, or through STOPPING: never directly by a cancel or
+        # timer.
         # Out of memory under a guessed limit, it waits for another estimate.
         _J.LAUNCHING: frozenset(
             {_J.RUNNING, _J.STOPPING, _J.SUBMITTED, _J.QUEUED, _J.BACKOFF, _J.SUCCEEDED, _J.FAILED}

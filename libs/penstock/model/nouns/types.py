@@ -71,8 +71,9 @@ def within_ms(ms: float) -> int:
 
 
 JoinRefusal = Literal["stale_join", "other_machine", "gpu_of_another_node"]
-"""`stale_join`: its incarnation is not above the last one. `other_machine`: another machine has this node id and is not
-proven gone. `gpu_of_another_node`: one of its GPUs is in a node of another id that is not proven gone."""
+"""`stale_join`: its incarnation is not above the last one. `other_machine`: another machine has this node id
+and is not proven gone. `gpu_of_another_node`: one of its GPUs is in a node of another id that is not proven
+gone."""
 Role = Literal["ps", "worker"]
 Category = Literal["cv", "nlp", "speech"]
 Trait = Literal["pipelined", "many_weights", "heavy_preprocessing"]
@@ -82,15 +83,16 @@ Qos = Literal["urgent", "prior", "normal"]
 """Service class: how soon a job is expected to be done. Source: GENIE §III-A."""
 Companions = Literal["tenant", "any"]
 CheckpointKind = Literal["none", "sdk", "signal"]
-"""How a job saves its progress. `sdk`: by `penstock.sdk.checkpoint`, or in the same way, in a folder that its node provides; `signal`: on SIGTERM
-and SIGUSR1, in a place of the script's choice; `none`: a stop loses all progress."""
+"""How a job saves its progress. `sdk`: by `penstock.sdk.checkpoint`, or in the same way, in a folder that its
+node provides; `signal`: on SIGTERM and SIGUSR1, in a place of the script's choice; `none`: a stop loses all
+progress."""
 
 
 class Value(Struct, frozen=True, gc=False):
     """A frozen value. Decoding checks the constraints of its fields; construction checks its rules only.
 
-    A rule checks what no constraint can express. Rules run wherever a value is made, also when it is decoded, and
-    raise ValueError with the problem and a remedy. Input from users and programs is checked by
+    A rule checks what no constraint can express. Rules run wherever a value is made, also when it is decoded,
+    and raise ValueError with the problem and a remedy. Input from users and programs is checked by
     `penstock.model.schema.validation`, which reports every mistake at once.
     """
 
@@ -239,14 +241,17 @@ class JobSpec(Value, frozen=True, kw_only=True):
     """An argv list; never handed to a shell."""
     env: Annotated[dict[str, str], Meta(max_length=MAX_ENV_ENTRIES)] = field(default_factory=dict)
     secrets: Annotated[dict[str, SecretName], Meta(max_length=MAX_ENV_ENTRIES)] = field(default_factory=dict)
-    """Environment variable → name of the secret that the node sets it to; the value exists only in the task."""
+    """Environment variable → name of the secret that the node sets it to; the value exists only in the
+    task."""
     workdir: ShortText | None = None
     environment: Environment | None = None
     """None: programs of the node's own PATH."""
     code: Sha256 | None = None
-    """Digest of an archive that the gateway has: it is unpacked into each task's own folder, which `workdir` is then relative to."""
+    """Digest of an archive that the gateway has: it is unpacked into each task's own folder, which `workdir`
+    is then relative to."""
     workers: Annotated[int, Meta(ge=1, le=MAX_WORKERS)] = 1
-    """For a moldable job the maximum; each attempt has a number of its own (`JobState.workers` in the ledger)."""
+    """For a moldable job the maximum; each attempt has a number of its own (`JobState.workers` in the
+    ledger)."""
     parameter_servers: Annotated[int, Meta(ge=0, le=256)] = 0
     resources: ResourceRequest = ResourceRequest()
     model: Identifier | None = None
@@ -272,14 +277,16 @@ class JobSpec(Value, frozen=True, kw_only=True):
     preemptible: bool = True
     """Whether it may be stopped to make way for another job, or to move."""
     priority: Priority = 0
-    """Priority among the jobs of its owner, the larger the earlier; it has no effect on other owners' jobs."""
+    """Priority among the jobs of its owner, the larger the earlier; it has no effect on other owners'
+    jobs."""
     min_workers: Annotated[int, Meta(ge=1, le=MAX_WORKERS)] | None = None
     """The job is moldable: it starts with any number from this to `workers`. None: with `workers` exactly."""
     global_batch_size: Annotated[int, Meta(ge=1, le=1 << 30)] | None = None
-    """Batch of all workers together, which share it as evenly as possible; `batch_size` is per worker. A moldable job has this one."""
+    """Batch of all workers together, which share it as evenly as possible; `batch_size` is per worker. A
+    moldable job has this one."""
     prelaunch: bool = False
-    """The script waits for its GPUs at the SDK's `phase("train")`, and uses none before: it may launch while the jobs that hold them
-    end. Source: Liquid §6.1."""
+    """The script waits for its GPUs at the SDK's `phase("train")`, and uses none before: it may launch while
+    the jobs that hold them end. Source: Liquid §6.1."""
 
     qos: Qos | None = None
     """Service class; None: normal."""
@@ -289,7 +296,8 @@ class JobSpec(Value, frozen=True, kw_only=True):
     """Whose jobs may take turns with it on the same GPUs. tenant: only its own tenant's. any: also other
     tenants' whose jobs allow any, too."""
     long_command: Annotated[str, Meta(max_length=MAX_PACKED_CHARS)] | None = None
-    """The words of a command beyond the bounds of `command`, packed (`penstock.model.nouns.commands`); None: `command` has them."""
+    """The words of a command beyond the bounds of `command`, packed (`penstock.model.nouns.commands`); None:
+    `command` has them."""
 
     retry_of: Identifier | None = None
     """Id of the ended job of which this one is a further try."""
@@ -299,7 +307,8 @@ class JobSpec(Value, frozen=True, kw_only=True):
     interactive: bool = False
     """Each task's program has a terminal, to which users attach."""
     may_submit: bool = False
-    """Its tasks may submit jobs: each has the gateway's URL and a token (`penstock.runtime.keys.job_tokens`)."""
+    """Its tasks may submit jobs: each has the gateway's URL and a token
+    (`penstock.runtime.keys.job_tokens`)."""
     parents: Annotated[tuple[Identifier, ...], Meta(max_length=MAX_PARENTS)] = ()
     """The jobs by which it was submitted: the first that a user submitted, then the one whose task submitted
     the next; the last submitted this one. Set by the gateway."""
@@ -329,7 +338,8 @@ class JobSpec(Value, frozen=True, kw_only=True):
 
     @property
     def offered(self) -> list[int]:
-        """Numbers of workers in its range that are compared: all, or at most MAX_OPTIONS in a geometric sequence, with both ends."""
+        """Numbers of workers in its range that are compared: all, or at most MAX_OPTIONS in a geometric
+        sequence, with both ends."""
         fewest, most, last = self.fewest_workers, self.workers, MAX_OPTIONS - 1
         if most - fewest <= last:
             return list(range(fewest, most + 1))
@@ -341,7 +351,8 @@ class JobSpec(Value, frozen=True, kw_only=True):
         return self.shaped(self.fewest_workers)
 
     def shaped(self, workers: int) -> "JobSpec":
-        """The same job with a fixed number of workers, and the largest batch that one of them then has; the job itself if it has neither a range nor a global batch."""
+        """The same job with a fixed number of workers, and the largest batch that one of them then has; the
+        job itself if it has neither a range nor a global batch."""
         if self.min_workers is None and self.global_batch_size is None:
             return self
         each = None if self.global_batch_size is None else -(-self.global_batch_size // workers)
@@ -390,15 +401,18 @@ class TaskPlacement(Value, frozen=True, kw_only=True):
     """Over the whole gang: workers first (rank 0 is the chief), then parameter servers."""
     node_id: Identifier
     gpus: tuple[GpuIndex, ...] = ()
-    """Slots of the node; each belongs to one UUID as long as a task holds it (`NodeState.slots` in the ledger)."""
+    """Slots of the node; each belongs to one UUID as long as a task holds it (`NodeState.slots` in the
+    ledger)."""
     cores: tuple[CoreId, ...] = ()
     host_memory_mib: Mebibytes = 0
     gpu_memory_mib: Mebibytes = 0
-    """Memory booked for it on each of its GPUs: a limit while other tasks have a part of them, too. 0: no amount was promised."""
+    """Memory booked for it on each of its GPUs: a limit while other tasks have a part of them, too. 0: no
+    amount was promised."""
     bandwidth_mbps: Megabits = 0
     gpu_share_milli: GpuShare = WHOLE_GPU
     host_memory_cap_mib: Mebibytes = 0
-    """Cap that the node enforces, where it is more than the promised memory; 0: `host_memory_mib` is the cap."""
+    """Cap that the node enforces, where it is more than the promised memory; 0: `host_memory_mib` is the
+    cap."""
 
     @property
     def cap_mib(self) -> int:
@@ -407,7 +421,8 @@ class TaskPlacement(Value, frozen=True, kw_only=True):
 
 
 class ShapeOption(Value, frozen=True, kw_only=True):
-    """A number of workers for a moldable job, packed as densely as the cell's nodes allow, with the resulting iteration time."""
+    """A number of workers for a moldable job, packed as densely as the cell's nodes allow, with the resulting
+    iteration time."""
 
     workers: Annotated[int, Meta(ge=1, le=MAX_WORKERS)]
     nodes: Annotated[int, Meta(ge=1, le=MAX_WORKERS)]
@@ -415,23 +430,27 @@ class ShapeOption(Value, frozen=True, kw_only=True):
     """Number of GPUs on the node with most of them."""
     step_ms: Annotated[float, Meta(gt=0, le=1e11)]
     low_ms: Annotated[float, Meta(gt=0, le=1e11)]
-    """Lower end of the 90 % interval; where the job itself has run in this shape, its fastest run, or a tenth below `step_ms` if that is lower."""
+    """Lower end of the 90 % interval; where the job itself has run in this shape, its fastest run, or a tenth
+    below `step_ms` if that is lower."""
     high_ms: Annotated[float, Meta(gt=0, le=1e11)]
 
 
 class StageTimes(Value, frozen=True, kw_only=True, cache_hash=True):
-    """How long one iteration uses each resource, alone on its GPUs, in the order in which it uses them. Source: Muri §4.1."""
+    """How long one iteration uses each resource, alone on its GPUs, in the order in which it uses them.
+    Source: Muri §4.1."""
 
     storage_ms: Annotated[float, Meta(ge=0, le=1e11)]
     cpu_ms: Annotated[float, Meta(ge=0, le=1e11)]
     gpu_ms: Annotated[float, Meta(ge=0, le=1e11)]
     network_ms: Annotated[float, Meta(ge=0, le=1e11)]
     iteration_ms: Annotated[float, Meta(gt=0, le=1e11)]
-    """From one iteration to the next: more than the sum where some of it is idle, less where stages overlap."""
+    """From one iteration to the next: more than the sum where some of it is idle, less where stages
+    overlap."""
 
 
 class PairSpeed(Value, frozen=True, kw_only=True):
-    """Measured speeds of two jobs that share one GPU with no third one, relative to their speeds alone on such a GPU; noise lifts some above 1."""
+    """Measured speeds of two jobs that share one GPU with no third one, relative to their speeds alone on
+    such a GPU; noise lifts some above 1."""
 
     model: Identifier | Literal[""] = ""
     """Model of the other job; empty: it named none."""
@@ -461,19 +480,23 @@ class Estimate(Value, frozen=True, kw_only=True):
     """In estimates of earlier versions: roles with a guessed host memory. No estimate is a cap (decision
     136)."""
     first_of_kind: Annotated[tuple[Literal["network", "gpu_model"], ...], Meta(max_length=2)] = ()
-    """Parts without training data: the job's network, or the GPU model that its promise of GPU memory is for."""
+    """Parts without training data: the job's network, or the GPU model that its promise of GPU memory is
+    for."""
     options: Annotated[tuple[ShapeOption, ...], Meta(max_length=MAX_OPTIONS)] = ()
-    """Shapes of a moldable job, or of one with a service class or deadline, the fewest workers first; `run_ms` is for the fewest. Empty: its
-    iteration times are not known."""
+    """Shapes of a moldable job, or of one with a service class or deadline, the fewest workers first;
+    `run_ms` is for the fewest. Empty: its iteration times are not known."""
     stages: StageTimes | None = None
     """Stage times on the requested GPUs; None: not known, so the job is not grouped."""
     pairs: Annotated[tuple[PairSpeed, ...], Meta(max_length=MAX_PAIRS)] = ()
-    """Measured speeds of similar jobs next to jobs of other kinds, the most often measured first; pairs that are not listed were not measured."""
+    """Measured speeds of similar jobs next to jobs of other kinds, the most often measured first; pairs that
+    are not listed were not measured."""
     launch_ms: Milliseconds | None = None
-    """Time until it trains, as earlier runs reported it; included in `run_ms`. None: not known. Source: Liquid §6.1 (T_l)."""
+    """Time until it trains, as earlier runs reported it; included in `run_ms`. None: not known. Source:
+    Liquid §6.1 (T_l)."""
 
     def run_ms_with(self, workers: int, fewest: int) -> int | None:
-        """`run_ms` with another number of workers than the fewest, scaled by the ratio of their step times; unscaled where one of these is not known."""
+        """`run_ms` with another number of workers than the fewest, scaled by the ratio of their step times;
+        unscaled where one of these is not known."""
         steps_ms: dict[int, float] = {}
         for option in self.options:
             steps_ms.setdefault(

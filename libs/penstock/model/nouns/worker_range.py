@@ -4,7 +4,8 @@
 def wrong_shape(
     fewest: int | None, most: int, servers: int, batch_size: int | None, global_batch_size: int | None
 ) -> tuple[str, str] | None:
-    """The problem of a job's range of workers, or of their shares of the batch: (field of `JobSpec`, text with the remedy)."""
+    """The problem of a job's range of workers, or of their shares of the batch: (field of `JobSpec`, text
+    with the remedy)."""
     if fewest is not None and fewest > most:
         return "min_workers", f"{fewest} is more than the most workers, {most}; give a smaller one"
     if fewest is not None and servers:
@@ -19,7 +20,8 @@ def wrong_shape(
             if fewest is None
             else (
                 "global_batch_size",
-                "is missing; a job with a range of workers needs it in place of batch_size: the samples of all workers together",
+                "is missing; a job with a range of workers needs it in place of batch_size: the samples of "
+                "all workers together",
             )
         )
     if batch_size is not None:

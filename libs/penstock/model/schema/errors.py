@@ -12,7 +12,8 @@ EventError
 from typing import ClassVar, Literal
 
 Reason = Literal["undecodable", "unknown_type", "unknown_version", "invalid", "too_large", "failed", "forged"]
-"""Why a record is dead-lettered; `failed`: it was read, but applying it failed; `forged`: its signature is not the node's."""
+"""Why a record is dead-lettered; `failed`: it was read, but applying it failed; `forged`: its signature is
+not the node's."""
 
 
 class EventError(Exception):

@@ -26,19 +26,22 @@ NODE_TOPICS = (Topic.ORDERS, Topic.TELEMETRY, Topic.GUARD_WINDOWS)
 """Keyed by node."""
 
 NODE_PARTITIONS = 16
-"""Partitions of the topics keyed by node. With more nodes than partitions, nodes share a partition and skip each other's records."""
+"""Partitions of the topics keyed by node. With more nodes than partitions, nodes share a partition and skip
+each other's records."""
 
 COMPACTED_TOPICS = frozenset({Topic.GUARD_WINDOWS})
 """On Kafka only the newest record of each key is retained."""
 
 GUARD_GROUPS = "penstock.guard-windows."
-"""Prefix of the consumer groups of the contention-guards on Kafka, before the cell's index. There are no others."""
+"""Prefix of the consumer groups of the contention-guards on Kafka, before the cell's index. There are no
+others."""
 
 MAX_EVENT_BYTES = 65_536
 """Maximum size of an event's JSON value on every topic; larger ones are dead-lettered."""
 
 MAX_PLAN_BYTES = 4 * MAX_EVENT_BYTES
-"""Maximum size of a proposed plan: 256 units with a sentence of 200 characters each, and 2,048 versions that were read."""
+"""Maximum size of a proposed plan: 256 units with a sentence of 200 characters each, and 2,048 versions that
+were read."""
 
 
 def node_partition(node_id: str) -> int:

@@ -110,7 +110,8 @@ def _form_of(hint: Any) -> Any:
 
 
 def constraint(meta: msgspec.Meta) -> Any:
-    """The same constraint for pydantic. JSON Schema and pydantic write `$` where Python, whose `$` allows a line feed behind, writes `\\Z`."""
+    """The same constraint for pydantic. JSON Schema and pydantic write `$` where Python, whose `$` allows a
+    line feed behind, writes `\\Z`."""
     found = {name: getattr(meta, name) for name in CONSTRAINTS if getattr(meta, name) is not None}
     if meta.pattern is not None:
         found["pattern"] = meta.pattern.replace(r"\Z", "$")

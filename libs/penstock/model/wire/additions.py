@@ -2,9 +2,9 @@
 not know them may do.
 
 A writer marks such a fact with `needs`, the lowest version that may fold the record. A reader of that version
-or a later one takes the nearest values where the fact's type has any (`penstock.model.wire.nearest`), and else
-leaves out a fact that it does not know; an earlier one stops, and says which version is needed. Facts without
-a mark have the form that every version with this table knows. Decision 127.
+or a later one takes the nearest values where the fact's type has any (`penstock.model.wire.nearest`), and
+else leaves out a fact that it does not know; an earlier one stops, and says which version is needed. Facts
+without a mark have the form that every version with this table knows. Decision 127.
 """
 
 import re

@@ -1,7 +1,7 @@
 """JSON codec of events: `encode` and `decode`, checked by msgspec at C speed.
 
-`decode` ignores unknown fields (style 5) and upcasts old versions. Input that msgspec refuses is validated again by the
-struct's form, which names every bad field and reads numbers in strings.
+`decode` ignores unknown fields (style 5) and upcasts old versions. Input that msgspec refuses is validated
+again by the struct's form, which names every bad field and reads numbers in strings.
 """
 
 from collections.abc import Callable
@@ -129,7 +129,8 @@ _READERS: dict[str, Callable[[bytes | msgspec.Raw], Any]] = {}
 
 
 def decode_as(model: type[E], value: bytes | msgspec.Raw) -> E:
-    """Reads one value of this class; unknown fields are ignored. Raises `Invalid` with every bad field named."""
+    """Reads one value of this class; unknown fields are ignored. Raises `Invalid` with every bad field
+    named."""
     read = _decoder(model)
     try:
         if read is not None:
@@ -144,7 +145,8 @@ def decode_as(model: type[E], value: bytes | msgspec.Raw) -> E:
 
 @cache
 def _decoder(model: type[Value]) -> Callable[[bytes | msgspec.Raw], Any] | None:
-    """None for a struct that msgspec cannot decode: the causes of a `LedgerRecord` differ by their fields only."""
+    """None for a struct that msgspec cannot decode: the causes of a `LedgerRecord` differ by their fields
+    only."""
     try:
         return msgspec.json.Decoder(model).decode
     except TypeError:

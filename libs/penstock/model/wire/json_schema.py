@@ -17,5 +17,6 @@ class Generator(GenerateJsonSchema):
 
 
 def json_schema(kind: type[Value], ref_template: str = "#/$defs/{model}") -> dict[str, Any]:
-    """The schema of values that `penstock.model.schema.validation.checked_json` accepts. `ref_template`: of nested structs."""
+    """The schema of values that `penstock.model.schema.validation.checked_json` accepts. `ref_template`: of
+    nested structs."""
     return form(kind).model_json_schema(schema_generator=Generator, ref_template=ref_template)

@@ -1,8 +1,8 @@
 """The nearest legal values in place of those outside of their bounds, for what must not be lost as a whole.
 
 Used by amendments of ledger records, which an operator reads first; by the placer for what nodes and
-estimator report, and by all readers for marked facts (`penstock.model.wire.additions`): a later version may know
-values and ranges that this one does not.
+estimator report, and by all readers for marked facts (`penstock.model.wire.additions`): a later version may
+know values and ranges that this one does not.
 """
 
 import json

@@ -1,4 +1,5 @@
-"""Upcasters of events from old versions to new: `(type, version)` → a pure function on the JSON object, one step each.
+"""Upcasters of events from old versions to new: `(type, version)` → a pure function on the JSON object, one
+step each.
 
 A published version lives for ever. When a meaning changes, raise `VERSION` on the model, add the step
 here (`v1_to_v2`), keep the frozen example in `schemas/`: a test replays the example of every version.
@@ -19,7 +20,8 @@ Upcaster = Callable[[dict[str, Any]], dict[str, Any]]
 
 
 def _dead_letter_v1_to_v2(data: dict[str, Any]) -> dict[str, Any]:
-    """Version 1 held the record's bytes, at most the first 64 KiB; size and digest are computed from these."""
+    """Version 1 held the record's bytes, at most the first 64 KiB; size and digest are computed from
+    these."""
     value = base64.b64decode(data.pop("value_base64"))
     headers = {name: outline_of_header(name, text) for name, text in data.get("headers", {}).items()}
     found = {"headers": headers, "size_bytes": len(value), "sha256": sha256(value).hexdigest()}
@@ -33,7 +35,8 @@ def _migration_v1_to_v2(data: dict[str, Any]) -> dict[str, Any]:
 
 
 def _plan_v1_to_v2(data: dict[str, Any]) -> dict[str, Any]:
-    """Version 1 named GPUs and cores, too, and was answered as a whole; a group becomes one unit, a batch one unit per job."""
+    """Version 1 named GPUs and cores, too, and was answered as a whole; a group becomes one unit, a batch one
+    unit per job."""
     group = data.pop("kind") == "group"
     jobs = [
         {"job_id": plan["job_id"], "nodes": [task["node_id"] for task in plan["tasks"]]}
@@ -57,4 +60,5 @@ def _found(event: Any) -> Event:
 
 
 SPLIT: Mapping[str, Callable[[Event], Event]] = {wire_type(JobFoundUnschedulable): _found}
-"""Wire type of an event that had two meanings → function that returns the event with its present meaning. Its version is still written."""
+"""Wire type of an event that had two meanings → function that returns the event with its present meaning. Its
+version is still written."""

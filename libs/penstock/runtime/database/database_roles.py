@@ -25,7 +25,8 @@ def url_for(administrator: str, role: str, password: str) -> str:
 
 
 def scram_verifier(password: str) -> str:
-    """SCRAM verifier that Postgres stores for a password (RFC 5803): the password itself is in no statement, nor in a server's log."""
+    """SCRAM verifier that Postgres stores for a password (RFC 5803): the password itself is in no statement,
+    nor in a server's log."""
     salt = secrets.token_bytes(16)
     salted = pbkdf2_hmac("sha256", password.encode(), salt, SCRAM_ROUNDS)
     stored = sha256(hmac.digest(salted, b"Client Key", "sha256")).digest()
@@ -38,7 +39,8 @@ async def ensure_role(connection: asyncpg.Connection, role: str, password: str) 
     """Creates or alters the role: this password, and no right of an administrator."""
     known = await connection.fetchval("SELECT 1 FROM pg_roles WHERE rolname = $1", role)
     await connection.execute(
-        f"{'ALTER' if known else 'CREATE'} ROLE {role} LOGIN NOSUPERUSER NOCREATEDB NOCREATEROLE NOREPLICATION NOBYPASSRLS "
+        f"{'ALTER' if known else 'CREATE'} ROLE {role} LOGIN NOSUPERUSER NOCREATEDB NOCREATEROLE "
+        "NOREPLICATION NOBYPASSRLS "
         f"PASSWORD '{scram_verifier(password)}'"
     )
     database = await connection.fetchval("SELECT quote_ident(current_database())")

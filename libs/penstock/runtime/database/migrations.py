@@ -118,7 +118,8 @@ def _refuse_changes(schema: str, known: dict[str, str], migrations: list[Migrati
     for name, digest in known.items():
         if ours.get(name, digest) != digest:
             raise ConfigurationError(
-                f"migration {name} was changed after it was applied to {schema}; restore it and add a new file"
+                f"migration {name} was changed after it was applied to {schema}; restore it and add a new "
+                "file"
             )
 
 
@@ -128,7 +129,8 @@ def _refuse_newer(schema: str, applied: dict[str, str], migrations: list[Migrati
     for name, needs in unknown.items():
         if is_newer(needs):
             raise ConfigurationError(
-                f"{schema} was migrated by a newer version ({name}): it needs Penstock {needs} or later, and this is "
+                f"{schema} was migrated by a newer version ({name}): it needs Penstock {needs} or later, and "
+                "this is "
                 f"{__version__}"
             )
     if unknown:

@@ -1,4 +1,5 @@
-"""Choice of the Postgres: the one that `PENSTOCK_DSN` names, else an embedded one that lives as long as this process.
+"""Choice of the Postgres: the one that `PENSTOCK_DSN` names, else an embedded one that lives as long as this
+process.
 
 Departure from the ideal, one server per user for all programs: each data folder has its own server, so that
 removing the folder removes everything.

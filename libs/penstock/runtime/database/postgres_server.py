@@ -1,8 +1,10 @@
-"""Embedded Postgres: one server as a child process, which ends with this process; committed data survive any kill.
+"""Embedded Postgres: one server as a child process, which ends with this process; committed data survive any
+kill.
 
-Layout of the folder: `data/` (the cluster), `password` (mode 0600, random), `server.log` (`.old`: that of the previous
-start), `lock` (held while a server runs). Access is by SCRAM on the socket and on loopback TCP; the socket lies in a folder of mode 0700.
-Postgres refuses to run as root, so root hands the folder to another user and the server runs as that user.
+Layout of the folder: `data/` (the cluster), `password` (mode 0600, random), `server.log` (`.old`: that of the
+previous start), `lock` (held while a server runs). Access is by SCRAM on the socket and on loopback TCP; the
+socket lies in a folder of mode 0700. Postgres refuses to run as root, so root hands the folder to another
+user and the server runs as that user.
 """
 
 import asyncio
@@ -98,7 +100,8 @@ class PostgresServer:
         return self._plan.dsn(self._port, DATABASE)
 
     async def stop(self) -> None:
-        """Ends the server (fast shutdown, then harder) and removes its files outside the folder; idempotent."""
+        """Ends the server (fast shutdown, then harder) and removes its files outside the folder;
+        idempotent."""
         process, self._process = self._process, None
         if process is not None:
             for sign in (signal.SIGINT, signal.SIGQUIT, signal.SIGKILL):
@@ -117,7 +120,8 @@ class PostgresServer:
         self._lock = self._plan = None
 
     async def _reap_dead(self) -> None:
-        """Waits for the end of a killed server of this object; a server that still runs is an error of the caller."""
+        """Waits for the end of a killed server of this object; a server that still runs is an error of the
+        caller."""
         if self._process is not None:
             try:
                 await asyncio.to_thread(self._process.wait, DYING_TIMEOUT_S)
@@ -147,7 +151,8 @@ class PostgresServer:
         return _Plan(binaries.folder, home, self._socket_dir(home, owner), owner, password)
 
     def _home(self, folder: Path, owner: pwd.struct_passwd | None) -> Path:
-        """The folder to use: the given one, or, if the server's user (as root) cannot reach it, one under /tmp."""
+        """The folder to use: the given one, or, if the server's user (as root) cannot reach it, one under
+        /tmp."""
         folder.mkdir(parents=True, exist_ok=True)
         if owner is None:
             return folder
@@ -156,8 +161,10 @@ class PostgresServer:
             home = self._make_temporary("penstock-pg-")
             logger.warning(
                 "user %s cannot reach %s: this server's data lie in %s and are removed when it stops",
-                owner.pw_name, folder, home,
-            )  # fmt: skip
+                owner.pw_name,
+                folder,
+                home,
+            )
         os.chown(home, owner.pw_uid, owner.pw_gid)
         return home
 
@@ -274,7 +281,8 @@ def _server_user() -> pwd.struct_passwd | None:
 
 
 async def _ensure_cluster(bin_dir: Path, home: Path, owner: pwd.struct_passwd | None) -> str:
-    """The password of the cluster in `home`, which is created first if it does not exist (whole or not at all)."""
+    """The password of the cluster in `home`, which is created first if it does not exist (whole or not at
+    all)."""
     password_file, data = home / "password", home / "data"
     if (data / "PG_VERSION").exists() and password_file.exists():
         return password_file.read_text(encoding="ascii").strip()
@@ -292,9 +300,18 @@ async def _ensure_cluster(bin_dir: Path, home: Path, owner: pwd.struct_passwd | 
     if owner is not None:
         os.chown(password_file, owner.pw_uid, owner.pw_gid)
     command = [
-        str(bin_dir / "initdb"), "-D", str(making), "-U", USER, "-A", "scram-sha-256", f"--pwfile={password_file}",
-        "--no-locale", "--encoding=UTF8", "--no-instructions",
-    ]  # fmt: skip
+        str(bin_dir / "initdb"),
+        "-D",
+        str(making),
+        "-U",
+        USER,
+        "-A",
+        "scram-sha-256",
+        f"--pwfile={password_file}",
+        "--no-locale",
+        "--encoding=UTF8",
+        "--no-instructions",
+    ]
     code, printed = await _ended(_begun(command, owner))
     if code != 0:
         raise ConfigurationError(f"initdb failed in {home}: {printed.strip()[-2000:]}")
@@ -305,13 +322,21 @@ async def _ensure_cluster(bin_dir: Path, home: Path, owner: pwd.struct_passwd | 
 def _begun(command: list[str], owner: pwd.struct_passwd | None) -> "subprocess.Popen[str]":
     """Starts the command in a session of its own; it ends with this process."""
     return subprocess.Popen(
-        command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, cwd="/",
-        start_new_session=True, preexec_fn=ends_with_parent(signal.SIGKILL), **_as_user(owner),
-    )  # fmt: skip
+        command,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        cwd="/",
+        start_new_session=True,
+        preexec_fn=ends_with_parent(signal.SIGKILL),
+        **_as_user(owner),
+    )
 
 
 async def _ended(process: "subprocess.Popen[str]") -> tuple[int, str]:
-    """Exit code and output of the process. When cancelled, it is killed first: on a slow disk it may take a minute to write its files."""
+    """Exit code and output of the process. When cancelled, it is killed first: on a slow disk it may take a
+    minute to write its files."""
     ending = asyncio.ensure_future(asyncio.to_thread(process.communicate))
     try:
         printed, _ = await asyncio.shield(ending)
@@ -330,7 +355,8 @@ def _as_user(owner: pwd.struct_passwd | None) -> _AsUser:
 
 
 def _spawn(plan: _Plan, port: int, log_path: Path) -> "subprocess.Popen[bytes]":
-    """Forks on the calling thread, into a session of its own, so that Ctrl-C reaches this process and not the server."""
+    """Forks on the calling thread, into a session of its own, so that Ctrl-C reaches this process and not the
+    server."""
     settings = {
         **_SETTINGS,
         "listen_addresses": "127.0.0.1",
@@ -343,13 +369,20 @@ def _spawn(plan: _Plan, port: int, log_path: Path) -> "subprocess.Popen[bytes]":
         arguments += ["-c", f"{name}={value}"]
     with open(log_path, "ab") as log:
         return subprocess.Popen(
-            arguments, stdin=subprocess.DEVNULL, stdout=log, stderr=log, cwd="/", start_new_session=True,
-            preexec_fn=ends_with_parent(signal.SIGINT), **_as_user(plan.owner),
-        )  # fmt: skip
+            arguments,
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=log,
+            cwd="/",
+            start_new_session=True,
+            preexec_fn=ends_with_parent(signal.SIGINT),
+            **_as_user(plan.owner),
+        )
 
 
 def _remove_stale_pid_file(path: Path) -> None:
-    """Removes a pid file whose process is not a postgres: Postgres itself would take a reused pid for a running server."""
+    """Removes a pid file whose process is not a postgres: Postgres itself would take a reused pid for a
+    running server."""
     try:
         pid = int(path.read_text(encoding="ascii").split("\n", 1)[0])
         program = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0", 1)[0]
@@ -360,7 +393,8 @@ def _remove_stale_pid_file(path: Path) -> None:
 
 
 async def _is_ready(dsn: str) -> bool:
-    """Whether a session can be opened, and so the database exists. Wrong credentials are an error, not 'not yet'."""
+    """Whether a session can be opened, and so the database exists. Wrong credentials are an error, not 'not
+    yet'."""
     try:
         connection = await asyncpg.connect(dsn, timeout=START_TIMEOUT_S)
     except (OSError, asyncpg.CannotConnectNowError, asyncpg.ConnectionDoesNotExistError, TimeoutError):

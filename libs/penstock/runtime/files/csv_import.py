@@ -29,7 +29,8 @@ NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:/-]*")
 
 
 class Problem(NamedTuple):
-    """A problem in a file. `line` counts from 1, the header included; 0: the whole file. `column`: name; empty: the whole line."""
+    """A problem in a file. `line` counts from 1, the header included; 0: the whole file. `column`: name;
+    empty: the whole line."""
 
     line: int
     column: str
@@ -113,7 +114,8 @@ class Row:
         return bool(self.text(column))
 
     def moment_s(self, column: str, per: float = 1.0) -> float:
-        """A time of any usual form, `dated` or from the start of the file; `per`: units of a plain number in a second."""
+        """A time of any usual form, `dated` or from the start of the file; `per`: units of a plain number in
+        a second."""
         text = self._values[column].strip()
         found = moment_of(text, per)
         if found is None:

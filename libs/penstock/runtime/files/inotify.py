@@ -20,7 +20,8 @@ _libc = ctypes.CDLL(None, use_errno=True)
 
 
 class Watcher:
-    """Watches folders whose files are created or grow, with one inotify instance: the kernel allows a user 128. Use it on the running loop."""
+    """Watches folders whose files are created or grow, with one inotify instance: the kernel allows a user
+    128. Use it on the running loop."""
 
     def __init__(self) -> None:
         self._fd = _libc.inotify_init1(IN_NONBLOCK | IN_CLOEXEC)
@@ -38,7 +39,8 @@ class Watcher:
 
     @contextmanager
     def watching(self, folder: Path) -> Iterator[asyncio.Event]:
-        """An event that is set whenever something in the folder changes; clear it before looking. Raises `PenstockError`."""
+        """An event that is set whenever something in the folder changes; clear it before looking. Raises
+        `PenstockError`."""
         mask = IN_MODIFY | IN_CLOSE_WRITE | IN_CREATE | IN_MOVED_TO
         number = _libc.inotify_add_watch(self._fd, os.fsencode(folder), mask)  # the same for the same folder
         if number < 0:

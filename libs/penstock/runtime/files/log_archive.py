@@ -1,6 +1,8 @@
-"""Archive of tasks' logs: a folder or an object store by its URL (`file:///srv/logs`, `s3://bucket/logs`), through fsspec.
+"""Archive of tasks' logs: a folder or an object store by its URL (`file:///srv/logs`, `s3://bucket/logs`),
+through fsspec.
 
-The layout is that of a node's log folder, `JOB/TASK.log`, so a folder that all nodes write to is an archive as well.
+The layout is that of a node's log folder, `JOB/TASK.log`, so a folder that all nodes write to is an archive
+as well.
 """
 
 import os
@@ -34,7 +36,8 @@ BLOCK_BYTES = 1 << 20  # buffer of a reader; the default of s3fs is 50 MiB
 
 
 class ArchiveError(PenstockError):
-    """An operation of the archive failed. The message names the archive, and the remedy where that is known."""
+    """An operation of the archive failed. The message names the archive, and the remedy where that is
+    known."""
 
 
 class LogArchive:
@@ -45,11 +48,13 @@ class LogArchive:
         self.name = without_password(url)
         """The URL without a password, for messages."""
         try:
-            # An instance of its own: a shared one has the credentials with which another part of the process made it.
+            # An instance of its own: a shared one has the credentials with which another part of the process
+            # made it.
             self._store, self._root = fsspec.core.url_to_fs(url, skip_instance_cache=True)
         except (ImportError, ValueError, OSError) as error:
             raise ConfigurationError(
-                f"{ARCHIVE}: {self.name} cannot be used: {error}; give file:///FOLDER, or install the package of that store "
+                f"{ARCHIVE}: {self.name} cannot be used: {error}; give file:///FOLDER, or install the "
+                "package of that store "
                 "(penstock[s3] for s3://)"
             ) from error
 
@@ -103,7 +108,10 @@ class LogArchive:
             case FileNotFoundError():
                 remedy = f"make that bucket or folder, or correct {ARCHIVE}"
             case _ if "redentials" in why:
-                remedy = "give this service credentials of the store (s3://: AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY)"
+                remedy = (
+                    "give this service credentials of the store (s3://: AWS_ACCESS_KEY_ID and "
+                    "AWS_SECRET_ACCESS_KEY)"
+                )
             case _:
                 remedy = f"check that this machine reaches it, and {ARCHIVE}"
         return ArchiveError(f"archive {self.name}: {why}; {remedy}")

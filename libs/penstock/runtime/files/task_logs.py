@@ -21,7 +21,8 @@ from typing import BinaryIO, NamedTuple, Protocol
 from urllib.parse import quote, unquote, urlsplit
 
 ARCHIVE = "PENSTOCK_NODE_LOG_ARCHIVE"
-"""Variable of gateway and node-reporters: URL of a folder or store of ended tasks' logs (`penstock.runtime.files.log_archive`)."""
+"""Variable of gateway and node-reporters: URL of a folder or store of ended tasks' logs
+(`penstock.runtime.files.log_archive`)."""
 MAX_NAME_CHARS = 200  # file systems allow 255 bytes; suffixes need the rest
 CHUNK_BYTES = 65_536
 MAX_TAIL_BYTES = 1 << 20

@@ -9,9 +9,11 @@ CLOCK = re.compile(r"(?:([0-9]{1,6})(?:-| days? ))?([0-9]{1,6}):([0-5][0-9]):([0
 UTC_AT_THE_END = re.compile(r" ?(?:UTC|GMT)$")
 DAY_S, HOUR_S, MINUTE_S = 86_400, 3_600, 60
 EPOCH_S = 1e8
-"""From this value on a number is an epoch: as seconds from a trace's start it would be three years, as a date it is March 1973."""
+"""From this value on a number is an epoch: as seconds from a trace's start it would be three years, as a date
+it is March 1973."""
 EPOCH_UNITS = (1.0, 1e3, 1e6, 1e9)
-"""Units per second: s, ms, µs, ns. In each unit dates up to the year 5138 lie below the first date of the next one."""
+"""Units per second: s, ms, µs, ns. In each unit dates up to the year 5138 lie below the first date of the
+next one."""
 MAX_EPOCH_S = 1e11
 
 

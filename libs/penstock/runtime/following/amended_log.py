@@ -160,7 +160,8 @@ class Repairs:
         """Returns once there is an amendment of this record that was not tried yet. Raises `LogError`."""
         if found.offset not in self._tried:
             logger.error(
-                "%s stops: %s. Nothing of this cell is read beyond it; all goes on by itself once that is mended: %s",
+                "%s stops: %s. Nothing of this cell is read beyond it; all goes on by itself once that is "
+                "mended: %s",
                 self._name,
                 found,
                 found.remedy,

@@ -1,4 +1,5 @@
-"""Follower of a cell's ledger: folds new records into a replica, passes each event to a callback, and extrapolates the ledger's time.
+"""Follower of a cell's ledger: folds new records into a replica, passes each event to a callback, and
+extrapolates the ledger's time.
 
 For services whose whole state follows from the log: after any failure they fold from the start (crash-only).
 """
@@ -20,7 +21,8 @@ from penstock.runtime.following.state_digests import compare
 BATCH_MS = (
     20  # of readers: under load a poll costs more than its records; after an idle moment no record is delayed
 )
-MAX_VOIDS = 256  # records by superseded placers; more in a row: the ledger was restored from an older copy and has diverged
+# records by superseded placers; more in a row: the ledger was restored from an older copy and has diverged
+MAX_VOIDS = 256
 
 
 class LedgerFollower:

@@ -1,4 +1,5 @@
-"""Writer of a service's proposals to its cell's partition of the proposals topic, each in the context of its own `plan` span."""
+"""Writer of a service's proposals to its cell's partition of the proposals topic, each in the context of its
+own `plan` span."""
 
 from penstock.clock import wall_ms
 from penstock.log.port import Log, Message, Partition
@@ -18,7 +19,8 @@ class ProposalWriter:
         self._key = settings.cell.encode()
 
     async def write(self, proposal: Proposal) -> None:
-        """Writes a proposal; its id is the event's id, so a copy gets the first one's answer. Raises `LogError`."""
+        """Writes a proposal; its id is the event's id, so a copy gets the first one's answer. Raises
+        `LogError`."""
         envelope = Envelope(
             id=proposal.proposal_id,
             source=self._source,

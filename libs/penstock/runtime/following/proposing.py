@@ -1,7 +1,9 @@
-"""Event loop of a service that folds the ledger, reads telemetry and proposes: the contention-guard and the migrator.
+"""Event loop of a service that folds the ledger, reads telemetry and proposes: the contention-guard and the
+migrator.
 
-Its whole state follows from the log. After any failure it folds the ledger and reads the retained telemetry from the start (crash-only). A
-proposal that was sent twice is answered once, and no service waits for the answer.
+Its whole state follows from the log. After any failure it folds the ledger and reads the retained telemetry
+from the start (crash-only). A proposal that was sent twice is answered once, and no service waits for the
+answer.
 """
 
 import asyncio
@@ -32,7 +34,8 @@ from penstock.runtime.tracing.tracer import Attributes, Tracing, tracing
 LOG = logging.getLogger(__name__)
 
 AFTER_BUG_S = 1.0
-"""Pause after an attempt that raised, unless news comes: also a core that stays due must not use a processor."""
+"""Pause after an attempt that raised, unless news comes: also a core that stays due must not use a
+processor."""
 
 Report = TypeVar("Report")
 """A report read from telemetry."""
@@ -52,8 +55,8 @@ class Core(Protocol[SentOut]):
         ...
 
     def next(self, state: CellState, now_ms: int) -> SentOut | None:
-        """The next proposal; None: nothing to propose now. What is due is not due any more if the work on it raises: each event, report or
-        timer leads to one attempt."""
+        """The next proposal; None: nothing to propose now. What is due is not due any more if the work on it
+        raises: each event, report or timer leads to one attempt."""
         ...
 
     def due_ms(self, state: CellState) -> int | None:
@@ -87,7 +90,8 @@ class Evidence(NamedTuple):
 
 
 class Proposing(ABC, Generic[Report, Sent]):
-    """One attempt of one cell's service on one log. `name`: the service's; in names of failpoints with underscores."""
+    """One attempt of one cell's service on one log. `name`: the service's; in names of failpoints with
+    underscores."""
 
     def __init__(
         self, name: str, settings: Settings, log: Log, traces: Tracing, replica: Replica, core: Core[Sent]
@@ -216,7 +220,8 @@ async def run_attempts(
     log: Log | None,
     ready: asyncio.Event | None,
 ) -> None:
-    """Crash-only attempts on one log until `stop` is set; see penstock.runtime.service. `log`: None: opened and closed here. The topics must exist.
+    """Crash-only attempts on one log until `stop` is set; see penstock.runtime.service. `log`: None: opened
+    and closed here. The topics must exist.
 
     Raises `NotAllowed`, `ConfigurationError`.
     """

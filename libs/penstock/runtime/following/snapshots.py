@@ -1,8 +1,8 @@
 """Snapshots of a cell's state, stored in Postgres beside the read models; every replica may start from one.
 
-A snapshot only saves time: one that is missing, damaged, of another version or of another ledger is skipped for an older
-one, and in the end for the beginning of the ledger. Its ledger is proven: its head is the digest of a record, which
-contains its parent's digest, and so depends on the whole ledger up to there (LAW 3).
+A snapshot only saves time: one that is missing, damaged, of another version or of another ledger is skipped
+for an older one, and in the end for the beginning of the ledger. Its ledger is proven: its head is the digest
+of a record, which contains its parent's digest, and so depends on the whole ledger up to there (LAW 3).
 """
 
 import asyncio
@@ -109,8 +109,8 @@ async def stored_snapshots(
 ) -> AsyncIterator[Stored]:
     """The snapshots of this format and this ledger, newest first, not yet decoded.
 
-    Those of another ledger are skipped with a warning, and those from before the ledger's beginning, which cannot be
-    proven, without one. Raises `LogError`.
+    Those of another ledger are skipped with a warning, and those from before the ledger's beginning, which
+    cannot be proven, without one. Raises `LogError`.
     """
     begin = (await log.begin_offsets([ledger]))[ledger]
     query = _LATEST.format(schema=schema or schema_of(cell))
@@ -131,15 +131,21 @@ async def stored_snapshots(
                 yield stored
             else:
                 logger.warning(
-                    "the snapshot of seq %d is of another ledger (its head is %s; at offset %d of %s/%d lies %s); trying "
+                    "the snapshot of seq %d is of another ledger (its head is %s; at offset %d of %s/%d lies "
+                    "%s); trying "
                     "an older one",
-                    stored.seq, stored.head_id, stored.head_offset, *ledger, found or "no record",
-                )  # fmt: skip
+                    stored.seq,
+                    stored.head_id,
+                    stored.head_offset,
+                    *ledger,
+                    found or "no record",
+                )
         seq = stored.seq - 1
 
 
 async def head_id_at(log: Log, ledger: Partition, head_offset: int) -> str | None:
-    """The id of the record at this offset, to compare with the id of a head that was read there; None: no record.
+    """The id of the record at this offset, to compare with the id of a head that was read there; None: no
+    record.
 
     This is the one proof that a state was folded from this ledger. Raises `LogError`.
     """
@@ -166,7 +172,8 @@ async def projected(store: Store, cell: str) -> Written | None:
 
 
 def restore(stored: Stored) -> Replica:
-    """The replica as it was, ready to be folded on. Raises `Damaged`. Pure; about 20 µs per live job: in a thread or a worker."""
+    """The replica as it was, ready to be folded on. Raises `Damaged`. Pure; about 20 µs per live job: in a
+    thread or a worker."""
     state = load_lines(_lines(stored.body, stored.sha256))
     if state.seq != stored.seq:
         raise Damaged(f"it is of seq {state.seq}")
@@ -177,8 +184,9 @@ def restore(stored: Stored) -> Replica:
 async def restored(stored: Stored) -> Replica:
     """`restore` in a thread: the event loop goes on. Raises `Damaged`.
 
-    Ideal: it costs the loop nothing. Departure: loop and thread share the interpreter's lock. A garbage collection in between
-    would traverse all that was just loaded, which has no cycles, so these objects are excluded from collections.
+    Ideal: it costs the loop nothing. Departure: loop and thread share the interpreter's lock. A garbage
+    collection in between would traverse all that was just loaded, which has no cycles, so these objects are
+    excluded from collections.
     """
     gc.disable()
     try:
@@ -192,10 +200,12 @@ async def restored(stored: Stored) -> Replica:
 async def load_latest(
     store: Store, cell: str, log: Log, ledger: Partition, until: Until = NEWEST, schema: str | None = None
 ) -> Replica:
-    """The newest usable snapshot up to this bound, ready to be folded on; else an empty replica, if the ledger begins at 0.
+    """The newest usable snapshot up to this bound, ready to be folded on; else an empty replica, if the
+    ledger begins at 0.
 
-    The replica's `offset` is the position from which to read the ledger's partition. Snapshots that are damaged or of another
-    ledger are skipped with a warning. Raises `LogError`, and `ConfigurationError` where the ledger begins later.
+    The replica's `offset` is the position from which to read the ledger's partition. Snapshots that are
+    damaged or of another ledger are skipped with a warning. Raises `LogError`, and `ConfigurationError` where
+    the ledger begins later.
     """
     async for stored in stored_snapshots(store, cell, log, ledger, until, schema):
         try:
@@ -207,12 +217,15 @@ async def load_latest(
 
 
 async def check_beginning(log: Log, ledger: Partition, offset: int) -> None:
-    """Raises `ConfigurationError` with the remedy where the ledger begins after this offset, because its head is archived."""
+    """Raises `ConfigurationError` with the remedy where the ledger begins after this offset, because its head
+    is archived."""
     begin = (await log.begin_offsets([ledger]))[ledger]
     if offset < begin:
         raise ConfigurationError(
-            f"{ledger.topic} partition {ledger.index} begins at offset {begin}, and is needed from offset {offset} on: its head "
-            "was archived. Set PENSTOCK_ARCHIVE to the archive's directory; or, for a service, give it the database with the "
+            f"{ledger.topic} partition {ledger.index} begins at offset {begin}, and is needed from offset "
+            f"{offset} on: its head "
+            "was archived. Set PENSTOCK_ARCHIVE to the archive's directory; or, for a service, give it the "
+            "database with the "
             "snapshots (PENSTOCK_DSN)"
         )
 
@@ -248,7 +261,8 @@ def _lines(body: bytes, digest: str) -> Iterator[bytes]:
 async def load_latest_from(
     dsn: str, cell: str, log: Log, ledger: Partition, until: Until = NEWEST
 ) -> Replica:
-    """`load_latest` for a caller without a connection. Raises asyncpg's errors for an unreachable database."""
+    """`load_latest` for a caller without a connection. Raises asyncpg's errors for an unreachable
+    database."""
     connection = await asyncpg.connect(dsn, timeout=CONNECT_TIMEOUT_S)
     try:
         return await load_latest(connection, cell, log, ledger, until)

@@ -1,4 +1,5 @@
-"""TLS of servers: a certificate and its key are tried before use, so that a pair which every client would refuse is a configuration error."""
+"""TLS of servers: a certificate and its key are tried before use, so that a pair which every client would
+refuse is a configuration error."""
 
 import ssl
 from pathlib import Path
@@ -11,7 +12,8 @@ MAX_FLIGHTS = 4  # flights of messages in a handshake, in either direction
 
 
 def server_context(certificate: Path, key: Path, settings: tuple[str, str]) -> ssl.SSLContext:
-    """TLS 1.2 or later with this certificate. Raises `ConfigurationError` that names the setting at fault and the remedy."""
+    """TLS 1.2 or later with this certificate. Raises `ConfigurationError` that names the setting at fault and
+    the remedy."""
     for_certificate, for_key = settings
     _check_readable(for_certificate, certificate)
     read_private(for_key, key)
@@ -21,10 +23,12 @@ def server_context(certificate: Path, key: Path, settings: tuple[str, str]) -> s
     except ssl.SSLError as error:
         if error.reason == "KEY_VALUES_MISMATCH":
             raise ConfigurationError(
-                f"{for_key}: {key} is not the key of the certificate {certificate}; give the one that it was made for"
+                f"{for_key}: {key} is not the key of the certificate {certificate}; give the one that it was "
+                "made for"
             ) from error
         raise ConfigurationError(
-            f"{for_certificate}, {for_key}: {certificate} and {key} cannot be used ({error}); give PEM files: the certificate, "
+            f"{for_certificate}, {for_key}: {certificate} and {key} cannot be used ({error}); give PEM "
+            "files: the certificate, "
             "followed by those between it and its authority, and its key"
         ) from error
     shake_hands(context, certificate, for_certificate)
@@ -43,12 +47,14 @@ def _check_readable(setting: str, path: Path) -> None:
 
 def _no_passphrase(setting: str) -> str:
     raise ConfigurationError(
-        f"{setting}: the key has a passphrase, which cannot be typed here; give it without (`openssl pkey`), mode 0600"
+        f"{setting}: the key has a passphrase, which cannot be typed here; give it without (`openssl pkey`), "
+        "mode 0600"
     )
 
 
 def shake_hands(context: ssl.SSLContext, certificate: Path, setting: str) -> dict[str, Any]:
-    """Handshake of the context with a client in memory that trusts the certificate; returns the certificate that the client received."""
+    """Handshake of the context with a client in memory that trusts the certificate; returns the certificate
+    that the client received."""
     trusting = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     trusting.check_hostname = False
     trusting.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN

@@ -1,7 +1,9 @@
-"""Authentication of requests for logs at a node-reporter: a message authentication code, with a secret that gateway and node share.
+"""Authentication of requests for logs at a node-reporter: a message authentication code, with a secret that
+gateway and node share.
 
-The secret is derived from the SHA-256 hash of the node's token, which the gateway stores, or is a file that both have.
-It is never sent: a machine that has taken over a node's address receives nothing with which it could request logs.
+The secret is derived from the SHA-256 hash of the node's token, which the gateway stores, or is a file that
+both have. It is never sent: a machine that has taken over a node's address receives nothing with which it
+could request logs.
 """
 
 from hashlib import blake2b, sha256
@@ -76,7 +78,8 @@ def key_in_file(path: Path) -> LogKey:
     content, _ = read_private(VARIABLE, path)
     if len(content) < MIN_KEY_BYTES:
         raise ConfigurationError(
-            f"{VARIABLE}: {path} holds {len(content)} bytes; give gateway and node-reporters one file of at least "
+            f"{VARIABLE}: {path} holds {len(content)} bytes; give gateway and node-reporters one file of at "
+            "least "
             f"{MIN_KEY_BYTES} random ones (head -c {MIN_KEY_BYTES} /dev/urandom), mode 0600"
         )
     return _key(sha256(CONTEXT + content).digest())

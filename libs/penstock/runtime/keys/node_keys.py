@@ -1,9 +1,10 @@
-"""Authentication of a node's events: an Ed25519 signature on each, and a message authentication code at 1/50 of the cost.
+"""Authentication of a node's events: an Ed25519 signature on each, and a message authentication code at 1/50
+of the cost.
 
-The signature alone proves the sender, to any placer and at any time. Verifying it costs 130 µs, a third of a placer's time for
-a job; so node and placer agree on a secret (X25519: the node's key is registered when it joins, the placer's is one
-per process, on each order that it sends), and the placer accepts the code in place of the signature. A placer without this
-secret, such as one that has just started, verifies the signature.
+The signature alone proves the sender, to any placer and at any time. Verifying it costs 130 µs, a third of a
+placer's time for a job; so node and placer agree on a secret (X25519: the node's key is registered when it
+joins, the placer's is one per process, on each order that it sends), and the placer accepts the code in place
+of the signature. A placer without this secret, such as one that has just started, verifies the signature.
 """
 
 import os
@@ -22,7 +23,8 @@ from penstock.runtime.keys.signatures import MAX_KEYS, SEED_BYTES, ExchangeKey, 
 PLACER_KEY = "placerkey"
 """Header of an order: the X25519 public key of the placer that sent it."""
 CODE = "mac"
-"""Header of a node's event: the first characters of the placer's key and the code, with a colon between them."""
+"""Header of a node's event: the first characters of the placer's key and the code, with a colon between
+them."""
 CODE_BYTES = 16
 OPERATOR_KEY = "PENSTOCK_OPERATOR_KEY"
 """Variable of gateway and placer: a file with a key that both have, or `trust-log`."""
@@ -56,14 +58,17 @@ def by_gateway(key: bytes, headers: Headers, data: bytes) -> bool:
 
 
 def operator_key(env: Mapping[str, str] = os.environ) -> bytes | None:
-    """The content of the file `PENSTOCK_OPERATOR_KEY`; None: the log is trusted. Raises `ConfigurationError`."""
+    """The content of the file `PENSTOCK_OPERATOR_KEY`; None: the log is trusted. Raises
+    `ConfigurationError`."""
     path = env.get(OPERATOR_KEY)
     if path == TRUST_LOG:
         return None
     if not path:
         raise ConfigurationError(
-            f"{OPERATOR_KEY}: not set; give gateway and placer one file of {SEED_BYTES} random bytes, mode 0600 "
-            f"(head -c {SEED_BYTES} /dev/urandom), which signs what operators do to nodes. Only where no one else can "
+            f"{OPERATOR_KEY}: not set; give gateway and placer one file of {SEED_BYTES} random bytes, mode "
+            "0600 "
+            f"(head -c {SEED_BYTES} /dev/urandom), which signs what operators do to nodes. Only where no one "
+            "else can "
             f"write to the log: {TRUST_LOG}"
         )
     try:
@@ -74,14 +79,16 @@ def operator_key(env: Mapping[str, str] = os.environ) -> bytes | None:
         raise ConfigurationError(f"{OPERATOR_KEY}: {path} cannot be read: {error.strerror}") from error
     if mode & 0o007 or len(key) < SEED_BYTES:
         raise ConfigurationError(
-            f"{OPERATOR_KEY}: {path} must hold at least {SEED_BYTES} random bytes that others cannot read; it has "
+            f"{OPERATOR_KEY}: {path} must hold at least {SEED_BYTES} random bytes that others cannot read; "
+            "it has "
             f"{len(key)}, and mode {mode:04o}"
         )
     return key
 
 
 def key_file_at(path: Path) -> Path:
-    """Writes a new key to this path unless it has one, and returns the path; concurrent calls all get the first call's key."""
+    """Writes a new key to this path unless it has one, and returns the path; concurrent calls all get the
+    first call's key."""
     if not path.exists():
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         with tempfile.NamedTemporaryFile(dir=path.parent) as file:  # mode 0600

@@ -1,6 +1,8 @@
-"""Ed25519 signatures (RFC 8032) and X25519 key agreement (RFC 7748) by the OpenSSL of Python's `ssl`, through ctypes.
+"""Ed25519 signatures (RFC 8032) and X25519 key agreement (RFC 7748) by the OpenSSL of Python's `ssl`, through
+ctypes.
 
-A package for this would be one more compiled dependency for a few calls. Signing costs about 50 µs, verifying or agreeing 130 µs.
+A package for this would be one more compiled dependency for a few calls. Signing costs about 50 µs, verifying
+or agreeing 130 µs.
 """
 
 import base64
@@ -54,7 +56,8 @@ def _openssl() -> Any:
             continue
         return library
     raise ConfigurationError(
-        f"no OpenSSL library with Ed25519 was found ({ssl.OPENSSL_VERSION} is linked into Python); install libssl3"
+        f"no OpenSSL library with Ed25519 was found ({ssl.OPENSSL_VERSION} is linked into Python); install "
+        "libssl3"
     )
 
 
@@ -83,7 +86,8 @@ class _Key:
 
 
 class ExchangeKey:
-    """An X25519 private key: with the public key of another it gives a secret that only the two owners have."""
+    """An X25519 private key: with the public key of another it gives a secret that only the two owners
+    have."""
 
     def __init__(self, seed: bytes) -> None:
         """Raises `ValueError` for another length than 32 bytes."""
@@ -92,7 +96,8 @@ class ExchangeKey:
         self.public_key = self._key.public_text()
 
     def shared(self, public_key: str) -> bytes | None:
-        """The shared secret, 32 bytes, to be hashed before use; None for a text that is not a usable public key."""
+        """The shared secret, 32 bytes, to be hashed before use; None for a text that is not a usable public
+        key."""
         other = _public(EVP_PKEY_X25519, public_key)
         if other is None:
             return None

@@ -1,8 +1,9 @@
 """Span contexts of a job's trace: deterministic trace and span ids, and the W3C `traceparent` header.
 
-Every id is a hash of the job's id, or of the parent's id, name and key, never a random number: a service that writes a
-span again after a crash writes the same id, and any service can compute a job's root span without its submission.
-Pure; OpenTelemetry is not needed here. Source of the header: W3C Trace Context §3.2, version 00.
+Every id is a hash of the job's id, or of the parent's id, name and key, never a random number: a service that
+writes a span again after a crash writes the same id, and any service can compute a job's root span without
+its submission. Pure; OpenTelemetry is not needed here. Source of the header: W3C Trace Context §3.2, version
+00.
 """
 
 import re
@@ -23,7 +24,8 @@ class SpanContext(NamedTuple):
 
 
 def job_context(job_id: str, ratio: float) -> SpanContext:
-    """The root span of a job's trace. `ratio` 0–1: the share of jobs that are sampled, decided by the id alone.
+    """The root span of a job's trace. `ratio` 0–1: the share of jobs that are sampled, decided by the id
+    alone.
 
     sha256 of the job id: bytes 0–15 trace id, 16–23 root span id, 24–31 the number that is compared with
     `ratio`; so every service with the same ratio samples the same jobs, and a higher ratio only adds jobs.
@@ -37,7 +39,8 @@ def job_context(job_id: str, ratio: float) -> SpanContext:
 
 
 def child(parent: SpanContext, name: str, key: str) -> SpanContext:
-    """The context of a child span. `key` distinguishes siblings of one name (attempt, event id, ledger seq)."""
+    """The context of a child span. `key` distinguishes siblings of one name (attempt, event id, ledger
+    seq)."""
     digest = sha256(f"{parent.trace_id:x}/{parent.span_id:x}/{name}/{key}".encode()).digest()
     return SpanContext(parent.trace_id, int.from_bytes(digest[:8], "big") or 1, parent.sampled)
 

@@ -1,8 +1,9 @@
-"""Spans of a job's phases and its root span, written afterwards from ledger records that were read back as valid.
+"""Spans of a job's phases and its root span, written afterwards from ledger records that were read back as
+valid.
 
-Only the placer's shell calls this: records that it reads back are valid, and replay does not run it. The placer's own
-state is already ahead when a record is read back; so the few times of a live job that are needed are stored here, and
-after a restart `remember` takes them from the folded state.
+Only the placer's shell calls this: records that it reads back are valid, and replay does not run it. The
+placer's own state is already ahead when a record is read back; so the few times of a live job that are needed
+are stored here, and after a restart `remember` takes them from the folded state.
 
 | phase | from | to |
 |---|---|---|
@@ -60,7 +61,8 @@ class JobSpans:
         self._job_of_task: dict[str, str] = {}
 
     def remember(self, jobs: "Iterable[JobState]") -> None:
-        """Takes over the live jobs of a state that was folded up to the record before the next `read_back`."""
+        """Takes over the live jobs of a state that was folded up to the record before the next
+        `read_back`."""
         if not self._tracing.enabled:
             return
         for job in jobs:
@@ -156,7 +158,8 @@ def decide_placements(
     explanations: Iterable[ledger_events.PlacementExplanation],
     record_facts: Iterable[Event],
 ) -> None:
-    """`decide_placement` for each placement of a record; units of a proposed plan, and moves that a service proposed, link to its span."""
+    """`decide_placement` for each placement of a record; units of a proposed plan, and moves that a service
+    proposed, link to its span."""
     plans: dict[str, tuple[str, str]] = {}
     for fact in record_facts:
         if isinstance(fact, ledger_events.PlacementDecided) and fact.unit is not None:
@@ -174,11 +177,11 @@ def decide_placement(
     why: ledger_events.PlacementExplanation,
     plan: tuple[str, str] | None = None,
 ) -> None:
-    """Writes the `decide` span of a placement, or of a decision to move a job, from its record: the explanation, and the ledger's time.
-    `plan`: proposer and id of the proposal that it follows.
+    """Writes the `decide` span of a placement, or of a decision to move a job, from its record: the
+    explanation, and the ledger's time. `plan`: proposer and id of the proposal that it follows.
 
-    Call it once the record is read back as valid. The span has no length: the duration of the step (below 1 ms) is
-    not in the record, and a span that is written again after a crash must be equal in every field.
+    Call it once the record is read back as valid. The span has no length: the duration of the step (below 1
+    ms) is not in the record, and a span that is written again after a crash must be equal in every field.
     """
     best = why.candidates[0] if why.candidates else None
     moved = why.moved
@@ -217,8 +220,8 @@ SHOWN_OTHERWISE: frozenset[type[Event]] = frozenset(
 
 
 def trace_decisions(tracing: Tracing, seq: int, now_ms: int, record_facts: Iterable[Event]) -> None:
-    """Writes a span for each decision of a record that no other span shows, named as its event without `penstock.`; adjustments that a service
-    proposed link to its span."""
+    """Writes a span for each decision of a record that no other span shows, named as its event without
+    `penstock.`; adjustments that a service proposed link to its span."""
     plan: tuple[str, str] | None = None
     for n, fact in enumerate(record_facts):
         if isinstance(fact, CoresProposed | ThrottleProposed) and not fact.by:

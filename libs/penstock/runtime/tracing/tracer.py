@@ -1,15 +1,16 @@
 """Tracer: one trace per job, from submission to exit, over all services, exported as OTLP over HTTP.
 
 Ideal: each service opens a span when work starts and closes it when it ends. Departure: spans are written
-afterwards, with event times. The traced phases (waiting, launching, running) outlive the process in which they
-began, and a service that is killed half-way must not leave a trace that never ends.
+afterwards, with event times. The traced phases (waiting, launching, running) outlive the process in which
+they began, and a service that is killed half-way must not leave a trace that never ends.
 
-Ideal: the SDK's `Tracer` makes the spans. Departure: it takes their ids from an `IdGenerator` that does not know
-the span's job, so a span written twice after a crash would appear twice. Finished `ReadableSpan`s with derived
-ids (penstock.runtime.tracing.context) are passed to the SDK's batch processor instead.
+Ideal: the SDK's `Tracer` makes the spans. Departure: it takes their ids from an `IdGenerator` that does not
+know the span's job, so a span written twice after a crash would appear twice. Finished `ReadableSpan`s with
+derived ids (penstock.runtime.tracing.context) are passed to the SDK's batch processor instead.
 
-Tracing never disturbs the service: no call here raises an error of the collector, blocks, or waits; without an
-endpoint every call returns at once. Replay emits nothing, since no code that a fold calls uses this module.
+Tracing never disturbs the service: no call here raises an error of the collector, blocks, or waits; without
+an endpoint every call returns at once. Replay emits nothing, since no code that a fold calls uses this
+module.
 """
 
 import asyncio
@@ -96,7 +97,8 @@ class _Sink:
                 if result is not SpanExportResult.SUCCESS and not self.reported:
                     self.reported = True
                     LOG.warning(
-                        "spans of %s cannot be exported to %s and are dropped; the service itself is not affected. "
+                        "spans of %s cannot be exported to %s and are dropped; the service itself is not "
+                        "affected. "
                         "This is logged once",
                         service,
                         without_password(endpoint),
@@ -116,7 +118,8 @@ class _Sink:
             max_export_batch_size=BATCH_SPANS,
         )
         self._scope = InstrumentationScope("penstock.runtime.tracing")
-        # Not `Resource.create`: that adds an id of this process, and the same span of two processes would differ in it.
+        # Not `Resource.create`: that adds an id of this process, and the same span of two processes would
+        # differ in it.
         self._resource = Resource(
             {"service.name": f"penstock-{service}", "service.namespace": "penstock", "penstock.cell": cell}
         )
@@ -128,9 +131,10 @@ class _Sink:
     def put(self, span: Finished) -> None:
         """Queues one finished span; never blocks.
 
-        Clocks step back, and Jaeger takes 0 ns for a negative length: each span lasts 1 ns at least. A root lasts 1 ns more than
-        reported, so that children in its last millisecond lie inside: Jaeger adds a warning about a child outside to the stored
-        span, and then takes the same span written again for another one.
+        Clocks step back, and Jaeger takes 0 ns for a negative length: each span lasts 1 ns at least. A root
+        lasts 1 ns more than reported, so that children in its last millisecond lie inside: Jaeger adds a
+        warning about a child outside to the stored span, and then takes the same span written again for
+        another one.
         """
         parent = span.parent
         start = min(_nanoseconds(span.start_ms), MAX_NANOSECONDS - 2)
@@ -169,9 +173,10 @@ class _Sink:
 class Tracing:
     """Writes the job traces of one service. Made by `tracing`; a context manager that flushes at its end.
 
-    `parent`s and results are `traceparent` texts, as `Envelope.traceparent` carries them. Without an exporter,
-    and for jobs that are not sampled, each call returns the context that it was given, so that a trace stays
-    connected across a service that exports nothing; a text too long for a context is never passed on.
+    `parent`s and results are `traceparent` texts, as `Envelope.traceparent` carries them. Without an
+    exporter, and for jobs that are not sampled, each call returns the context that it was given, so that a
+    trace stays connected across a service that exports nothing; a text too long for a context is never passed
+    on.
     """
 
     __slots__ = ("_ratio", "_sink")
@@ -188,8 +193,8 @@ class Tracing:
     def start_job_trace(self, job_id: str) -> str | None:
         """The context of the job's root span, for the submission's envelope; None when nothing is exported.
 
-        Nothing is written yet: `end_job` writes the root span when the job has ended. Any service may call it, at
-        any time, and gets the same answer for the same ratio; a context in a record takes precedence.
+        Nothing is written yet: `end_job` writes the root span when the job has ended. Any service may call
+        it, at any time, and gets the same answer for the same ratio; a context in a record takes precedence.
         """
         if self._sink is None:
             return None
@@ -215,7 +220,8 @@ class Tracing:
         return None if self._sink is None else to_traceparent(root)
 
     def upcoming(self, name: str, parent: str | None, key: str) -> str | None:
-        """The context that `span` will return for these arguments: for events caused before the span can be written."""
+        """The context that `span` will return for these arguments: for events caused before the span can be
+        written."""
         if self._sink is None:
             return parent if parent is None or len(parent) <= MAX_TRACEPARENT_CHARS else None
         above = from_traceparent(parent)
@@ -240,10 +246,11 @@ class Tracing:
         key: str | None = None,
         error: str | None = None,
     ) -> str | None:
-        """Writes one finished span under `parent` and returns its context, the parent of spans that it caused.
+        """Writes one finished span under `parent` and returns its context, the parent of spans that it
+        caused.
 
-        Times in ms since the epoch (fractions allowed). `key` distinguishes it from siblings of the same name and
-        must be the same when it is written again; by default its start. `error`: marks it as failed.
+        Times in ms since the epoch (fractions allowed). `key` distinguishes it from siblings of the same name
+        and must be the same when it is written again; by default its start. `error`: marks it as failed.
         """
         if self._sink is None:
             return parent if parent is None or len(parent) <= MAX_TRACEPARENT_CHARS else None
@@ -257,14 +264,15 @@ class Tracing:
         return to_traceparent(context)
 
     def plan_context(self, proposer: str, proposal_id: str) -> str | None:
-        """The context of the `plan` span that this proposal has, or will have; None when nothing is exported."""
+        """The context of the `plan` span that this proposal has, or will have; None when nothing is
+        exported."""
         return None if self._sink is None else to_traceparent(_plan_context(proposer, proposal_id))
 
     def plan(
         self, proposer: str, proposal_id: str, start_ms: float, end_ms: float, attributes: Attributes
     ) -> None:
-        """Writes the `plan` span of one proposal, from the start of planning to the proposal in the log: the only span of a trace
-        of its own, to which the placements of its units link."""
+        """Writes the `plan` span of one proposal, from the start of planning to the proposal in the log: the
+        only span of a trace of its own, to which the placements of its units link."""
         if self._sink is not None:
             found = {"penstock.proposer": proposer, "penstock.proposal_id": proposal_id, **attributes}
             context = _plan_context(proposer, proposal_id)
@@ -278,10 +286,11 @@ class Tracing:
         attributes: Attributes,
         plan: tuple[str, str] | None = None,
     ) -> None:
-        """Writes the `decide` span of one ledger record about one job, without length, under the job's root. `plan`: proposer and id
-        of the proposal that it follows, to whose span it links.
+        """Writes the `decide` span of one ledger record about one job, without length, under the job's root.
+        `plan`: proposer and id of the proposal that it follows, to whose span it links.
 
-        Decisions are written even for a job that is not sampled: as the only span of its trace, without a parent.
+        Decisions are written even for a job that is not sampled: as the only span of its trace, without a
+        parent.
         """
         if self._sink is None:
             return
@@ -301,8 +310,9 @@ class Tracing:
         attributes: Attributes,
         plan: tuple[str, str] | None = None,
     ) -> None:
-        """Writes the span of one decision other than a placement, without length: event `n` of its record. `job_id`: under its root if
-        it is sampled; None: the decision is about the cell, and its span is the only one of a trace. `plan`: as for `decide`."""
+        """Writes the span of one decision other than a placement, without length: event `n` of its record.
+        `job_id`: under its root if it is sampled; None: the decision is about the cell, and its span is the
+        only one of a trace. `plan`: as for `decide`."""
         if self._sink is None:
             return
         root = (
@@ -398,8 +408,9 @@ class _Waiting:
 class HeldTracing(Tracing):
     """Buffers the latest spans, up to a bound, until `release` writes them; later spans are written at once.
 
-    For a standby that follows the active placer's records: when it takes over it writes the latest spans once more, since the
-    other may have died before it wrote them. (Ids are derived: a span written twice is one span.)
+    For a standby that follows the active placer's records: when it takes over it writes the latest spans once
+    more, since the other may have died before it wrote them. (Ids are derived: a span written twice is one
+    span.)
     """
 
     __slots__ = ("_waiting",)
@@ -418,8 +429,8 @@ class HeldTracing(Tracing):
 def tracing(service: str, settings: Settings, *, exporter: "SpanExporter | None" = None) -> Tracing:
     """The tracing of one service (`gateway`, `placer`, …), shown in Jaeger as `penstock-<service>`.
 
-    Exports to `settings.otlp`; without it, or at a ratio of 0, nothing at all. `exporter`: instead of OTLP, for
-    tests. All services of a cell share one ratio.
+    Exports to `settings.otlp`; without it, or at a ratio of 0, nothing at all. `exporter`: instead of OTLP,
+    for tests. All services of a cell share one ratio.
     """
     if settings.trace_ratio <= 0 or (settings.otlp is None and exporter is None):
         return Tracing()

@@ -1,7 +1,8 @@
 """Convergence categories of training jobs: progressing, watching, converged. Source: SpeCon §V-A, Alg. 1.
 
-A job's loss is evaluated once per categorisation interval of its running time. Its change since the last evaluation is its *growth*.
-Only losses that were reported before the evaluation count, so a category never changes afterwards.
+A job's loss is evaluated once per categorisation interval of its running time. Its change since the last
+evaluation is its *growth*. Only losses that were reported before the evaluation count, so a category never
+changes afterwards.
 """
 
 from collections import deque
@@ -25,7 +26,8 @@ MAX_WINDOWS = 4  # from progressing to converged takes two evaluations, a reques
 
 
 class LossWindow(NamedTuple):
-    """One evaluation: the loss before and at its end, its growth, the threshold for that, and the category after it."""
+    """One evaluation: the loss before and at its end, its growth, the threshold for that, and the category
+    after it."""
 
     began_ms: int
     ended_ms: int
@@ -37,13 +39,16 @@ class LossWindow(NamedTuple):
 
 
 class Monitor:
-    """Alg. 1 for one job: `alpha`, the threshold, a share of the range of losses so far, > 0; `interval_ms` between two evaluations, > 0.
+    """Alg. 1 for one job: `alpha`, the threshold, a share of the range of losses so far, > 0; `interval_ms`
+    between two evaluations, > 0.
 
-    The printed lines 10–12 repeat lines 7–9; the paper's text gives the intended transition: from watching to converged.
+    The printed lines 10–12 repeat lines 7–9; the paper's text gives the intended transition: from watching to
+    converged.
 
-    Departures: losses are normalised by their range until the evaluation, where the source does not name the divisor; a loss that is not finite is
-    ignored; time in which the job does not run is left out (`pause`, `resume`). Each evaluation leads to at most one change, as in the source, and
-    missed evaluations are made up for, since no loss arrived between them.
+    Departures: losses are normalised by their range until the evaluation, where the source does not name the
+    divisor; a loss that is not finite is ignored; time in which the job does not run is left out (`pause`,
+    `resume`). Each evaluation leads to at most one change, as in the source, and missed evaluations are made
+    up for, since no loss arrived between them.
     """
 
     __slots__ = (
@@ -59,7 +64,7 @@ class Monitor:
         "_rest_ms",
         "category",
         "windows",
-    )  # fmt: skip
+    )
 
     def __init__(self, alpha: float, interval_ms: int) -> None:
         self._alpha = alpha
@@ -86,7 +91,8 @@ class Monitor:
         return self._next_ms
 
     def observe(self, loss: float, now_ms: int) -> bool:
-        """Takes a reported loss, after evaluations that were due before. Returns whether one of them asks for a reallocation, as `look`."""
+        """Takes a reported loss, after evaluations that were due before. Returns whether one of them asks for
+        a reallocation, as `look`."""
         if not isfinite(loss):
             return False
         asks = self.look(now_ms)
@@ -99,7 +105,8 @@ class Monitor:
         return asks
 
     def look(self, now_ms: int) -> bool:
-        """Makes all evaluations due at `now_ms`. True: the job has converged and its growth still falls, so that it may give up its place (lines 13–16)."""
+        """Makes all evaluations due at `now_ms`. True: the job has converged and its growth still falls, so
+        that it may give up its place (lines 13–16)."""
         asks = False
         while self._next_ms is not None and self._next_ms <= now_ms:
             at_ms, interval_ms, before = self._next_ms, self.interval_ms(), self._growth
@@ -150,15 +157,20 @@ class Monitor:
 
 
 SIGMAS = 3.0  # standard deviations of a difference from which it is significant
-WEIGHT = 0.04  # of the newest three losses in the noise: an average over some fifty, so that a calm stretch does not lower it
+# of the newest three losses in the noise: an average over some fifty, so that a calm stretch does not lower
+# it
+WEIGHT = 0.04
 LONGEST = 8  # intervals of the source between two evaluations of a noisy curve
 
 
 class NoiseMonitor(Monitor):
-    """As `Monitor`, with α and interval from the noise of the loss itself. Our addition: the source has one α for all models, and on a noisy curve the jitter alone exceeds it.
+    """As `Monitor`, with α and interval from the noise of the loss itself. Our addition: the source has one α
+    for all models, and on a noisy curve the jitter alone exceeds it.
 
-    Noise is a loss's deviation from the mean of its two neighbours. The threshold is `SIGMAS` standard deviations of a difference of two losses, at least
-    α for each interval. The interval doubles while growth is below the threshold, up to `LONGEST`, so that a slow gain adds up to more than the noise; after a significant growth it is the source's again.
+    Noise is a loss's deviation from the mean of its two neighbours. The threshold is `SIGMAS` standard
+    deviations of a difference of two losses, at least α for each interval. The interval doubles while growth
+    is below the threshold, up to `LONGEST`, so that a slow gain adds up to more than the noise; after a
+    significant growth it is the source's again.
     """
 
     __slots__ = ("_before", "_factor", "_two_before", "_variance")

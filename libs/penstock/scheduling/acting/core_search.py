@@ -1,7 +1,9 @@
-"""Search for a training job's best number of cores while it runs: CODA's hill climbing in single steps, and a search by doubling and halving.
+"""Search for a training job's best number of cores while it runs: CODA's hill climbing in single steps, and a
+search by doubling and halving.
 
-Source: CODA §V-B2. Pure functions of the measurements so far: the caller sets the job's cores to the result, measures
-its speed, and calls again. Departure: in the source each probe takes 90 s; here a probe ends when the speed has settled (`penstock.scheduling.acting.settling`).
+Source: CODA §V-B2. Pure functions of the measurements so far: the caller sets the job's cores to the result,
+measures its speed, and calls again. Departure: in the source each probe takes 90 s; here a probe ends when
+the speed has settled (`penstock.scheduling.acting.settling`).
 """
 
 from collections.abc import Sequence
@@ -15,7 +17,8 @@ KEEPS = 0.95  # of the best measured speed: `search` counts it as equal to the b
 
 
 class Seen(NamedTuple):
-    """A number of cores with which the job ran, and its speed with them (or GPU utilisation), ≥ 0, any unit."""
+    """A number of cores with which the job ran, and its speed with them (or GPU utilisation), ≥ 0, any
+    unit."""
 
     cores: int
     speed: float
@@ -29,11 +32,13 @@ class Next(NamedTuple):
 
 
 ACROSS_NODES = 2
-"""Cores of each worker of a job on several nodes, where the network is the bottleneck. Source: CODA §IV-B2."""
+"""Cores of each worker of a job on several nodes, where the network is the bottleneck. Source: CODA
+§IV-B2."""
 
 
 def across_nodes(start: int, seen: Sequence[Seen], most: int, least: int = 1) -> Next:
-    """For a job on several nodes: two cores per worker, at least `least`, if that keeps 95 % of its speed; else the cores that it has.
+    """For a job on several nodes: two cores per worker, at least `least`, if that keeps 95 % of its speed;
+    else the cores that it has.
 
     Departure: the source gives two to all; here they are measured first, which is one probe.
     """
@@ -48,8 +53,9 @@ def across_nodes(start: int, seen: Sequence[Seen], most: int, least: int = 1) ->
 def walk(start: int, seen: Sequence[Seen], most: int, least: int = 1, probes: int = MAX_CORE_PROBES) -> Next:
     """CODA's hill climbing in steps of one core. Source: CODA §V-B2.
 
-    First fewer cores, while speed improves; if the first step down did not help, more, while it improves. `seen`: in
-    the order tried, the start first. Empty: the start is measured next, which does not count as a probe. `least`: fewer are not tried.
+    First fewer cores, while speed improves; if the first step down did not help, more, while it improves.
+    `seen`: in the order tried, the start first. Empty: the start is measured next, which does not count as a
+    probe. `least`: fewer are not tried.
     """
     speed = _speeds(start, seen, most)
     if not speed:
@@ -75,10 +81,11 @@ def search(
 ) -> Next:
     """Our default: the fewest cores that keep 95 % of the best speed, found by doubling and halving.
 
-    Ideal: measure every count. Departure from CODA's steps of one: speed is close to linear up to the best count,
-    so that twice the cores show at once whether cores are short (four single steps do not suffice for a job that needs 12
-    and starts at 3), and half of them whether they are too many. More cores are tried first: a starved job
-    wastes GPUs, one with too many wastes cores. Between a count that is too low and one that suffices, the middle is tried.
+    Ideal: measure every count. Departure from CODA's steps of one: speed is close to linear up to the best
+    count, so that twice the cores show at once whether cores are short (four single steps do not suffice for
+    a job that needs 12 and starts at 3), and half of them whether they are too many. More cores are tried
+    first: a starved job wastes GPUs, one with too many wastes cores. Between a count that is too low and one
+    that suffices, the middle is tried.
     """
     speed = _speeds(start, seen, most)
     if not speed:

@@ -1,9 +1,11 @@
 """Interference model: slowdown of jobs by their neighbours on a node, fitted to measured step times.
 
-Model: with a share s of a node's allocated cores (its own over those of all running tasks) a job's steps take s^-e times as long as alone
-on the node. The exponent e is 0 where cores suffice for all tasks, as with tasks pinned to cores of their own, and 1 where all
-share the same cores in turns. It is fitted by least squares to logarithms: each job's step times in two consecutive windows, against its mean
-share in them; a job is compared only with itself. Jobs with and without GPUs have one exponent each. Pure: its input is ledger facts, no clock.
+Model: with a share s of a node's allocated cores (its own over those of all running tasks) a job's steps take
+s^-e times as long as alone on the node. The exponent e is 0 where cores suffice for all tasks, as with tasks
+pinned to cores of their own, and 1 where all share the same cores in turns. It is fitted by least squares to
+logarithms: each job's step times in two consecutive windows, against its mean share in them; a job is
+compared only with itself. Jobs with and without GPUs have one exponent each. Pure: its input is ledger facts,
+no clock.
 """
 
 from bisect import bisect_left, bisect_right
@@ -17,7 +19,8 @@ from penstock.ledger.state.state import CellState
 from penstock.model.inputs.external_events import StepsMeasured
 from penstock.model.nouns.transitions import JobStatus, TaskStatus
 
-PRIOR = 0.25  # weight of the prior e = 0, in squared logarithms: three changes by a third of the share outweigh it
+# weight of the prior e = 0, in squared logarithms: three changes by a third of the share outweigh it
+PRIOR = 0.25
 LEAST_CHANGE = 0.05  # of the logarithm of the share: after smaller changes noise of the step times dominates
 MAX_STEPS = (
     4_096  # in the loads of all nodes, or as many as there are running jobs, before all jobs account for them
@@ -43,8 +46,8 @@ class _Load:
         self.cores = [0]
 
     def change(self, cores: int, now_ms: int) -> None:
-        """Adds so many cores, possibly none or a negative number. A time before the last step counts as the last step's: who asks about
-        progress may be ahead of the ledger's records."""
+        """Adds so many cores, possibly none or a negative number. A time before the last step counts as the
+        last step's: who asks about progress may be ahead of the ledger's records."""
         if now_ms <= self.since_ms[-1]:
             self.cores[-1] += cores
         else:
@@ -90,11 +93,13 @@ class _Followed:
         """Node id → cores of its tasks there; each task counts for at least one."""
         self.log_share = 0.0
         self.since_ms = self.window_ms = now_ms
-        """Time until which it is accounted for; start of the window. `log_share` applies from then on, once the loads since then are accounted for."""
+        """Time until which it is accounted for; start of the window. `log_share` applies from then on, once
+        the loads since then are accounted for."""
         self.area = 0.0
         """Integral of the logarithm of the share over the window, in ms."""
         self.mean = self.log_step = 0.0
-        """Previous window: mean logarithm of the share, logarithm of the step time; `step_s` 0: there was none."""
+        """Previous window: mean logarithm of the share, logarithm of the step time; `step_s` 0: there was
+        none."""
         self.step_s = 0.0
         """Time of a step alone on the node."""
         self.done = 0
@@ -107,8 +112,8 @@ class _Followed:
 class Crowding:
     """Tracks all running jobs of a cell.
 
-    Ideal: each change of a node's tasks updates the shares of all jobs there. Departure: the nodes' loads are stored over time, and a job
-    accounts for them when it is asked about, which most attempts never are.
+    Ideal: each change of a node's tasks updates the shares of all jobs there. Departure: the nodes' loads are
+    stored over time, and a job accounts for them when it is asked about, which most attempts never are.
     """
 
     def __init__(self) -> None:
@@ -202,7 +207,8 @@ class Crowding:
         return [(own, load) for node_id, own in cores.items() if (load := self._loads.get(node_id))]
 
     def _follow(self, job: JobState, cores: Mapping[str, int], now_ms: int) -> None:
-        """Starts tracking. For the attempt's time before now the current share is assumed: earlier neighbours are not known."""
+        """Starts tracking. For the attempt's time before now the current share is assumed: earlier neighbours
+        are not known."""
         found = self._jobs[job.job_id] = _Followed(job, cores, now_ms)
         if job.running_ms is not None and now_ms > job.running_ms:
             self._settle(found)
@@ -252,8 +258,9 @@ class Crowding:
     def progress(self, state: CellState, job: JobState, now_ms: int) -> Progress | None:
         """Progress of a job; None: it does not run.
 
-        Remaining work: the remaining steps, at the step time alone; without reported steps the estimated run time less the work done;
-        without an estimate as much as it has done: with long-tailed run times a job is expected to be half done at any time.
+        Remaining work: the remaining steps, at the step time alone; without reported steps the estimated run
+        time less the work done; without an estimate as much as it has done: with long-tailed run times a job
+        is expected to be half done at any time.
         """
         if job.status is not JobStatus.RUNNING:
             return None
@@ -292,5 +299,6 @@ def cores_of(job: JobState | None) -> tuple[Mapping[str, int], Mapping[str, int]
 
 
 def _log_share(loads: Sequence[tuple[int, _Load]], at_ms: int) -> float:
-    """Logarithm of a job's cores over those of all running tasks, on its most crowded node; ≤ 0. `loads`: of its nodes, each with the job's cores there."""
+    """Logarithm of a job's cores over those of all running tasks, on its most crowded node; ≤ 0. `loads`: of
+    its nodes, each with the job's cores there."""
     return log(min([own / max(own, load.at(at_ms)) for own, load in loads], default=1.0))

@@ -1,16 +1,24 @@
-"""Contention eliminator: throttles jobs without GPUs on a node where a training job slows down, and releases them again.
+"""Contention eliminator: throttles jobs without GPUs on a node where a training job slows down, and releases
+them again.
 
-Source: CODA §V-D. If a node's memory bandwidth is at 75 % of its maximum and the utilisation of its training jobs drops, the jobs without GPUs are
-throttled (MBA), or get half their cores where the processor cannot cap bandwidth. Training jobs are never throttled.
+Source: CODA §V-D. If a node's memory bandwidth is at 75 % of its maximum and the utilisation of its training
+jobs drops, the jobs without GPUs are throttled (MBA), or get half their cores where the processor cannot cap
+bandwidth. Training jobs are never throttled.
 
 Departures:
-- A training job is slow when its speed (steps, or utilisation where it reports no steps) has fallen by 10 % from its best with the same cores.
-- Where bandwidth cannot be capped, a job that has one core left is capped to a part of that core's time, where the node can do that: it may slow a training job from one core, too.
-- Without counters of bandwidth the signal is the kernel's pressure stall information: the time in which threads of the training job waited for a core.
-- Caps are lowered in steps, each of which is measured before the next: 50, 25, 10 %. The source names no step.
-- Where threads of the training job wait for cores, as many cores are taken at once as its slowdown requires (`left`), at least half. The source halves them
-  (`halves`): 8 programs on the cores of a training job then slow it for as long as three steps are measured.
-- Hysteresis: a throttled job is released when the pressure has stayed under a lower bound for a period, which doubles each time, or when no training job is left on the node.
+- A training job is slow when its speed (steps, or utilisation where it reports no steps) has fallen by 10 %
+  from its best with the same cores.
+- Where bandwidth cannot be capped, a job that has one core left is capped to a part of that core's time,
+  where the node can do that: it may slow a training job from one core, too.
+- Without counters of bandwidth the signal is the kernel's pressure stall information: the time in which
+  threads of the training job waited for a core.
+- Caps are lowered in steps, each of which is measured before the next: 50, 25, 10 %. The source names no
+  step.
+- Where threads of the training job wait for cores, as many cores are taken at once as its slowdown requires
+  (`left`), at least half. The source halves them (`halves`): 8 programs on the cores of a training job then
+  slow it for as long as three steps are measured.
+- Hysteresis: a throttled job is released when the pressure has stayed under a lower bound for a period, which
+  doubles each time, or when no training job is left on the node.
 """
 
 from collections.abc import Sequence
@@ -23,9 +31,11 @@ BANDWIDTH_HIGH = 75.0
 """Percent of the node's memory bandwidth. Source: CODA §V-D."""
 BANDWIDTH_LOW = 60.0
 STALLED_HIGH = 10.0
-"""Percent of the time in which some thread of a training job waits for a core. A training job alone on its cores has almost none."""
+"""Percent of the time in which some thread of a training job waits for a core. A training job alone on its
+cores has almost none."""
 STALLED_LOW = 10.0
-"""Nodes publish when waiting begins, and once when it has ended, with a value below this: the two bounds are separated only in time."""
+"""Nodes publish when waiting begins, and once when it has ended, with a value below this: the two bounds are
+separated only in time."""
 FALLS = 0.10
 """A training job that has lost this fraction of its best speed is slow."""
 CAPS = (50, 25, 10)
@@ -33,9 +43,11 @@ CAPS = (50, 25, 10)
 LITTLE_TRAFFIC = 5.0
 """Percent of the node's bandwidth: throttling a job that uses less has no effect."""
 HEAVY = 0.5
-"""Fraction of the largest traffic of a job without GPUs on the node: a job with less is not throttled with it. Source: §V-D monitors each such job's bandwidth, and names no bound."""
+"""Fraction of the largest traffic of a job without GPUs on the node: a job with less is not throttled with
+it. Source: §V-D monitors each such job's bandwidth, and names no bound."""
 RELEASE_MS = 6_000
-"""How long the pressure must stay low before jobs are released: three windows of telemetry; doubled after each release."""
+"""How long the pressure must stay low before jobs are released: three windows of telemetry; doubled after
+each release."""
 MAX_DOUBLINGS = 6
 
 
@@ -44,7 +56,8 @@ class Training(NamedTuple):
 
     task_id: str
     lost: float | None
-    """Fraction of its best speed that it has lost, 0 – 1, measured after the latest change on the node. None: not known (yet)."""
+    """Fraction of its best speed that it has lost, 0 – 1, measured after the latest change on the node. None:
+    not known (yet)."""
 
 
 class Other(NamedTuple):
@@ -53,7 +66,8 @@ class Other(NamedTuple):
     task_id: str
     cores: int
     cap: int | None
-    """The cap that it got here, in percent of memory bandwidth or of its cores' time; None: it has none, or an operator's."""
+    """The cap that it got here, in percent of memory bandwidth or of its cores' time; None: it has none, or
+    an operator's."""
     throttled_from: int
     """Cores that it had before some were taken; 0: none were taken."""
     traffic: float | None
@@ -134,9 +148,11 @@ class Change(NamedTuple):
 
 
 def left(lost: float) -> float:
-    """The fraction of their cores that others retain, 0 to ½, so that a training job that now loses `lost` (`FALLS` – 1) of its speed loses `FALLS`.
+    """The fraction of their cores that others retain, 0 to ½, so that a training job that now loses `lost`
+    (`FALLS` – 1) of its speed loses `FALLS`.
 
-    Its step takes 1 / (1 - lost) as long as alone; the additional time is proportional to the threads that compete for its cores, so to the others' cores.
+    Its step takes 1 / (1 - lost) as long as alone; the additional time is proportional to the threads that
+    compete for its cores, so to the others' cores.
     """
     return min(0.5, FALLS / (1 - FALLS) * (1 - lost) / lost)
 
@@ -146,7 +162,10 @@ def throttled(view: NodeView, *, halves: bool) -> Sequence[Change]:
     slow = view.slowest
     if slow is None or not view.high:
         return ()
-    why = f"{slow.task_id} has lost {100 * (slow.lost or 0.0):.0f} % of its speed on {view.node_id}, {view.pressure}"
+    why = (
+        f"{slow.task_id} has lost {100 * (slow.lost or 0.0):.0f} % of its speed on {view.node_id}, "
+        f"{view.pressure}"
+    )
     able = [other for other in view.others if other.may_throttle and other.can_be_slowed(view.caps)]
     heavy = max(
         LITTLE_TRAFFIC,
@@ -167,7 +186,8 @@ def throttled(view: NodeView, *, halves: bool) -> Sequence[Change]:
 
 
 def released(view: NodeView, *, calm: bool) -> Sequence[Change]:
-    """Which tasks are released now, in one step; of a task that has both fewer cores and a cap, only the cap. `calm`: the pressure has been low for long enough."""
+    """Which tasks are released now, in one step; of a task that has both fewer cores and a cap, only the cap.
+    `calm`: the pressure has been low for long enough."""
     if view.trainings and not calm:
         return ()
     why = (
@@ -188,5 +208,6 @@ def released(view: NodeView, *, calm: bool) -> Sequence[Change]:
 
 
 def calm_after_ms(times: int) -> int:
-    """How long the pressure must stay low before jobs that were released `times` before are released again."""
+    """How long the pressure must stay low before jobs that were released `times` before are released
+    again."""
     return RELEASE_MS << min(times, MAX_DOUBLINGS)

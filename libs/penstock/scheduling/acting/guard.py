@@ -1,7 +1,9 @@
-"""Interface of guard stages: the search for running jobs' core counts, and the throttling of jobs that slow down a training job.
+"""Interface of guard stages: the search for running jobs' core counts, and the throttling of jobs that slow
+down a training job.
 
-The placer does not call them: the contention-guard folds the ledger, reads windows of telemetry, and proposes changes (`CoresProposed`,
-`ThrottleProposed`). Their bounds are facts of the ledger (`penstock.proposals.validate_adjustments`); the guard's measurements are not in the ledger.
+The placer does not call them: the contention-guard folds the ledger, reads windows of telemetry, and proposes
+changes (`CoresProposed`, `ThrottleProposed`). Their bounds are facts of the ledger
+(`penstock.proposals.validate_adjustments`); the guard's measurements are not in the ledger.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -20,7 +22,8 @@ SEARCHES: Mapping[str, Step] = MappingProxyType({"doubling": search, "walk": wal
 
 
 def set_by_operator(adjustment: Adjustment | None) -> bool:
-    """Whether this latest adjustment of a task is an operator's, so that the guard leaves it alone. A restored ledger knows none (`Adjustment.by`)."""
+    """Whether this latest adjustment of a task is an operator's, so that the guard leaves it alone. A
+    restored ledger knows none (`Adjustment.by`)."""
     return adjustment is not None and adjustment.by not in ("", PROPOSER)
 
 
@@ -44,7 +47,8 @@ class Guard(NamedTuple):
         return self.step if len(nodes) == 1 else across_nodes
 
     def least_of(self, job: JobState, start: int, gpus: int) -> int:
-        """The fewest cores that are tried for a worker that began with `start`: one per GPU, or what its user specified. At most `start`."""
+        """The fewest cores that are tried for a worker that began with `start`: one per GPU, or what its user
+        specified. At most `start`."""
         named = job.spec.resources.cores is not None and self.users_cores == "at_least"
         return start if named else min(start, gpus)
 

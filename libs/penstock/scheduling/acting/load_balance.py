@@ -1,10 +1,12 @@
-"""Load balancing of running jobs by predicted completion times: a migrate stage that moves a job only where the sum of completion times falls.
+"""Load balancing of running jobs by predicted completion times: a migrate stage that moves a job only where
+the sum of completion times falls.
 
-Ideal: the schedule of moves with the least sum of completion times. Departure: one move at a time, the best; the stage is evaluated again after
-a change. Jobs on a node slow each other down as `penstock.scheduling.acting.crowding` has measured; no job moves while no slowdown was
-measured. The cost of a move (save, launch, repeated work) counts as work of the moved job, and the gain has to exceed it:
-twice for a progressing job, since its pause costs more (the source's own reason to move converged jobs).
-Source: the categories and the rule that converged jobs make room are SpeCon's; the gain is our addition.
+Ideal: the schedule of moves with the least sum of completion times. Departure: one move at a time, the best;
+the stage is evaluated again after a change. Jobs on a node slow each other down as
+`penstock.scheduling.acting.crowding` has measured; no job moves while no slowdown was measured. The cost of a
+move (save, launch, repeated work) counts as work of the moved job, and the gain has to exceed it: twice for a
+progressing job, since its pause costs more (the source's own reason to move converged jobs). Source: the
+categories and the rule that converged jobs make room are SpeCon's; the gain is our addition.
 """
 
 from bisect import bisect_right
@@ -48,9 +50,11 @@ class Sharer(NamedTuple):
 
 
 def sum_of_completions_s(sharers: Iterable[Sharer]) -> float:
-    """Sum of completion times of jobs that share a node until each has ended, without new ones. Job i runs at speed (cores_i / all cores)^exponent_i.
+    """Sum of completion times of jobs that share a node until each has ended, without new ones. Job i runs at
+    speed (cores_i / all cores)^exponent_i.
 
-    O(n²), but jobs of one kind, with the same cores and exponent, are equally fast, so that a power is taken and an end looked for once per kind.
+    O(n²), but jobs of one kind, with the same cores and exponent, are equally fast, so that a power is taken
+    and an end looked for once per kind.
     """
     kinds: dict[tuple[float, float], list[float]] = {}
     for one in sharers:
@@ -78,14 +82,16 @@ def sum_of_completions_s(sharers: Iterable[Sharer]) -> float:
 
 
 def _after(left: Sequence[float], done_s: float, now_s: float) -> tuple[list[float], int]:
-    """Of equally fast jobs, shortest first, what is left after so much of each, and how many have ended with it."""
+    """Of equally fast jobs, shortest first, what is left after so much of each, and how many have ended with
+    it."""
     now_left = [left_s - done_s for left_s in left]
     ended = bisect_right(now_left, 1e-9 * max(1.0, now_s))
     return now_left[ended:], ended
 
 
 def _sum_of_one_kind_s(kind: tuple[float, float], left: list[float]) -> float:
-    """`sum_of_completions_s` of jobs that are all equally fast, shortest first: the same operations, without those for several kinds."""
+    """`sum_of_completions_s` of jobs that are all equally fast, shortest first: the same operations, without
+    those for several kinds."""
     cores, exponent = kind
     total_s = now_s = 0.0
     while left:
@@ -139,8 +145,9 @@ Hosts = Mapping[str, Sequence[Sharer]]
 def _slowed(sharing: Sharing, crowding: Crowding) -> bool:
     """Whether on any node a move could gain enough. O(tasks).
 
-    By a job's leaving its neighbours gain no more than they are slowed by, and a job with a share s of the cores takes at most s^-e times as long as
-    alone. Where that is less than `LEAST_GAIN` more, no move gains that.
+    By a job's leaving its neighbours gain no more than they are slowed by, and a job with a share s of the
+    cores takes at most s^-e times as long as alone. Where that is less than `LEAST_GAIN` more, no move gains
+    that.
     """
     exponent = max(crowding.exponent(gpus=gpus) for gpus in (False, True))
     for found in sharing.values():
@@ -152,9 +159,11 @@ def _slowed(sharing: Sharing, crowding: Crowding) -> bool:
 
 
 def _leaving(state: CellState, hosts: Hosts, sums_s: Mapping[str, float]) -> Sequence[Leaving]:
-    """The movable jobs with the largest gains of leaving, `MAX_TRIED` at most, of nodes whose jobs are slowed by more than the least gain of a move.
+    """The movable jobs with the largest gains of leaving, `MAX_TRIED` at most, of nodes whose jobs are slowed
+    by more than the least gain of a move.
 
-    A gain is bounded by that of neighbours that then are as fast as alone; jobs are looked at in the order of that bound, until it is below the gains found.
+    A gain is bounded by that of neighbours that then are as fast as alone; jobs are looked at in the order of
+    that bound, until it is below the gains found.
     """
     bounds: list[tuple[float, str, Sharer]] = []
     least_s, second_s = nsmallest(2, [*sums_s.values(), inf, inf])
@@ -202,7 +211,8 @@ def _migration(
         job.job_id,
         (node_id,),
         "faster",
-        f"{category}; jobs on {here} and {node_id} end {net_s:,.0f} s earlier in sum, less the {cost_s:,.0f} s that the move costs",
+        f"{category}; jobs on {here} and {node_id} end {net_s:,.0f} s earlier in sum, less the {cost_s:,.0f} "
+        "s that the move costs",
     )
 
 

@@ -1,8 +1,9 @@
 """Interface of migrate stages: which running jobs migrate to other nodes, by the convergence of their losses.
 
-The placer does not call them: the migrator folds the ledger, receives losses from the telemetry topic, and proposes a stage's result
-(`MigrationProposed`). Facts about moves (when a job was evaluated, how often it was moved) are in the ledger; categories are in the migrator
-only, rebuilt from telemetry and the runs of the job's attempts after a restart.
+The placer does not call them: the migrator folds the ledger, receives losses from the telemetry topic, and
+proposes a stage's result (`MigrationProposed`). Facts about moves (when a job was evaluated, how often it was
+moved) are in the ledger; categories are in the migrator only, rebuilt from telemetry and the runs of the
+job's attempts after a restart.
 """
 
 from collections.abc import Mapping, Sequence
@@ -28,7 +29,8 @@ class Migration(NamedTuple):
 
 
 Categories = Mapping[str, Category]
-"""Job id → category, of running jobs that have reported a loss; the others count as progressing (SpeCon Alg. 1, line 2)."""
+"""Job id → category, of running jobs that have reported a loss; the others count as progressing (SpeCon Alg.
+1, line 2)."""
 
 
 class Seen(NamedTuple):
@@ -43,7 +45,8 @@ class Seen(NamedTuple):
 
 
 class Migrate(Protocol):
-    """A stage of a profile, see the module's docstring. Pure: the same state and categories give the same answer."""
+    """A stage of a profile, see the module's docstring. Pure: the same state and categories give the same
+    answer."""
 
     def monitor(self) -> Monitor:
         """A new monitor for a job that reports its first loss."""

@@ -1,8 +1,10 @@
-"""Steady-state detection for the speed of a running training job: after a report, no different one has arrived for a while.
+"""Steady-state detection for the speed of a running training job: after a report, no different one has
+arrived for a while.
 
-A probe of a core count ends when speed and utilisation have settled, not after a fixed time: a job with steps of 50 ms is measured after seconds, one
-with steps of a minute after minutes. Source: CODA §VI-F, whose probes last 90 s each. Nodes publish changes only, so silence means no change.
-Steps that vary all the time are measured by their mean: the speed has settled when the means of four reports and of the four before agree.
+A probe of a core count ends when speed and utilisation have settled, not after a fixed time: a job with steps
+of 50 ms is measured after seconds, one with steps of a minute after minutes. Source: CODA §VI-F, whose probes
+last 90 s each. Nodes publish changes only, so silence means no change. Steps that vary all the time are
+measured by their mean: the speed has settled when the means of four reports and of the four before agree.
 """
 
 from collections import deque
@@ -12,17 +14,20 @@ from typing import NamedTuple
 from penstock.scheduling.acting.telemetry_windows import WINDOW_MS, TaskWindow
 
 AGREES = 0.05
-"""A report whose speed differs by less than this fraction from the latest one's does not count as a change."""
+"""A report whose speed differs by less than this fraction from the latest one's does not count as a
+change."""
 AGREES_POINTS = 10.0
 """The same for utilisation, in percent of a GPU."""
 QUIET_MS = 3 * WINDOW_MS
-"""How long, in addition to three steps, no change may arrive until a speed has settled: the windows of the SDK and of the node are two seconds each."""
+"""How long, in addition to three steps, no change may arrive until a speed has settled: the windows of the
+SDK and of the node are two seconds each."""
 QUIET_STEPS = 3
 MAX_STEPS_MS = 1e10  # upper bound of the wait for three steps
 OF_A_MEAN = 4
 """Number of changed reports in a mean."""
 MAX_REPORTS = 16
-"""A task with so many changes in a row never settles: its steps become longer and longer, or vary without pattern."""
+"""A task with so many changes in a row never settles: its steps become longer and longer, or vary without
+pattern."""
 
 
 class Speed(NamedTuple):
@@ -48,7 +53,8 @@ def speed_of(window: TaskWindow) -> Speed | None:
 
 
 class Settling:
-    """Detector for one task under constant conditions. `after_ms`: windows that begin by then, in the log's time, are older, and ignored."""
+    """Detector for one task under constant conditions. `after_ms`: windows that begin by then, in the log's
+    time, are older, and ignored."""
 
     def __init__(self, after_ms: int = -1) -> None:
         self._after_ms = after_ms
@@ -61,7 +67,8 @@ class Settling:
         self._recent: deque[Speed] = deque(maxlen=2 * OF_A_MEAN)
 
     def clock_came_back(self, begin_ms: int) -> None:
-        """Windows from this one on are newer than all before (`penstock.scheduling.acting.telemetry_windows.clock_came_back`)."""
+        """Windows from this one on are newer than all before
+        (`penstock.scheduling.acting.telemetry_windows.clock_came_back`)."""
         self._after_ms = min(self._after_ms, begin_ms - 1)
 
     @property
@@ -111,7 +118,8 @@ class Settling:
 
 
 def mean(speeds: Collection[Speed]) -> Speed:
-    """Mean of at least one report of one kind: for iterations per second the harmonic mean, which is the mean of iteration times."""
+    """Mean of at least one report of one kind: for iterations per second the harmonic mean, which is the mean
+    of iteration times."""
     if not next(iter(speeds)).by_steps:
         return Speed(sum(one.per_s for one in speeds) / len(speeds), by_steps=False)
     return Speed(len(speeds) / sum(1 / one.per_s for one in speeds), by_steps=True)

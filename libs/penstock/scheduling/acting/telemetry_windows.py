@@ -1,8 +1,9 @@
 """Tumbling windows of telemetry per node, which the contention-guard reads instead of single samples.
 
-A window merges the samples of one node whose time falls into it. Merging is idempotent, commutative and associative, so samples that are
-delivered twice, late or in another order give the same window (at-least-once delivery): the maximum of pressure values, and the latest of speed
-values, where the latest is the one with the greatest (time, event id).
+A window merges the samples of one node whose time falls into it. Merging is idempotent, commutative and
+associative, so samples that are delivered twice, late or in another order give the same window (at-least-once
+delivery): the maximum of pressure values, and the latest of speed values, where the latest is the one with
+the greatest (time, event id).
 """
 
 from collections.abc import Collection, Mapping
@@ -14,10 +15,12 @@ from penstock.model.inputs.external_events import TelemetrySampled
 WINDOW_MS = 2_000
 """Length of a window, equal to the kernel's windows of pressure stall information."""
 HELD_WINDOWS = 8
-"""Per node, the latest ones; samples of older windows come too late and are left out. A node without news has no new window, so these may be of any age."""
+"""Per node, the latest ones; samples of older windows come too late and are left out. A node without news has
+no new window, so these may be of any age."""
 CAME_BACK_MS = 60_000
-"""A window that begins more than this before the latest one of its node is not late: the log's clock was ahead, and came back. Long enough for samples
-that are read again after a kill: positions are committed every two seconds."""
+"""A window that begins more than this before the latest one of its node is not late: the log's clock was
+ahead, and came back. Long enough for samples that are read again after a kill: positions are committed every
+two seconds."""
 MAX_TASKS = 256
 """Maximum number of tasks in one window; beyond it samples of the tasks with the greatest ids are dropped."""
 
@@ -62,13 +65,15 @@ def window_of(at_ms: int) -> int:
 
 
 def clock_came_back(latest_ms: int, begin_ms: int) -> bool:
-    """Whether a window that begins at `begin_ms` shows that the log's clock was ahead, where the latest window of its node begins at `latest_ms`."""
+    """Whether a window that begins at `begin_ms` shows that the log's clock was ahead, where the latest
+    window of its node begins at `latest_ms`."""
     return latest_ms - begin_ms > CAME_BACK_MS
 
 
 def held_with(held: Collection[int], begin_ms: int) -> set[int]:
-    """Begins of a node's windows that are held once a sample falls into the one at `begin_ms`: the latest ones, at most `HELD_WINDOWS`, without
-    those of a clock that was ahead. `begin_ms` is not among them where the sample comes too late."""
+    """Begins of a node's windows that are held once a sample falls into the one at `begin_ms`: the latest
+    ones, at most `HELD_WINDOWS`, without those of a clock that was ahead. `begin_ms` is not among them where
+    the sample comes too late."""
     came_back = clock_came_back(max(held, default=begin_ms), begin_ms)
     found = {each for each in held if each <= begin_ms} if came_back else set(held)
     found.add(begin_ms)

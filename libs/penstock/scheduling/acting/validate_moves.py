@@ -1,4 +1,5 @@
-"""Validation of migrations: whether a running job may be moved as proposed, on exactly this state; and its new places."""
+"""Validation of migrations: whether a running job may be moved as proposed, on exactly this state; and its
+new places."""
 
 from collections.abc import Sequence
 
@@ -20,7 +21,8 @@ from penstock.model.proposals import MigrationProposed
 
 
 def validate_move(state: CellState, proposal: MigrationProposed) -> tuple[TaskPlacement, ...] | Refusal:
-    """As `target_of`; a proposal with cause `converged` may also name the job's current nodes: then it stays, and there are no places."""
+    """As `target_of`; a proposal with cause `converged` may also name the job's current nodes: then it stays,
+    and there are no places."""
     job = state.jobs.get(proposal.job_id)
     if job is not None and cause_of(proposal) and (wrong := _moved_enough(job, proposal)):
         return Refusal("wrong_state", f"{job.job_id} {wrong}")
@@ -54,11 +56,13 @@ def nodes_of(job: JobState) -> tuple[str, ...]:
 
 
 def target_of(state: CellState, job_id: str, nodes: tuple[str, ...]) -> tuple[TaskPlacement, ...] | Refusal:
-    """The places of the job's next attempt, in rank order: what is free now or held by the job itself, lowest first.
+    """The places of the job's next attempt, in rank order: what is free now or held by the job itself, lowest
+    first.
 
     A moldable job then has as many workers as nodes are named.
 
-    Ideal: all resources of the job count as free. Departure: except its parts of GPUs, which others may share.
+    Ideal: all resources of the job count as free. Departure: except its parts of GPUs, which others may
+    share.
     """
     if (still := frozen(state)) is not None:
         return still

@@ -1,12 +1,15 @@
-"""Batch stage by the grouping genetic algorithm: when jobs arrive fast, all waiting jobs are placed at once. Source: Liquid §5.3.
+"""Batch stage by the grouping genetic algorithm: when jobs arrive fast, all waiting jobs are placed at once.
+Source: Liquid §5.3.
 
-Implements `penstock.scheduling.stages.batch.Batch`. The question contains the free resources of the nodes, the gangs in the profile's own order, and where
-the profile's immediate path would place each of them, one after the other; `penstock.scheduling.bursts.gga` improves on that and is never worse by
-eq. 8. A job that the immediate path would start now starts in every plan.
+Implements `penstock.scheduling.stages.batch.Batch`. The question contains the free resources of the nodes,
+the gangs in the profile's own order, and where the profile's immediate path would place each of them, one
+after the other; `penstock.scheduling.bursts.gga` improves on that and is never worse by eq. 8. A job that the
+immediate path would start now starts in every plan.
 
-- Jobs that take parts of GPUs, and moldable ones (with their fewest workers), are placed by the immediate path: the plan leaves these resources free, and they
-  start once the plan has been answered.
-- Reserved nodes are left out. Bounded by MAX_JOBS, MAX_TASKS and MAX_NODES: the rest waits for the immediate path.
+- Jobs that take parts of GPUs, and moldable ones (with their fewest workers), are placed by the immediate
+  path: the plan leaves these resources free, and they start once the plan has been answered.
+- Reserved nodes are left out. Bounded by MAX_JOBS, MAX_TASKS and MAX_NODES: the rest waits for the immediate
+  path.
 """
 
 import copy
@@ -59,7 +62,8 @@ class BurstAnswer(msgspec.Struct, frozen=True, gc=False, array_like=True):
 
 
 class Burst:
-    """`place` and `order` are the profile's immediate path; `order` None: first come, first served. `exact`: as `PlacerSettings.batch_exact`."""
+    """`place` and `order` are the profile's immediate path; `order` None: first come, first served. `exact`:
+    as `PlacerSettings.batch_exact`."""
 
     def __init__(
         self,
@@ -105,7 +109,8 @@ class Burst:
         return BurstQuestion(jobs, node_ids, problem, state.seq, self._max_children, self._exact)
 
     def _immediate(self, state: CellState, shadow: "Shadow") -> Iterator[tuple[JobState, tuple[str, ...]]]:
-        """Waiting jobs, each with the nodes on which the immediate path would start it now; empty: it would not start."""
+        """Waiting jobs, each with the nodes on which the immediate path would start it now; empty: it would
+        not start."""
         waiting = [state.jobs[job_id] for job_id in state.queue.values()[:MAX_LOOKED_AT]]
         turns = None
         if self._order is not None:
@@ -215,7 +220,8 @@ class Shadow:
         self._planned: list[tuple[NodeState, TaskPlacement]] = []
 
     def start(self, job: JobState, place: Policy, rng: LazyRng, *, retrace: bool) -> tuple[str, ...]:
-        """Places the job; its nodes in rank order, empty if it does not fit. `retrace`: `give_back` undoes it."""
+        """Places the job; its nodes in rank order, empty if it does not fit. `retrace`: `give_back` undoes
+        it."""
         plan = place.place(self.state, job, rng)
         if plan is None:
             return ()
@@ -247,7 +253,8 @@ class Shadow:
 
 
 def _has_room(state: CellState) -> bool:
-    """Whether a node has room for a worker of one of the jobs that are looked at: else the immediate path starts none."""
+    """Whether a node has room for a worker of one of the jobs that are looked at: else the immediate path
+    starts none."""
     waiting = (state.jobs[job_id] for job_id in state.queue.values()[:MAX_LOOKED_AT])
     demands = {demand.key: demand for demand in (job.demand for job in waiting)}
     return any(state.index.candidates(one.worker, one.where) for one in demands.values())
@@ -264,7 +271,8 @@ def _need(vector: ResourceVector) -> Need:
 
 
 def _nodes(shadow: Shadow, reserved: set[str]) -> tuple[str, ...]:
-    """Nodes of the plan, sorted by ordinal: chosen are those that the immediate path uses, then those with free GPUs, the fullest first."""
+    """Nodes of the plan, sorted by ordinal: chosen are those that the immediate path uses, then those with
+    free GPUs, the fullest first."""
     nodes = shadow.state.nodes
     usable = [nodes[shadow.state.node_at[one]] for one in bits(shadow.state.index.placeable)]
     usable = [node for node in usable if node.spec.node_id not in reserved]
@@ -283,6 +291,7 @@ def _why(question: BurstQuestion, found: Found) -> str:
     placed = sum(bool(place) for place in found.places)
     immediate = sum(bool(place) for place in question.problem.given)
     return (
-        f"batch of {len(found.places)} jobs: {placed} start on {found.nodes} nodes, fitness {found.fitness:.2f}; "
+        f"batch of {len(found.places)} jobs: {placed} start on {found.nodes} nodes, fitness "
+        f"{found.fitness:.2f}; "
         f"one after the other {immediate} would, {found.given_fitness:.2f}"
     )

@@ -1,7 +1,8 @@
-"""Plans of a burst (a node for every task of every gang) with incremental evaluation: for `penstock.scheduling.bursts.gga` and `penstock.scheduling.bursts.exchanges`.
+"""Plans of a burst (a node for every task of every gang) with incremental evaluation: for
+`penstock.scheduling.bursts.gga` and `penstock.scheduling.bursts.exchanges`.
 
-A plan's fitness is eq. 8 of Liquid §5.3, see `penstock.scheduling.bursts.gga`. A change updates only the terms of the nodes and jobs that it affects, so its cost
-does not grow with the plan.
+A plan's fitness is eq. 8 of Liquid §5.3, see `penstock.scheduling.bursts.gga`. A change updates only the
+terms of the nodes and jobs that it affects, so its cost does not grow with the plan.
 """
 
 from collections.abc import Iterable, Sequence
@@ -51,7 +52,8 @@ class Costs(NamedTuple):
 
 
 class Problem(NamedTuple):
-    """A burst to be placed and the nodes for it. `given`: each job's place by the immediate path; empty where it does not start."""
+    """A burst to be placed and the nodes for it. `given`: each job's place by the immediate path; empty where
+    it does not start."""
 
     machines: Sequence[Machine]
     gangs: Sequence[Gang]
@@ -153,7 +155,8 @@ class Instance:
 
 
 def _partners(gang: Gang, begin: int) -> list[tuple[int, ...]]:
-    """For each task the tasks with which it exchanges gradients: workers with servers, or neighbours on the ring of workers."""
+    """For each task the tasks with which it exchanges gradients: workers with servers, or neighbours on the
+    ring of workers."""
     workers = range(begin, begin + gang.workers)
     if gang.servers:
         servers = range(begin + gang.workers, begin + gang.workers + gang.servers)
@@ -230,7 +233,8 @@ class Change:
         self.plan.left_out.add(job)
 
     def place(self, one: int, nodes: Sequence[int], *, near: bool) -> bool:
-        """Puts the container on the first of the nodes on which it fits; with `near` its partners' nodes and then their racks come first."""
+        """Puts the container on the first of the nodes on which it fits; with `near` its partners' nodes and
+        then their racks come first."""
         found = -1
         if near:
             at, rack = self.plan.at, self.problem.rack

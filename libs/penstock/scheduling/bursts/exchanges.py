@@ -1,8 +1,10 @@
 """Local search by moves and swaps: brings tasks of a planned burst to their partners' nodes.
 
-Source: own, in addition to Liquid §5.3, whose operators move whole nodes and cannot swap tasks between two half-used nodes. The moves are those of
-the assignment problem: one task moves to a node with room, or two tasks of different nodes swap places. Only nodes of the task's own partners are tried, since
-the distance to them is the largest term of eq. 8, and no other node is nearer. First improvement: the first move with a gain is made, until no move has one.
+Source: own, in addition to Liquid §5.3, whose operators move whole nodes and cannot swap tasks between two
+half-used nodes. The moves are those of the assignment problem: one task moves to a node with room, or two
+tasks of different nodes swap places. Only nodes of the task's own partners are tried, since the distance to
+them is the largest term of eq. 8, and no other node is nearer. First improvement: the first move with a gain
+is made, until no move has one.
 """
 
 from collections.abc import Iterator
@@ -14,7 +16,8 @@ LEAST_GAIN = 1e-9
 
 
 def improved(problem: Instance, plan: Plan, most: int) -> tuple[Plan, int]:
-    """A plan that is at least as good by eq. 8 and leaves out the same jobs, and the number of evaluated moves, at most about `most`.
+    """A plan that is at least as good by eq. 8 and leaves out the same jobs, and the number of evaluated
+    moves, at most about `most`.
 
     O(moves · containers of a gang).
     """
@@ -51,7 +54,8 @@ class _Exchanges:
         return False
 
     def _instead(self, one: int, node: int) -> Iterator[int | None]:
-        """Tasks that could swap places with this one; None: no swap is necessary. Of tasks of one gang with the same demand and role only the first is tried."""
+        """Tasks that could swap places with this one; None: no swap is necessary. Of tasks of one gang with
+        the same demand and role only the first is tried."""
         problem, plan = self._problem, self.plan
         source, need = plan.at[one], problem.need[one]
         if not problem.suits[one] >> node & 1:

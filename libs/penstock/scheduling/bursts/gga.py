@@ -1,25 +1,35 @@
-"""Grouping genetic algorithm (GGA): places a burst of gangs at once; groups are nodes, and operators work on whole nodes.
+"""Grouping genetic algorithm (GGA): places a burst of gangs at once; groups are nodes, and operators work on
+whole nodes.
 
 Source: Liquid §5.3, eq. 7 and 8, Figs 8 and 9; grouping encoding after Falkenauer, J. Heuristics 2(1), '96.
 
-    GeneticFitness(plan) = −Σ over jobs: Score(job's plan) − NumNU            (eq. 8; NumNU: nodes that the burst uses)
+    GeneticFitness(plan) = −Σ over jobs: Score(job's plan) − NumNU            (eq. 8; NumNU: nodes that the
+    burst uses)
 
-- Population: the given plan (sequential best fit), first fit and random fit, over random job orders and node orders.
-- Selection: tournaments; the child replaces the loser of another tournament, so average plans can survive, and the best one always does.
-- Crossover (Fig. 8): a node of plan X with its containers is inserted into plan Y; other nodes of Y that hold one of these are cleared, and their other
-  containers are placed again. Mutation (Fig. 9): a random node is cleared, its containers are placed on the others.
+- Population: the given plan (sequential best fit), first fit and random fit, over random job orders and node
+  orders.
+- Selection: tournaments; the child replaces the loser of another tournament, so average plans can survive,
+  and the best one always does.
+- Crossover (Fig. 8): a node of plan X with its containers is inserted into plan Y; other nodes of Y that hold
+  one of these are cleared, and their other containers are placed again. Mutation (Fig. 9): a random node is
+  cleared, its containers are placed on the others.
 
 Interpretation and departures:
 - Used GPUs of eq. 6 count the whole burst, so a plan's fitness does not depend on the order of its jobs.
-- In the paper a plan with an unplaced container is invalid. A burst may need more than the cell has, so a whole job may be left out, with penalty UNPLACED;
-  the penalty for a job that the given plan places is UNFAIR: a job that would start at once is never delayed for others.
-- Containers are placed again by first fit, on the plan's nodes and then on unused ones. In about every other child nodes that hold their
-  partners come first (`exact`: only first fit, as in the paper).
-- The cost of a child is that of its changed nodes. The number of children is bounded by CHILD_CONTAINERS / containers, so that the time stays flat as jobs and nodes grow.
-- A population without a better plan for STALE_CHILDREN is replaced by a new one. The best plan of each is improved by exchanges of tasks between nodes
-  (`penstock.scheduling.bursts.exchanges`): operators on whole nodes cannot improve two nodes that both stay in use. The paper has one population and no such step (`exact`).
+- In the paper a plan with an unplaced container is invalid. A burst may need more than the cell has, so a
+  whole job may be left out, with penalty UNPLACED; the penalty for a job that the given plan places is
+  UNFAIR: a job that would start at once is never delayed for others.
+- Containers are placed again by first fit, on the plan's nodes and then on unused ones. In about every other
+  child nodes that hold their partners come first (`exact`: only first fit, as in the paper).
+- The cost of a child is that of its changed nodes. The number of children is bounded by CHILD_CONTAINERS /
+  containers, so that the time stays flat as jobs and nodes grow.
+- A population without a better plan for STALE_CHILDREN is replaced by a new one. The best plan of each is
+  improved by exchanges of tasks between nodes (`penstock.scheduling.bursts.exchanges`): operators on whole
+  nodes cannot improve two nodes that both stay in use. The paper has one population and no such step
+  (`exact`).
 
-`exact` is the cell's setting `batch_exact`. The given plan is in the population there as well, so no plan is worse.
+`exact` is the cell's setting `batch_exact`. The given plan is in the population there as well, so no plan is
+worse.
 """
 
 from typing import NamedTuple
@@ -43,7 +53,8 @@ DRAWS = 4_096
 
 
 class Found(NamedTuple):
-    """The best plan; jobs with empty places wait. `fitness` and `given_fitness`: eq. 8 without jobs that are left out."""
+    """The best plan; jobs with empty places wait. `fitness` and `given_fitness`: eq. 8 without jobs that are
+    left out."""
 
     places: tuple[Place, ...]
     fitness: float
@@ -93,7 +104,8 @@ class GeneticSearch:
         return change.done()
 
     def populate(self) -> None:
-        """A new population: the given plan, first fit in the burst's order, then alternately first fit and random fit, in random orders."""
+        """A new population: the given plan, first fit in the burst's order, then alternately first fit and
+        random fit, in random orders."""
         jobs, nodes = len(self.problem.first), len(self.problem.free)
         self.population, self.ranks = [self.given], [self.problem.rank(self.given)]
         for number in range(POPULATION - 1):
@@ -119,7 +131,8 @@ class GeneticSearch:
         self.best = max(range(POPULATION), key=lambda one: (self.ranks[one], -one))
 
     def settle(self) -> bool:
-        """Improves the population's best plan by exchanges and stores it if it is the best so far; returns whether it is."""
+        """Improves the population's best plan by exchanges and stores it if it is the best so far; returns
+        whether it is."""
         plan = self.population[self.best]
         if not self.exact:
             plan, _ = improved(self.problem, plan, MAX_EXCHANGES)
@@ -151,7 +164,8 @@ class GeneticSearch:
         return [node for node, containers in enumerate(plan.on) if containers]
 
     def insert_node(self, change: Change, x: Plan) -> tuple[list[int], set[int]]:
-        """Crossover, Fig. 8 (a) and (b). Returns containers that lost their place, and the nodes that were cleared for the inserted ones."""
+        """Crossover, Fig. 8 (a) and (b). Returns containers that lost their place, and the nodes that were
+        cleared for the inserted ones."""
         used = self._used(x)
         if not used:
             return [], set()
@@ -177,7 +191,8 @@ class GeneticSearch:
         return sorted(change.clear(node)), {node}
 
     def repair(self, change: Change, orphans: list[int], avoid: set[int], *, near: bool) -> None:
-        """Fig. 8 (c): first fit on the remaining nodes, unused ones last; then left-out jobs are tried again."""
+        """Fig. 8 (c): first fit on the remaining nodes, unused ones last; then left-out jobs are tried
+        again."""
         plan, problem = change.plan, self.problem
         used = [node for node, on in enumerate(plan.on) if on and node not in avoid]
         unused = [node for node, on in enumerate(plan.on) if not on and node not in avoid]
@@ -198,7 +213,8 @@ class GeneticSearch:
                 full.add(kind)
 
     def evolve(self, children: int) -> int:
-        """Makes children and returns their number. A stale population is replaced, until `MAX_IN_VAIN` consecutive ones have found no better plan."""
+        """Makes children and returns their number. A stale population is replaced, until `MAX_IN_VAIN`
+        consecutive ones have found no better plan."""
         stale = in_vain = 0
         for made in range(children):
             if stale >= STALE_CHILDREN and made + STALE_CHILDREN < children and not self.exact:
@@ -224,10 +240,11 @@ class GeneticSearch:
 def gga(
     problem: Problem, rng: np.random.Generator, *, exact: bool = False, max_children: int = MAX_CHILDREN
 ) -> Found:
-    """The best plan found; never worse than the given one. The same problem and random generator give the same plan.
+    """The best plan found; never worse than the given one. The same problem and random generator give the
+    same plan.
 
-    `exact`: as in the paper, see the module's docstring and `PlacerSettings.batch_exact`. `max_children` ≥ 0: the caller's bound on the work.
-    O(children · (nodes + containers)).
+    `exact`: as in the paper, see the module's docstring and `PlacerSettings.batch_exact`. `max_children` ≥ 0:
+    the caller's bound on the work. O(children · (nodes + containers)).
     """
     run = GeneticSearch(problem, rng, exact=exact)
     made = 0

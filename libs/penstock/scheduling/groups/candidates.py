@@ -1,7 +1,8 @@
 """Inputs of regroup plans, read from the state: the candidate jobs that may run or share GPUs.
 
-Waiting jobs are in sorted rows, one per shape, that change only when jobs do (`penstock.scheduling.order.job_rows`); a question takes the
-first of them and all running jobs: O(running jobs + waiting jobs that are taken).
+Waiting jobs are in sorted rows, one per shape, that change only when jobs do
+(`penstock.scheduling.order.job_rows`); a question takes the first of them and all running jobs: O(running
+jobs + waiting jobs that are taken).
 """
 
 from bisect import bisect_left, bisect_right
@@ -34,7 +35,8 @@ NO_SHAPE: Shape = (0, 0, 0, 0)  # of jobs that no regroup stage plans: without G
 
 
 def shape_of(job: JobState) -> Shape:
-    """(workers, GPUs per worker, parameter servers, GPUs per server); `NO_SHAPE` for jobs without whole GPUs. Only for jobs with an estimate."""
+    """(workers, GPUs per worker, parameter servers, GPUs per server); `NO_SHAPE` for jobs without whole GPUs.
+    Only for jobs with an estimate."""
     estimate = job.estimate
     if estimate is None or not estimate.worker.gpus or estimate.worker.gpu_share_milli != WHOLE_GPU:
         return NO_SHAPE
@@ -49,7 +51,8 @@ def gpus_in(shape: Shape) -> int:
 
 
 class _Needs(Struct, frozen=True, gc=False):
-    """The part of a candidate that stays the same while its version (`JobState.version`) and the stage profiles do."""
+    """The part of a candidate that stays the same while its version (`JobState.version`) and the stage
+    profiles do."""
 
     version: int
     gpus: int
@@ -85,10 +88,12 @@ KeyOf = Callable[[float, float, int], float]
 
 
 class Source(Generic[Item]):
-    """The candidates of one stage, each as an item of a subclass. `key`: sort key of waiting jobs, the smallest comes first; `key_of`: the same from a candidate's fields.
+    """The candidates of one stage, each as an item of a subclass. `key`: sort key of waiting jobs, the
+    smallest comes first; `key_of`: the same from a candidate's fields.
 
-    `in_all`: so many waiting jobs are taken, whatever their shape, in order. None: of each shape `per_gpus` times as many as fit the
-    empty cell: a plan that fills the cell with groups of `per_gpus` cannot use more. `attained`: gives a candidate's attained time.
+    `in_all`: so many waiting jobs are taken, whatever their shape, in order. None: of each shape `per_gpus`
+    times as many as fit the empty cell: a plan that fills the cell with groups of `per_gpus` cannot use more.
+    `attained`: gives a candidate's attained time.
     """
 
     def __init__(
@@ -122,7 +127,8 @@ class Source(Generic[Item]):
         raise NotImplementedError
 
     def _item(self, state: CellState, job: JobState, candidate: Candidate) -> Item:
-        """The item of a candidate. That of a waiting job stays the same until the job changes, whatever the time."""
+        """The item of a candidate. That of a waiting job stays the same until the job changes, whatever the
+        time."""
         raise NotImplementedError
 
     def _row(self, state: CellState, job: JobState) -> tuple[Any, Any] | None:
@@ -174,7 +180,8 @@ class Source(Generic[Item]):
         )
 
     def _ahead(self, jobs: Sequence[Candidate]) -> tuple[float, ...]:
-        """`Question.ahead`. O(jobs · log jobs + rows · log waiting jobs for each of the few keys of jobs with unknown run times)."""
+        """`Question.ahead`. O(jobs · log jobs + rows · log waiting jobs for each of the few keys of jobs with
+        unknown run times)."""
         if all(job.remaining_s < inf for job in jobs):
             return ()
         rows = self._waiting_rows()
@@ -222,7 +229,8 @@ class Source(Generic[Item]):
         )
 
     def _running(self, state: CellState, node_gpus: list[int]) -> list[tuple[JobState, _Needs]]:
-        """Running jobs that may be planned, in no order; the GPUs of all other jobs are taken out of `node_gpus`."""
+        """Running jobs that may be planned, in no order; the GPUs of all other jobs are taken out of
+        `node_gpus`."""
         running: list[tuple[JobState, _Needs]] = []
         others: set[tuple[int, int]] = set()
         closed = {node_id for node_id, node in state.nodes.items() if not node.placeable}
@@ -293,8 +301,8 @@ def first_of(rows: Sequence[list[Entry[Any]]], most: int) -> Iterable[Entry[Any]
 
 
 class Candidates(Source[tuple[tuple[object, ...], Candidate]]):
-    """The candidates in order of `key`; ties: running jobs, then by arrival in its queue; or, with `listed`, as in a list
-    (`penstock_papers.muri.list_order`): jobs already listed, most GPUs, position.
+    """The candidates in order of `key`; ties: running jobs, then by arrival in its queue; or, with `listed`,
+    as in a list (`penstock_papers.muri.list_order`): jobs already listed, most GPUs, position.
     """
 
     def __init__(
@@ -359,10 +367,12 @@ LAST = 1 << 53
 
 
 def place_in_list(rank: tuple[int, int, int] | None, order: int) -> tuple[bool, int]:
-    """(whether it was in no plan yet, position): the order of jobs with equal keys and GPUs. `order`: of its submission."""
+    """(whether it was in no plan yet, position): the order of jobs with equal keys and GPUs. `order`: of its
+    submission."""
     return (True, order * APART) if rank is None else (False, rank[2])
 
 
 def place_in_queue(rank: tuple[int, int, int] | None) -> int:
-    """Position among jobs with equal keys, where each job is added at the end of its queue; jobs without a rank come last."""
+    """Position among jobs with equal keys, where each job is added at the end of its queue; jobs without a
+    rank come last."""
     return LAST if rank is None else rank[2]

@@ -38,7 +38,8 @@ def why_apart(state: CellState, jobs: Iterable[JobState]) -> str:
         if one.spec.owner != other.spec.owner and (circle_of(one) or circle_of(other)):
             named = " and ".join(job.job_id for job in (one, other) if circle_of(job))
             return (
-                f"{one.job_id} and {other.job_id} are of two tenants, {one.spec.owner} and {other.spec.owner}; "
+                f"{one.job_id} and {other.job_id} are of two tenants, {one.spec.owner} and "
+                f"{other.spec.owner}; "
                 f"they share GPUs only where both allow it (`companions: any`), which {named} do not"
             )
         pair = state.apart.get(key_of(kind_of(one), kind_of(other))) if state.apart else None

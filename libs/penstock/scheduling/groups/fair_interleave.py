@@ -1,16 +1,23 @@
-"""Regroup stage of profile `penstock`: interleaving of jobs on shared GPUs in a saturated cell, with fair shares between tenants.
+"""Regroup stage of profile `penstock`: interleaving of jobs on shared GPUs in a saturated cell, with fair
+shares between tenants.
 
-As `penstock.scheduling.groups.interleave`, but with another order of jobs, since that search minimises the mean completion time in the order of its list:
+As `penstock.scheduling.groups.interleave`, but with another order of jobs, since that search minimises the
+mean completion time in the order of its list:
 
 - No job is regrouped while there are GPUs for all waiting jobs: jobs start where the other stages place them.
-- A tenant's first jobs, up to its share of the GPUs (1 / tenants), come before all jobs beyond their tenant's share. A large gang that has waited too long
-  (`penstock.scheduling.order.fair`) is not delayed by its tenant's share, but does not pass other jobs of its tenant: where the queue grows all gangs have waited so long.
-- Within both parts: by expected service (GPU seconds) over the fourth root of the response ratio, so that waiting jobs move forward and no job with a known run time waits for ever. A job whose run time is
-  not known has its queue's expected service however long it waits, and equal ones come in order of arrival, as under Tiresias: raised by their waiting time, jobs that have run
-  long take GPUs from jobs that have hardly run (decision 115). A tenant's jobs of a higher priority take the positions of its others.
-- Only jobs that save checkpoints are stopped (`checkpoint` of the job's specification). Others may have to share their GPUs.
-- Jobs with a deadline or a service class are not regrouped, nor are jobs with parts of GPUs: they start in the profile's order, on GPUs that the plan leaves free when they
-  come first.
+- A tenant's first jobs, up to its share of the GPUs (1 / tenants), come before all jobs beyond their tenant's
+  share. A large gang that has waited too long (`penstock.scheduling.order.fair`) is not delayed by its
+  tenant's share, but does not pass other jobs of its tenant: where the queue grows all gangs have waited so
+  long.
+- Within both parts: by expected service (GPU seconds) over the fourth root of the response ratio, so that
+  waiting jobs move forward and no job with a known run time waits for ever. A job whose run time is not known
+  has its queue's expected service however long it waits, and equal ones come in order of arrival, as under
+  Tiresias: raised by their waiting time, jobs that have run long take GPUs from jobs that have hardly run
+  (decision 115). A tenant's jobs of a higher priority take the positions of its others.
+- Only jobs that save checkpoints are stopped (`checkpoint` of the job's specification). Others may have to
+  share their GPUs.
+- Jobs with a deadline or a service class are not regrouped, nor are jobs with parts of GPUs: they start in
+  the profile's order, on GPUs that the plan leaves free when they come first.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -30,8 +37,11 @@ from penstock.scheduling.order.job_rows import Entry
 from penstock.scheduling.service import Key, gpus_of, remaining_s
 from penstock.scheduling.stages.regroup import Answer, Candidate, GroupPlan, Question, Scope
 
-AGEING = 0.25  # exponent of the response ratio; with 0.5 large jobs come earlier, and completion times are longer by 2 % in the mean
-STAYS = 4.0  # a job takes the GPUs of one without known stages, which cannot share, only with so many times less service
+# exponent of the response ratio; with 0.5 large jobs come earlier, and completion times are longer by 2 % in
+# the mean
+AGEING = 0.25
+# a job takes the GPUs of one without known stages, which cannot share, only with so many times less service
+STAYS = 4.0
 MAX_OTHERS = 64  # waiting jobs that are not regrouped, for which one plan leaves GPUs free
 OTHERS: tuple[()] = ()
 """The row of such jobs. Rows of the others: (shape, owner)."""
@@ -62,16 +72,19 @@ class _Claim(Struct, frozen=True, gc=False):
     r_s: float
     """`fair.response_r_s` of these; 0: its run time is not known, so waiting does not move it forward."""
     patient_r_s: float
-    """The same of the GPU seconds that it needs, for a gang that shares may not delay for ever; 0: not so large a gang."""
+    """The same of the GPU seconds that it needs, for a gang that shares may not delay for ever; 0: not so
+    large a gang."""
 
 
 _Aged = tuple[bool, float, int, float, _Claim]
-"""A claim now: (whether it is not fixed, its service, over the fourth root of its response ratio if its run time is known, order of submission, waiting time in s, the claim); sorted."""
+"""A claim now: (whether it is not fixed, its service, over the fourth root of its response ratio if its run
+time is known, order of submission, waiting time in s, the claim); sorted."""
 
 
 class FairCandidates(Source[_Claim]):
-    """The candidates in order of shares and waiting times. Takes the same number of waiting jobs of each tenant. `key_of`: GPU seconds that a job is expected to need,
-    by its remaining and attained time in s, and its workers' GPUs."""
+    """The candidates in order of shares and waiting times. Takes the same number of waiting jobs of each
+    tenant. `key_of`: GPU seconds that a job is expected to need, by its remaining and attained time in s, and
+    its workers' GPUs."""
 
     def __init__(
         self,
@@ -85,8 +98,9 @@ class FairCandidates(Source[_Claim]):
         super().__init__(name, key, key_of=key_of, in_all=in_all, attained=attained, scope=SCOPE)
 
     def question(self, state: CellState) -> Question | None:
-        """None: no job waits and no jobs share GPUs, or there are no GPUs; also while the cell has room for all waiting jobs, and no jobs share GPUs, except for a single
-        job for which a window is open: it starts at once."""
+        """None: no job waits and no jobs share GPUs, or there are no GPUs; also while the cell has room for
+        all waiting jobs, and no jobs share GPUs, except for a single job for which a window is open: it
+        starts at once."""
         found = self._gathered(state)
         if found is None:
             return None
@@ -173,7 +187,8 @@ def _claim(
     left_s: float,
     fixed: bool = False,
 ) -> _Claim:
-    """`of_workers`: the workers' GPUs; `need`: expected GPU seconds; `left_s`: remaining time; the others as in `_Claim`."""
+    """`of_workers`: the workers' GPUs; `need`: expected GPU seconds; `left_s`: remaining time; the others as
+    in `_Claim`."""
     large = of_workers >= LARGE_GPUS
     return _Claim(
         candidate,
@@ -191,7 +206,8 @@ def _claim(
 
 
 def _patient_r_s(gpus: int, need: float, large: bool) -> float:
-    """`_Claim.patient_r_s`. `need`: GPU seconds; `gpus`: of all tasks; `large`: whether the workers have `LARGE_GPUS`."""
+    """`_Claim.patient_r_s`. `need`: GPU seconds; `gpus`: of all tasks; `large`: whether the workers have
+    `LARGE_GPUS`."""
     return response_r_s(need, large) if gpus >= LARGE_GPUS else 0.0
 
 
@@ -248,7 +264,8 @@ class FairInterleave(Interleave):
 
 
 def _plan(state: CellState, answer: Answer) -> GroupPlan:
-    """Units for groups and for jobs that need nodes of stopped jobs. Other jobs are left to the place stage, which finds better nodes than first fit."""
+    """Units for groups and for jobs that need nodes of stopped jobs. Other jobs are left to the place stage,
+    which finds better nodes than first fit."""
     found = group_plan(state, answer, SCOPE)
     stopped = {task.place.node_id for job_id in found.stops for task in state.jobs[job_id].tasks.values()}
     units = [
@@ -268,7 +285,8 @@ def _whole_gpus(job: JobState) -> int:
 
 
 def _by_priority(claims: Sequence[_Aged]) -> Sequence[_Aged]:
-    """The same positions for each tenant, but its jobs of higher priority in the earlier ones. A job that may not be stopped keeps its position."""
+    """The same positions for each tenant, but its jobs of higher priority in the earlier ones. A job that may
+    not be stopped keeps its position."""
     if len({claim.priority for _, _, _, _, claim in claims}) <= 1:
         return claims
     places: dict[str, list[int]] = {}
@@ -284,7 +302,8 @@ def _by_priority(claims: Sequence[_Aged]) -> Sequence[_Aged]:
 
 
 def _less(node_gpus: Sequence[int], room: int) -> tuple[int, ...]:
-    """The nodes' GPUs less `room`, taken from the nodes with the most GPUs; among equal nodes from the first."""
+    """The nodes' GPUs less `room`, taken from the nodes with the most GPUs; among equal nodes from the
+    first."""
     found = list(node_gpus)
     for node in sorted(range(len(found)), key=lambda node: -found[node]) if room else ():
         taken = min(room, found[node])

@@ -1,8 +1,11 @@
-"""Placement of planned groups: assigns nodes to them and lists the jobs to stop; the last step of regroup stages (`penstock.scheduling.stages.regroup`).
+"""Placement of planned groups: assigns nodes to them and lists the jobs to stop; the last step of regroup
+stages (`penstock.scheduling.stages.regroup`).
 
-Members that hold the same GPUs, and shall continue to, stay. Of a group that changes the largest part stays on its GPUs (ties: the part whose stop costs most, then the
-oldest), and the others join it. All other running jobs that shall not run are stopped. Groups without a part that stays get nodes by first fit on a copy of the nodes on
-which the stopped jobs have ended, those with the largest workers first; where free GPUs are spread over nodes, groups of one smaller task restart elsewhere.
+Members that hold the same GPUs, and shall continue to, stay. Of a group that changes the largest part stays
+on its GPUs (ties: the part whose stop costs most, then the oldest), and the others join it. All other running
+jobs that shall not run are stopped. Groups without a part that stays get nodes by first fit on a copy of the
+nodes on which the stopped jobs have ended, those with the largest workers first; where free GPUs are spread
+over nodes, groups of one smaller task restart elsewhere.
 """
 
 from collections.abc import Iterable, Sequence
@@ -42,7 +45,8 @@ class _Part(Struct, frozen=True):
 
 
 def group_plan(state: CellState, answer: Answer, scope: Scope = ALL_JOBS) -> GroupPlan:
-    """Units, stops and ranks for an answer; all empty: nothing changes. The same state and answer give the same plan."""
+    """Units, stops and ranks for an answer; all empty: nothing changes. The same state and answer give the
+    same plan."""
     taken: set[str] = set()
     groups = [part for group in answer.groups if (part := _split(state, scope, group, taken)) is not None]
     shall_run = {job.job_id for part in groups for job in part.stays}
@@ -76,7 +80,8 @@ def group_plan(state: CellState, answer: Answer, scope: Scope = ALL_JOBS) -> Gro
 def _placed(
     state: CellState, scope: Scope, stops: Sequence[JobState], groups: Sequence[_Part]
 ) -> tuple[list[tuple[_Part, Fit]], list[_Part]]:
-    """Nodes for groups without a part that stays, as far as they fit where the stopped jobs have ended, and the groups that have to restart elsewhere for them."""
+    """Nodes for groups without a part that stays, as far as they fit where the stopped jobs have ended, and
+    the groups that have to restart elsewhere for them."""
     heap = [
         (-part.first.demand.worker.gpus, number, part) for number, part in enumerate(groups) if not part.stays
     ]
@@ -105,7 +110,8 @@ def _placed(
 
 
 class _Small:
-    """Groups of one task that may restart elsewhere, by node: where free GPUs are spread over nodes, they make room for larger workers."""
+    """Groups of one task that may restart elsewhere, by node: where free GPUs are spread over nodes, they
+    make room for larger workers."""
 
     def __init__(self, state: CellState, scope: Scope, staying: Iterable[_Part]) -> None:
         self._state = state
@@ -119,7 +125,8 @@ class _Small:
             parts.sort(key=lambda part: (-part.first.demand.worker.gpus, part.first.order))
 
     def make_room(self, trial: Trial, demand: Demand) -> list[_Part]:
-        """Groups to move, from the nodes where that moves the fewest GPUs (ties: the lower ordinal), until the gang fits; empty, and nothing is released, where it cannot."""
+        """Groups to move, from the nodes where that moves the fewest GPUs (ties: the lower ordinal), until
+        the gang fits; empty, and nothing is released, where it cannot."""
         need, moved = demand.worker, list[tuple[int, _Part]]()
         if demand.parameter_servers or not regroups(demand):
             return []
@@ -148,7 +155,8 @@ class _Small:
         return [part for _, part in moved]
 
     def _clears(self, trial: Trial, node: int, need: ResourceVector) -> tuple[int, int, list[_Part]] | None:
-        """(GPUs that move, the node, the groups), of those smaller than the task the largest first; None: the node cannot be cleared, or already is."""
+        """(GPUs that move, the node, the groups), of those smaller than the task the largest first; None: the
+        node cannot be cleared, or already is."""
         free = trial.free(node).gpus
         cost, chosen = 0, list[_Part]()
         if free >= need.gpus:
@@ -167,7 +175,8 @@ class _Small:
 
 
 def _split(state: CellState, scope: Scope, group: PlannedGroup, taken: set[str]) -> _Part | None:
-    """The group with those of its members that may still run; None: none may. `taken`: places, by group or by the single job there, where an earlier planned group stays."""
+    """The group with those of its members that may still run; None: none may. `taken`: places, by group or by
+    the single job there, where an earlier planned group stays."""
     jobs = [
         job
         for job_id in group.job_ids

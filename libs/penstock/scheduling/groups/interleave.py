@@ -1,13 +1,17 @@
-"""Regroup stage `interleave`: jobs share GPUs in turns only where that lowers the predicted mean completion time.
+"""Regroup stage `interleave`: jobs share GPUs in turns only where that lowers the predicted mean completion
+time.
 
-Ideal: of all ways to run and group the jobs, the one with the smallest sum of completion times. Departures: a local search by the rate at which that
-sum falls now (`penstock.scheduling.groups.search.group_search`), over the first `MAX_IN_ORDER` jobs and all running ones; speeds in a group are predicted
-(`interleaving.authors_period`: a member continues as soon as its resource is free, so without the barriers of Muri's eq. 3) and reduced by the overhead of taking turns.
+Ideal: of all ways to run and group the jobs, the one with the smallest sum of completion times. Departures: a
+local search by the rate at which that sum falls now (`penstock.scheduling.groups.search.group_search`), over
+the first `MAX_IN_ORDER` jobs and all running ones; speeds in a group are predicted
+(`interleaving.authors_period`: a member continues as soon as its resource is free, so without the barriers of
+Muri's eq. 3) and reduced by the overhead of taking turns.
 
-Order: by remaining time × GPUs (SRSF). A job whose run time is not known is expected to need as much service as the limit of its
-queue by attained service: run times are heavy-tailed, so a job that has run long is expected to run longer. If no run time is known, this is discretised least attained
-service × GPUs (2D-LAS, as under Tiresias). Departure from Tiresias, which has two or three queues: limits rise geometrically, so that jobs of all lengths are
-separated, and a job comes to O(log run time) queues.
+Order: by remaining time × GPUs (SRSF). A job whose run time is not known is expected to need as much service
+as the limit of its queue by attained service: run times are heavy-tailed, so a job that has run long is
+expected to run longer. If no run time is known, this is discretised least attained service × GPUs (2D-LAS, as
+under Tiresias). Departure from Tiresias, which has two or three queues: limits rise geometrically, so that
+jobs of all lengths are separated, and a job comes to O(log run time) queues.
 """
 
 from bisect import bisect_right
@@ -37,8 +41,9 @@ from penstock.scheduling.service import gpus_of, received_s, remaining_s
 from penstock.scheduling.stages.regroup import Answer, Candidate, GroupPlan, Question
 
 LOSS = (1.0, 1.4, 1.4, 1.4)
-"""Overhead by number of members: an iteration's expected time as a multiple of the time that the stages alone allow. Source: Muri's authors measured 1.33, 1.5 and 1.37;
-the mean is used, since measurements on one cluster for one number of members do not carry over to another."""
+"""Overhead by number of members: an iteration's expected time as a multiple of the time that the stages alone
+allow. Source: Muri's authors measured 1.33, 1.5 and 1.37; the mean is used, since measurements on one cluster
+for one number of members do not carry over to another."""
 FIRST_LIMIT_GPU_S = (
     3_600.0  # an hour of one GPU; 15 min to 32 h give the same mean completion times within 3 %
 )
@@ -52,7 +57,9 @@ STAGE_BITS, WHOLE_BITS = 8, 16  # of a kind's number
 MARKS_AT = 64  # bits of a kind above its number: its marks (`companions.marks_of`)
 UNMARKED = (1 << MARKS_AT) - 1
 NEVER = 1e-9  # speed in a group that may not be formed: no such group gains anything
-AFRESH_EVERY = 16  # one plan in so many is also made from scratch, not only from current groups; at whole seconds every other one
+# one plan in so many is also made from scratch, not only from current groups; at whole seconds every other
+# one
+AFRESH_EVERY = 16
 AFRESH_JOBS = 16  # up to so many jobs every plan is also made from scratch
 
 
@@ -143,7 +150,8 @@ class Interleave:
         return tuple(found)
 
     def _wakes(self, question: Question, groups: Sequence[Sequence[int]]) -> tuple[int | None, int | None]:
-        """`Answer.wake_ms` and `Answer.started_wake_ms`: when the first job with an unknown run time enters the next queue, of those that run and of those that are to start. None if no job waits."""
+        """`Answer.wake_ms` and `Answer.started_wake_ms`: when the first job with an unknown run time enters
+        the next queue, of those that run and of those that are to start. None if no job waits."""
         planned = [question.jobs[number] for members in groups for number in members]
         if len(planned) == len(question.jobs) and not question.behind:
             return None, None
@@ -171,7 +179,8 @@ class Interleave:
         return FIRST_LIMIT_GPU_S * LIMITS_RATIO ** _queue(attained * gpus)
 
     def _kind(self, profiled: StageTimes | None) -> int | None:
-        """The kind of stage times, computed from the times alone, so that the answer to a question does not depend on earlier questions. None: they are not known, or the job uses no resource."""
+        """The kind of stage times, computed from the times alone, so that the answer to a question does not
+        depend on earlier questions. None: they are not known, or the job uses no resource."""
         if profiled is None:
             return None
         times = credible_times(profiled)
@@ -237,9 +246,11 @@ def _level(job: Candidate) -> int:
 def _present(
     jobs: Sequence[Job], candidates: Sequence[Candidate], fixed: Set[int], gpus: int
 ) -> list[tuple[int, ...]]:
-    """Groups of jobs that hold the same GPUs now; if the cell has fewer GPUs than they hold, without the last groups that may be stopped.
+    """Groups of jobs that hold the same GPUs now; if the cell has fewer GPUs than they hold, without the last
+    groups that may be stopped.
 
-    Of a group in which the stages of a member are no longer known: only the other members, or the one that may not be stopped.
+    Of a group in which the stages of a member are no longer known: only the other members, or the one that
+    may not be stopped.
     """
     groups: dict[str, list[int]] = {}
     for number, job in enumerate(candidates):
@@ -268,7 +279,8 @@ def _shares(members: Sequence[int], fixed: Set[int], unknown: Set[int]) -> tuple
 def _placed(
     jobs: Sequence[Job], groups: Sequence[Sequence[int]], fixed: Set[int], node_gpus: Sequence[int]
 ) -> list[Sequence[int]]:
-    """Groups that fit the nodes by first fit, those with jobs that may not be stopped first, then most GPUs first, then in order; then single jobs on GPUs that are left."""
+    """Groups that fit the nodes by first fit, those with jobs that may not be stopped first, then most GPUs
+    first, then in order; then single jobs on GPUs that are left."""
     room = FirstFit(node_gpus)
     by_gpus = sorted(groups, key=lambda members: -jobs[members[0]].gpus)
     if fixed:

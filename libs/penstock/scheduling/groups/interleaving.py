@@ -1,16 +1,19 @@
-"""Interleaving of jobs that share GPUs in turns: predicted period of a group's iteration, and its resource efficiency.
+"""Interleaving of jobs that share GPUs in turns: predicted period of a group's iteration, and its resource
+efficiency.
 
-While one member of a group reads from storage the next one uses the CPU, the next one the GPU, the next one the network; then all members
-switch to the next resource. With t_i^j the time for which member i uses resource j, k = 4 resources and p members, p ≤ k,
+While one member of a group reads from storage the next one uses the CPU, the next one the GPU, the next one
+the network; then all members switch to the next resource. With t_i^j the time for which member i uses
+resource j, k = 4 resources and p members, p ≤ k,
 
     T = Σ_j max_i t_i^((i + j) mod k)                  Source: Muri §4.1 eq. 3
     γ = 1 − 1/k · Σ_j (T − Σ_i t_i^j) / T              eq. 4; that is Σ_i Σ_j t_i^j / (k · T)
 
 for the best order of the members. Times are ms, ≥ 0.
 
-Departures: no member's iteration is shorter than alone, since parts of it may use none of the resources; and a group whose members use no known
-resource takes the sum of their iterations, γ 0. The authors' program computes another period (`authors_period`) and multiplies it by factors that they
-measured on their cluster; profiles that reproduce their figures use it unchanged.
+Departures: no member's iteration is shorter than alone, since parts of it may use none of the resources; and
+a group whose members use no known resource takes the sum of their iterations, γ 0. The authors' program
+computes another period (`authors_period`) and multiplies it by factors that they measured on their cluster;
+profiles that reproduce their figures use it unchanged.
 """
 
 from collections.abc import Callable, Sequence
@@ -28,7 +31,8 @@ SAME_PERIOD = 1e-3  # relative difference at which two periods count as equal, f
 AUTHORS_STEPS = 8
 ALONE = 1.015  # an iteration alone as a multiple of the measured one, from the authors' program
 AUTHORS_FACTORS = (ALONE, 1.33, 1.5, 1.37)
-"""By number of members: measured iteration of a group as a multiple of its computed period; ALONE for a single job."""
+"""By number of members: measured iteration of a group as a multiple of its computed period; ALONE for a
+single job."""
 FACTORS_UNMATCHED = (ALONE, 1.33, 1.5, 1.30)
 """The same for groups without matching."""
 LEAST_PROFILED = 0.8
@@ -46,9 +50,11 @@ def times_of(stages: StageTimes) -> Times:
 
 
 def credible_times(stages: StageTimes) -> Times:
-    """Stage times, scaled to add up to the iteration where they add up to less than `LEAST_PROFILED` of it: such a profile is incomplete.
+    """Stage times, scaled to add up to the iteration where they add up to less than `LEAST_PROFILED` of it:
+    such a profile is incomplete.
 
-    The iteration is measured at each step, its stages are an estimate. Source: own; of the profiles that Muri's authors measured one of 48 is so short.
+    The iteration is measured at each step, its stages are an estimate. Source: own; of the profiles that
+    Muri's authors measured one of 48 is so short.
     """
     times = times_of(stages)
     profiled_ms, iteration_ms = sum(times[:RESOURCES]), times[RESOURCES]
@@ -59,7 +65,8 @@ def credible_times(stages: StageTimes) -> Times:
 
 
 def slots(members: Sequence[Times]) -> list[float]:
-    """ms of each of the `RESOURCES` slots of a period: in slot s member n, in this order, uses resource (n + s) mod 4. Source: Muri §4.1 eq. 3."""
+    """ms of each of the `RESOURCES` slots of a period: in slot s member n, in this order, uses resource (n +
+    s) mod 4. Source: Muri §4.1 eq. 3."""
     return [
         max(times[(number + shift) % RESOURCES] for number, times in enumerate(members))
         for shift in range(RESOURCES)
@@ -72,10 +79,12 @@ def period(members: Sequence[Times]) -> float:
 
 
 def authors_period(members: Sequence[Times]) -> float:
-    """The period by the program published with Muri: storage and CPU are one stage over two slots, and a stage begins as soon as it can, without barriers.
+    """The period by the program published with Muri: storage and CPU are one stage over two slots, and a
+    stage begins as soon as it can, without barriers.
 
-    f(0) = 0; f(i + 1) = the latest of f(i) + network of p(i + 1), f(i) + GPU of p(i + 2) and, for i ≥ 1, f(i − 1) + storage and CPU of
-    p(i + 3), indexes mod 4, absent members left out. The period is f(i + 1) − f(i − 3) once that has converged (`SAME_PERIOD`).
+    f(0) = 0; f(i + 1) = the latest of f(i) + network of p(i + 1), f(i) + GPU of p(i + 2) and, for i ≥ 1, f(i
+    − 1) + storage and CPU of p(i + 3), indexes mod 4, absent members left out. The period is f(i + 1) − f(i −
+    3) once that has converged (`SAME_PERIOD`).
     """
     at = (*members, *(NO_JOB,) * (RESOURCES - len(members)))
     ends = [0.0]
@@ -99,7 +108,8 @@ def authors_period(members: Sequence[Times]) -> float:
 
 
 def pair_period(members: Sequence[Times]) -> float:
-    """The period of two members in their program: one loads while the other computes and synchronises, then vice versa."""
+    """The period of two members in their program: one loads while the other computes and synchronises, then
+    vice versa."""
     (storage0, cpu0, gpu0, network0, _), (storage1, cpu1, gpu1, network1, _) = members
     return max(storage0 + cpu0, gpu1 + network1) + max(storage1 + cpu1, gpu0 + network0)
 
@@ -126,9 +136,11 @@ class Prediction(NamedTuple):
 
 
 class Interleaving:
-    """Predicts groups by one period function. `factors`: multipliers of period and iteration, by number of members.
+    """Predicts groups by one period function. `factors`: multipliers of period and iteration, by number of
+    members.
 
-    `worst`: the worst order instead of the best, to show the effect of the order. `bounded`: no member's iteration is shorter than alone.
+    `worst`: the worst order instead of the best, to show the effect of the order. `bounded`: no member's
+    iteration is shorter than alone.
     """
 
     def __init__(
@@ -174,7 +186,8 @@ class Interleaving:
 
 @lru_cache(maxsize=64)
 def _orders(alike: tuple[int, ...]) -> tuple[tuple[int, ...], ...]:
-    """Orders of members, of orders that only exchange equal members the first. `alike`: of each member the index of the first that equals it."""
+    """Orders of members, of orders that only exchange equal members the first. `alike`: of each member the
+    index of the first that equals it."""
     found: dict[tuple[int, ...], tuple[int, ...]] = {}
     for order in permutations(range(len(alike))):
         found.setdefault(tuple([alike[index] for index in order]), order)

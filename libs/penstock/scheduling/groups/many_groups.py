@@ -1,4 +1,5 @@
-"""Vectorised `Interleaving.predict`: predicts many groups at once over arrays, for plans of jobs that all differ.
+"""Vectorised `Interleaving.predict`: predicts many groups at once over arrays, for plans of jobs that all
+differ.
 
 A thousand jobs have half a million pairs, which take seconds one by one, each with all its rotations.
 """
@@ -28,7 +29,8 @@ ROWS = 8_192  # unions at a time, so that the arrays stay in the processor's cac
 
 Array = NDArray[np.float64]
 Periods = Callable[[Sequence[Array]], Array]
-"""Vectorised `Period`: one array of shape (5, unions) per member, in the order of rotation → ms, shape (unions,)."""
+"""Vectorised `Period`: one array of shape (5, unions) per member, in the order of rotation → ms, shape
+(unions,)."""
 
 
 def _periods(members: Sequence[Array]) -> Array:
@@ -104,7 +106,8 @@ class Unit(NamedTuple):
 def union_efficiencies(
     interleaving: Interleaving, units: Sequence[Unit], max_members: int, memory_mib: int
 ) -> Array:
-    """γ, shape (units, units), symmetric, 0 – 1; 0 where two may not share, and on the diagonal. `memory_mib`: of a GPU; 0: not bounded."""
+    """γ, shape (units, units), symmetric, 0 – 1; 0 where two may not share, and on the diagonal.
+    `memory_mib`: of a GPU; 0: not bounded."""
     found: Array = np.zeros((len(units), len(units)))
     of_size: dict[int, list[int]] = {}
     for number, unit in enumerate(units):
@@ -171,7 +174,8 @@ def _predicted_ms(interleaving: Interleaving, members: Array, alone: Array) -> A
 
 
 def many_speeds(interleaving: Interleaving, groups: Sequence[Sequence[Times]]) -> list[tuple[float, ...]]:
-    """`Prediction.speeds` of each group, bit for bit; all groups have the same number of members, at least two."""
+    """`Prediction.speeds` of each group, bit for bit; all groups have the same number of members, at least
+    two."""
     found: list[tuple[float, ...]] = []
     for start in range(0, len(groups), ROWS):
         members = np.ascontiguousarray(np.array(groups[start : start + ROWS]).transpose(1, 2, 0))

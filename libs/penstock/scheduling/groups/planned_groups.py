@@ -14,7 +14,8 @@ Shape = tuple[int, int, int, int]
 
 
 class FirstFit:
-    """First-fit allocation of GPUs. Capacity only shrinks, so a shape that was refused once is always refused."""
+    """First-fit allocation of GPUs. Capacity only shrinks, so a shape that was refused once is always
+    refused."""
 
     def __init__(self, node_gpus: Sequence[int]) -> None:
         self._free = list(node_gpus)
@@ -23,7 +24,8 @@ class FirstFit:
         self._refused: set[Shape] = set()
 
     def give(self, shape: Shape) -> bool:
-        """Places all tasks of a job, each on the first node with enough GPUs, or none; returns whether they fit."""
+        """Places all tasks of a job, each on the first node with enough GPUs, or none; returns whether they
+        fit."""
         if shape in self._refused:
             return False
         workers, gpus, servers, server_gpus = shape
@@ -56,7 +58,8 @@ class FirstFit:
 
 
 class PlannedGroups:
-    """Groups with their predicted interleaving, cached by the members' ids and stages. `times`: a member's stage times for the prediction."""
+    """Groups with their predicted interleaving, cached by the members' ids and stages. `times`: a member's
+    stage times for the prediction."""
 
     def __init__(self, interleaving: Interleaving, times: Callable[[StageTimes], Times] = times_of) -> None:
         self._interleaving, self._times = interleaving, times

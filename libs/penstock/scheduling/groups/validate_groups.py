@@ -1,8 +1,10 @@
-"""Validation of groups: whether jobs may form a group as proposed, on exactly this state; and the places of its waiting members.
+"""Validation of groups: whether jobs may form a group as proposed, on exactly this state; and the places of
+its waiting members.
 
-A group is a set of whole gangs, equal in their numbers of tasks and of GPUs per task, on the same nodes rank by rank. Members that run there already
-stay on their places; waiting members get the same GPUs. No job is stopped for it, so a job that may not be stopped may be joined, too. A group may wait
-for jobs that are being stopped anyway: for their GPUs, their memory, or their places in the group.
+A group is a set of whole gangs, equal in their numbers of tasks and of GPUs per task, on the same nodes rank
+by rank. Members that run there already stay on their places; waiting members get the same GPUs. No job is
+stopped for it, so a job that may not be stopped may be joined, too. A group may wait for jobs that are being
+stopped anyway: for their GPUs, their memory, or their places in the group.
 """
 
 from collections.abc import Container, Mapping, Sequence
@@ -43,7 +45,8 @@ class Formed(NamedTuple):
 
 
 def formed(state: CellState, members: Members, overlay: Overlay) -> Formed | Refusal:
-    """Forms the group, booked on `overlay`, or refuses it without any booking. On an overlay in which jobs that are being stopped have ended: the group at that time."""
+    """Forms the group, booked on `overlay`, or refuses it without any booking. On an overlay in which jobs
+    that are being stopped have ended: the group at that time."""
     if (still := frozen(state)) is not None:
         return still
     jobs = _jobs(state, members, overlay)
@@ -166,7 +169,8 @@ def _not_there(running: Sequence[JobState], nodes: tuple[str, ...]) -> Refusal |
 def _not_together(
     state: CellState, running: Sequence[JobState], waiting: Sequence[JobState], overlay: Overlay
 ) -> Refusal | None:
-    """Refuses the group unless its running members hold the same GPUs already, all jobs there are named, and a job joins them."""
+    """Refuses the group unless its running members hold the same GPUs already, all jobs there are named, and
+    a job joins them."""
     if not waiting:
         return Refusal("invalid", "all of them run: a group forms when a job joins")
     if not running:
@@ -227,7 +231,8 @@ def _places(
 def _held(
     state: CellState, running: Sequence[JobState], rank: int, gone: Container[str]
 ) -> list[TaskPlacement]:
-    """Places of this rank's members, including members that are being stopped. `gone`: ids of members that do not count."""
+    """Places of this rank's members, including members that are being stopped. `gone`: ids of members that do
+    not count."""
     if not running:
         return []
     own = [task.place for task in running[0].tasks.values() if task.place.rank == rank]
@@ -243,7 +248,8 @@ def _unusable(state: CellState, node: NodeState, need: ResourceVector, demand: D
 
 
 def _lacking(node: NodeState, need: ResourceVector, held: Sequence[TaskPlacement], shared: int) -> str:
-    """What the node lacks for one more task beside those of `held`, which have the `shared` cores; empty: it fits."""
+    """What the node lacks for one more task beside those of `held`, which have the `shared` cores; empty: it
+    fits."""
     if not held:
         free_gpus = node.healthy_gpu_mask.bit_count()
         if free_gpus < need.gpus:

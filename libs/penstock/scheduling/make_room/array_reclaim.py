@@ -1,14 +1,20 @@
-"""Reclaim stage of profile `coda`: preemption of jobs on borrowed cores, and migration of small jobs out of the 4-GPU sub-array. Source: CODA §V-C.
+"""Reclaim stage of profile `coda`: preemption of jobs on borrowed cores, and migration of small jobs out of
+the 4-GPU sub-array. Source: CODA §V-C.
 
-- A job with GPUs that fits nowhere gets a node on which enough GPUs are free and cores are lent: jobs without GPUs that borrow there are aborted, those placed last
-  first and as few as necessary, until the CPU array holds only its own cores there. They return to the head of the CPU array.
-- A job of four GPUs or more gets a node of the 4-GPU sub-array from which small jobs migrate (checkpoint, stop, start elsewhere), largest first. A node's cost is the GPUs
-  that have to move, then the core time that is lost; ties: the lowest ordinal.
-- Training is stopped only to resume elsewhere at once: only a running job that saves checkpoints, was moved fewer than `MAX_MIGRATIONS` times and fits in the 1-GPU
-  sub-array now. Departure: the source moves all jobs that are in the way.
-- Departure: cores are reclaimed from a job at most `max_reclaims` times: the source has no bound, and a job could be aborted for ever.
-- Departure, so that no job starves: a job that does not fit and has waited `patience_ms` since it queued, one of each array, gets nodes reserved, those with most free of what it lacks;
-  no other job starts there. The source names no rule.
+- A job with GPUs that fits nowhere gets a node on which enough GPUs are free and cores are lent: jobs without
+  GPUs that borrow there are aborted, those placed last first and as few as necessary, until the CPU array
+  holds only its own cores there. They return to the head of the CPU array.
+- A job of four GPUs or more gets a node of the 4-GPU sub-array from which small jobs migrate (checkpoint,
+  stop, start elsewhere), largest first. A node's cost is the GPUs that have to move, then the core time that
+  is lost; ties: the lowest ordinal.
+- Training is stopped only to resume elsewhere at once: only a running job that saves checkpoints, was moved
+  fewer than `MAX_MIGRATIONS` times and fits in the 1-GPU sub-array now. Departure: the source moves all jobs
+  that are in the way.
+- Departure: cores are reclaimed from a job at most `max_reclaims` times: the source has no bound, and a job
+  could be aborted for ever.
+- Departure, so that no job starves: a job that does not fit and has waited `patience_ms` since it queued, one
+  of each array, gets nodes reserved, those with most free of what it lacks; no other job starts there. The
+  source names no rule.
 """
 
 from collections.abc import Iterator
@@ -41,7 +47,8 @@ class ArrayReclaim:
     """Implements `penstock.scheduling.stages.reclaim.Reclaim`."""
 
     def __init__(self, settings: Coda, *, patient: bool = True, loses_ms: int | None = None) -> None:
-        """`patient`: nodes are reserved for a job that has waited for `patience_ms`; `loses_ms`: a job that does not save is aborted only within this time of its placement, None: always."""
+        """`patient`: nodes are reserved for a job that has waited for `patience_ms`; `loses_ms`: a job that
+        does not save is aborted only within this time of its placement, None: always."""
         self._settings, self._patient, self._loses_ms = settings, patient, loses_ms
 
     def sizes(self, state: CellState) -> ArraysSized | None:
@@ -74,7 +81,8 @@ def _no_free_gpu(state: CellState) -> bool:
 
 
 def _reclaimable(state: CellState, need: ResourceVector, *, large: bool) -> bool:
-    """Whether cores are lent where a worker's GPUs are free, or small jobs could move: a fast test before the trial. `large`: the job's array is the 4-GPU sub-array."""
+    """Whether cores are lent where a worker's GPUs are free, or small jobs could move: a fast test before the
+    trial. `large`: the job's array is the 4-GPU sub-array."""
     index = state.index
     free = index.sharing(need)
     if free and any(state.node(ordinal).borrowed_cores > 0 for ordinal in bits(free)):
@@ -175,7 +183,8 @@ class _Taking:
     def _node(
         self, ordinal: int, *, may_move: bool
     ) -> tuple[tuple[int, int, int], list[JobState], list[MovesOut]] | None:
-        """((GPUs moved, core seconds lost, ordinal), jobs to stop, jobs to move) so that a worker fits; None: it would not fit. The trial is left unchanged."""
+        """((GPUs moved, core seconds lost, ordinal), jobs to stop, jobs to move) so that a worker fits; None:
+        it would not fit. The trial is left unchanged."""
         trial, need = self._trial, self._job.demand.worker
         released: list[JobState] = []
         moves: list[MovesOut] = []

@@ -1,11 +1,15 @@
-"""Deadline-driven preemption: a running job without a deadline makes way for an urgent one, and resumes elsewhere or with fewer workers.
+"""Deadline-driven preemption: a running job without a deadline makes way for an urgent one, and resumes
+elsewhere or with fewer workers.
 
-Source: own; GENIE §III has no preemption. If a waiting job that is urgent, prior or has its own deadline would be late because of running jobs, a running job
-without these is stopped where that gains: the waiting job then starts at once, and the stopped one has nodes at once, too, in the shape that ends first. No job is stopped that would meet its expected completion
-now and miss it after the stop; a job that is late already may lose less than the other one gains. Save and launch are charged, and only a job that saves in time is stopped.
+Source: own; GENIE §III has no preemption. If a waiting job that is urgent, prior or has its own deadline
+would be late because of running jobs, a running job without these is stopped where that gains: the waiting
+job then starts at once, and the stopped one has nodes at once, too, in the shape that ends first. No job is
+stopped that would meet its expected completion now and miss it after the stop; a job that is late already may
+lose less than the other one gains. Save and launch are charged, and only a job that saves in time is stopped.
 
-Ideal: the smallest loss over all jobs. Departures: one job makes way for one other, and only while no other job is being stopped and no plan waits; nodes that are reserved for a
-waiting job stay so; only jobs with whole GPUs, and none that shares them; of the running jobs those that end first and last are looked at.
+Ideal: the smallest loss over all jobs. Departures: one job makes way for one other, and only while no other
+job is being stopped and no plan waits; nodes that are reserved for a waiting job stay so; only jobs with
+whole GPUs, and none that shares them; of the running jobs those that end first and last are looked at.
 """
 
 from collections.abc import Callable, Iterator
@@ -43,7 +47,8 @@ MayTake = Callable[[CellState, JobState, JobState], bool]
 
 
 class Waiting(NamedTuple):
-    """A job that cannot wait. `option`: None: it has only one shape. `gain_ms`: how much lateness a start now avoids; for an urgent job how much earlier it ends."""
+    """A job that cannot wait. `option`: None: it has only one shape. `gain_ms`: how much lateness a start now
+    avoids; for an urgent job how much earlier it ends."""
 
     job: JobState
     option: ShapeOption | None
@@ -55,14 +60,16 @@ class Way(NamedTuple):
 
     job: JobState
     loss_ms: float
-    """How much later it ends than its expected completion and its currently predicted end, whichever is later."""
+    """How much later it ends than its expected completion and its currently predicted end, whichever is
+    later."""
     cost_ms: float
     nodes: tuple[str, ...]
     other_nodes: tuple[str, ...]
 
 
 class MakeWay:
-    """Implements `penstock.scheduling.stages.protocols.GiveWay`. `genie`: expected completions and placements of jobs; `may_take`: see `MayTake`."""
+    """Implements `penstock.scheduling.stages.protocols.GiveWay`. `genie`: expected completions and placements
+    of jobs; `may_take`: see `MayTake`."""
 
     def __init__(self, name: str, genie: Genie, may_take: MayTake = lambda *_: True) -> None:
         self._name = name
@@ -72,7 +79,8 @@ class MakeWay:
         self._ends: JobRows[tuple[int]] = JobRows(runs=by_end)
 
     def plan(self, state: CellState) -> PlanProposed | None:
-        """The plan for the first waiting job with a gain. O(changes since the last call + waiting jobs that press × options), plus the trials where one of them cannot wait."""
+        """The plan for the first waiting job with a gain. O(changes since the last call + waiting jobs that
+        press × options), plus the trials where one of them cannot wait."""
         if state.frozen or state.in_window or state.stopping or not state.holding:
             return None
         self._waiting.update(state)
@@ -121,7 +129,8 @@ class MakeWay:
     # --------------------------------------------------------------------------------------- jobs that wait
 
     def _cannot_wait(self, state: CellState, pressing: list[JobState], avoid: int) -> Iterator[Waiting]:
-        """Jobs that cannot wait, least slack first. A job that is late even if it starts now is none, unless it is urgent."""
+        """Jobs that cannot wait, least slack first. A job that is late even if it starts now is none, unless
+        it is urgent."""
         asked = []
         for job in pressing:
             if job.job_id in state.planned or not _suits(job):
@@ -139,7 +148,8 @@ class MakeWay:
                 yield Waiting(job, choice.option, gain_ms)
 
     def _wait_ms(self, state: CellState, job: JobState, option: ShapeOption | None, avoid: int) -> float:
-        """Time until enough running jobs have ended by themselves; infinite where that is not known, 0 where the job fits now."""
+        """Time until enough running jobs have ended by themselves; infinite where that is not known, 0 where
+        the job fits now."""
         trial, demand = Trial(state), _demand(job, option)
         if _fit(trial, job, option, avoid) is not None:
             return 0.0
@@ -156,7 +166,8 @@ class MakeWay:
     # ------------------------------------------------------------------------------------ jobs that make way
 
     def _may_make_way(self, state: CellState, avoid: int) -> Iterator[JobState]:
-        """Running jobs that may make way, those that end last first; none on reserved nodes, whose place is another job's."""
+        """Running jobs that may make way, those that end last first; none on reserved nodes, whose place is
+        another job's."""
         last = reversed(self._ends.running.get(KNOWN, ()))
         found = (
             job
@@ -202,7 +213,8 @@ class MakeWay:
         return None
 
     def _shapes(self, state: CellState, job: JobState) -> list[tuple[float, ShapeOption | None]]:
-        """(times as long as in its present shape, shape) of a running job, the fastest first; empty: how long it would take is not known."""
+        """(times as long as in its present shape, shape) of a running job, the fastest first; empty: how long
+        it would take is not known."""
         if job.spec.min_workers is None:
             return [(1.0, None)]
         found = [one.option for one in self._genie.offers(state, job).found]
@@ -223,7 +235,8 @@ def _matters(job: JobState) -> bool:
 
 
 def _suits(job: JobState) -> bool:
-    """Whether its workers have whole GPUs: jobs without GPUs get cores by other ways, and parts of GPUs are not compared here."""
+    """Whether its workers have whole GPUs: jobs without GPUs get cores by other ways, and parts of GPUs are
+    not compared here."""
     return job.estimate is not None and regroups(job.demand)
 
 
@@ -238,7 +251,8 @@ def _demand(job: JobState, option: ShapeOption | None) -> Demand:
 
 
 def _fit(trial: Trial, job: JobState, option: ShapeOption | None, avoid: int) -> Fit | None:
-    """Places the job on other nodes than these: the workers on as many nodes as the option has, those with the fewest free GPUs first, else by first fit; None: there are too few."""
+    """Places the job on other nodes than these: the workers on as many nodes as the option has, those with
+    the fewest free GPUs first, else by first fit; None: there are too few."""
     if option is None:
         return trial.fit(job.demand, avoid)
     need = on_each_node(job, option)

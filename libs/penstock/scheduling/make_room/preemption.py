@@ -1,11 +1,14 @@
-"""Preemption: which jobs are stopped, and which start now or as soon as the stops are proven, tried on a copy of the nodes.
+"""Preemption: which jobs are stopped, and which start now or as soon as the stops are proven, tried on a copy
+of the nodes.
 
-A stage of the profile selects the jobs that shall run, by numbers of GPUs (`penstock.scheduling.stages.protocols.Preemption`). Here all jobs that shall
-start get nodes on a copy (`Trial`), those with the largest workers first, so that small jobs do not take what a large one needs.
-No job is stopped for a job that would then not fit: because of GPU models, cores, memory, or because free GPUs are spread over nodes.
-Such a job is left out, and the stage selects again.
+A stage of the profile selects the jobs that shall run, by numbers of GPUs
+(`penstock.scheduling.stages.protocols.Preemption`). Here all jobs that shall start get nodes on a copy
+(`Trial`), those with the largest workers first, so that small jobs do not take what a large one needs. No job
+is stopped for a job that would then not fit: because of GPU models, cores, memory, or because free GPUs are
+spread over nodes. Such a job is left out, and the stage selects again.
 
-Where enough GPUs are free but spread, smaller jobs move. Where another resource is lacking, running jobs that come later in the order are stopped.
+Where enough GPUs are free but spread, smaller jobs move. Where another resource is lacking, running jobs that
+come later in the order are stopped.
 """
 
 from collections import Counter
@@ -54,8 +57,8 @@ class Arrangement(NamedTuple):
 
 
 class _Hopeless(Exception):
-    """A claim does not fit. `unmovable`: because a job that moves for it finds no other place; `overtaken`: perhaps because a
-    later claim got nodes before it."""
+    """A claim does not fit. `unmovable`: because a job that moves for it finds no other place; `overtaken`:
+    perhaps because a later claim got nodes before it."""
 
     def __init__(
         self, key: DemandKey, fitted: int, *, unmovable: bool = False, overtaken: bool = False
@@ -109,7 +112,8 @@ class _Arranging:
         self._fits: list[Start] = []
 
     def all(self, *, by_size: bool) -> Arrangement:
-        """Places all selected jobs. `by_size`: largest workers first, else in order of priority. Raises `_Hopeless`."""
+        """Places all selected jobs. `by_size`: largest workers first, else in order of priority. Raises
+        `_Hopeless`."""
         for job_id in self._selection.stops:
             self._stop(self._state.jobs[job_id])
         self._awaited = self._trial.awaited()
@@ -136,7 +140,8 @@ class _Arranging:
         return self._arrangement()
 
     def _unplanned(self) -> list[JobState]:
-        """Claims without a place in the adopted plan. A claim with a place keeps it, unless it fits where no job has to stop.
+        """Claims without a place in the adopted plan. A claim with a place keeps it, unless it fits where no
+        job has to stop.
 
         A place that its job no longer claims passes to the first claim of the same demand.
         """
@@ -169,7 +174,8 @@ class _Arranging:
         return [self._state.jobs[job_id] for job_id in left]
 
     def _arrangement(self) -> Arrangement:
-        """Starts the jobs that fit beside the tasks that still exist; a stop that no claim needs is left out."""
+        """Starts the jobs that fit beside the tasks that still exist; a stop that no claim needs is left
+        out."""
         starts: list[Start] = []
         awaiting: list[Start] = []
         now: Trial | None = None
@@ -231,7 +237,8 @@ class _Arranging:
         return moved
 
     def _give_up(self, job: JobState) -> bool:
-        """Releases running jobs of lower priority until this one fits, and then takes back those that were not necessary; returns whether it fits."""
+        """Releases running jobs of lower priority until this one fits, and then takes back those that were
+        not necessary; returns whether it fits."""
         trial, demand = self._trial, job.demand
         suited = self._state.index.eligible(demand.worker, demand.where) & self._state.index.placeable
         released: list[JobState] = []

@@ -1,15 +1,18 @@
 """Pre-scheduling (Liquid §6.1): which waiting job launches where a running one comes to its end, and when.
 
-Ideal: the next job trains as soon as the one before it saves. Departure: it launches beside it, and has the GPUs when the one before is proven
-dead (LAW 4). So what can be won is the launch, not the save: it begins as long before the expected end as the job takes to launch, or when the
-script reports that it saves, whichever comes first.
+Ideal: the next job trains as soon as the one before it saves. Departure: it launches beside it, and has the
+GPUs when the one before is proven dead (LAW 4). So what can be won is the launch, not the save: it begins as
+long before the expected end as the job takes to launch, or when the script reports that it saves, whichever
+comes first.
 
-Which job: the one that would start there if the jobs that are about to end did so as expected, task after task, and nothing else happened. Launching early does not reorder jobs: only the
-job that would start on the freed resources without it launches early on them (decision 88). A job whose script does not wait for its GPUs (`JobSpec.prelaunch`) gets them when they
-are free, and no job launches there.
+Which job: the one that would start there if the jobs that are about to end did so as expected, task after
+task, and nothing else happened. Launching early does not reorder jobs: only the job that would start on the
+freed resources without it launches early on them (decision 88). A job whose script does not wait for its GPUs
+(`JobSpec.prelaunch`) gets them when they are free, and no job launches there.
 
-Departures: nodes are found by first fit; tenants' shares are those of now, so a job that ends counts for its owner; of jobs that are alike the first one is looked at until it has
-launched; no job uses nodes beside what a reservation needs of them, unless it is expected to end in time.
+Departures: nodes are found by first fit; tenants' shares are those of now, so a job that ends counts for its
+owner; of jobs that are alike the first one is looked at until it has launched; no job uses nodes beside what
+a reservation needs of them, unless it is expected to end in time.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -38,7 +41,8 @@ MAX_FALSE_ENDS = 2  # of one attempt: after so many no job waits for its end any
 
 
 class Ending(NamedTuple):
-    """A running job and when it is expected to have ended, in ms of the ledger's time; now, where it saves."""
+    """A running job and when it is expected to have ended, in ms of the ledger's time; now, where it
+    saves."""
 
     at_ms: float
     job: JobState
@@ -57,14 +61,16 @@ class Next(NamedTuple):
 
 
 def saves(job: JobState) -> bool:
-    """Whether every task of the running job has reported the last phase, and that was not in vain in this attempt."""
+    """Whether every task of the running job has reported the last phase, and that was not in vain in this
+    attempt."""
     return not job.false_ends and all(
         task.saving or task.status is TaskStatus.EXITED for task in job.tasks.values()
     )
 
 
 def look_ahead(state: CellState, profile: Profile) -> Next:
-    """Of the jobs that wait the first that may launch now. O(jobs that run + tasks that end × jobs that are tried), where any job of the cell may launch early."""
+    """Of the jobs that wait the first that may launch now. O(jobs that run + tasks that end × jobs that are
+    tried), where any job of the cell may launch early."""
     if not state.settings.prelaunch_wait_ms or not state.prelaunching or not state.queue or state.frozen:
         return Next()
     waiting = list(_first(state, profile))
@@ -89,7 +95,8 @@ def look_ahead(state: CellState, profile: Profile) -> Next:
 
 
 def _launches(job: JobState) -> bool:
-    """Whether it may launch early. One with a deadline and a range of workers waits for a shape that is chosen when it starts."""
+    """Whether it may launch early. One with a deadline and a range of workers waits for a shape that is
+    chosen when it starts."""
     return job.spec.prelaunch and not (job.spec.timed and job.spec.min_workers is not None)
 
 
@@ -99,9 +106,11 @@ def _launch_ms(job: JobState) -> int:
 
 
 def _lead_ms(job: JobState, before: JobState) -> int:
-    """How long before the end of another job this one begins to launch; 0: it is not known how long it takes, so it begins when the other saves.
+    """How long before the end of another job this one begins to launch; 0: it is not known how long it takes,
+    so it begins when the other saves.
 
-    Where the estimator does not know it, it is taken to be as long as the other took, if both train the same model.
+    Where the estimator does not know it, it is taken to be as long as the other took, if both train the same
+    model.
     """
     if (known := _launch_ms(job)) or job.spec.model is None or job.spec.model != before.spec.model:
         return known
@@ -114,7 +123,8 @@ def _took_ms(job: JobState) -> int:
 
 
 def _endings(state: CellState) -> list[Ending]:
-    """Running jobs after which others may come, with GPUs of their own; who saves first, then those that are expected to end first."""
+    """Running jobs after which others may come, with GPUs of their own; who saves first, then those that are
+    expected to end first."""
     found: list[Ending] = []
     for job in state.holding.values():
         if job.status is not JobStatus.RUNNING or job.group or job.false_ends >= MAX_FALSE_ENDS:
@@ -129,7 +139,8 @@ def _endings(state: CellState) -> list[Ending]:
 def _end_ms(job: JobState) -> float:
     """The ledger's time at which it is expected to end; infinite where that is not known.
 
-    An estimated run time has one launch in it. One that launched early had it behind it when its GPUs came; one that goes on from an earlier attempt launches once more.
+    An estimated run time has one launch in it. One that launched early had it behind it when its GPUs came;
+    one that goes on from an earlier attempt launches once more.
     """
     end_s = ends_s(job)
     if end_s is None:
@@ -152,7 +163,8 @@ def _first(state: CellState, profile: Profile) -> Iterator[JobState]:
 
 
 def _near(state: CellState, waiting: Sequence[JobState]) -> tuple[Sequence[Ending], float]:
-    """(endings up to the last one beside which one of these jobs might launch by now, when that changes: ms, infinite where it does not)."""
+    """(endings up to the last one beside which one of these jobs might launch by now, when that changes: ms,
+    infinite where it does not)."""
     early = [job for job in waiting if job.spec.prelaunch]
     longest = max((_launch_ms(job) for job in early), default=0)
     models = {job.spec.model for job in early if not _launch_ms(job)} - {None}
@@ -168,7 +180,8 @@ def _near(state: CellState, waiting: Sequence[JobState]) -> tuple[Sequence[Endin
 
 
 class _Line:
-    """Those that wait, tried in their order as what others hold comes free, task by task. Who starts takes what it needs."""
+    """Those that wait, tried in their order as what others hold comes free, task by task. Who starts takes
+    what it needs."""
 
     def __init__(self, state: CellState, profile: Profile, waiting: Sequence[JobState]) -> None:
         self._state, self._profile = state, profile
@@ -211,7 +224,8 @@ class _Line:
         return self._reserved_nodes | others
 
     def _fit(self, job: JobState, avoid: int) -> tuple[JobState, Fit] | None:
-        """(the job with the workers that it starts with, where); None where it does not fit, or too much was tried."""
+        """(the job with the workers that it starts with, where); None where it does not fit, or too much was
+        tried."""
         if job.spec.min_workers is None:
             fit = self._fit_as(job, avoid)
             return None if fit is None else (job, fit)
@@ -238,7 +252,8 @@ class _Line:
 
 
 def _placed(state: CellState, job: JobState, nodes: Sequence[str], near: Sequence[Ending]) -> Placed | None:
-    """Where it starts after them; a gang on several nodes only after such as save, so that its members do not wait long for each other.
+    """Where it starts after them; a gang on several nodes only after such as save, so that its members do not
+    wait long for each other.
 
     None where it does not fit there beside them, or does so without any of them.
     """

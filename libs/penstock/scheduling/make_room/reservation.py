@@ -1,13 +1,21 @@
-"""EASY backfill behind a reservation: nodes are reserved for the first job in order that does not fit, and other jobs may use them until they are needed.
+"""EASY backfill behind a reservation: nodes are reserved for the first job in order that does not fit, and
+other jobs may use them until they are needed.
 
-Source: EASY backfill (Lifka, JSSPP '95), by nodes and with run times that the estimator has learned. The nodes are those on which the job would start earliest
-if running jobs ended as expected. A job that is expected to end before that time may start there, any job may start elsewhere. So later jobs do not delay this one.
+Source: EASY backfill (Lifka, JSSPP '95), by nodes and with run times that the estimator has learned. The
+nodes are those on which the job would start earliest if running jobs ended as expected. A job that is
+expected to end before that time may start there, any job may start elsewhere. So later jobs do not delay this
+one.
 
-- Departure: nodes are reserved only for a job that has waited five times its r (`penstock.scheduling.order.fair`), since reserved nodes idle where run times are guessed: with immediate reservations
-  the mean completion time of `poisson/12-per-hour` with learned run times was 24 % above Liquid's, with this bound it is 20 % below.
-- The job starts anywhere as soon as it fits. When the expected time has passed, no other job starts on its nodes any more.
-- A running job whose end is not known is expected to take as long again as it has run: run times spread over orders of magnitude.
-- A job that the usable nodes could not hold even when empty (it waits for a Suspect node, a faulted GPU, a cordoned node) gets no reservation and delays no other job.
+- Departure: nodes are reserved only for a job that has waited five times its r
+  (`penstock.scheduling.order.fair`), since reserved nodes idle where run times are guessed: with immediate
+  reservations the mean completion time of `poisson/12-per-hour` with learned run times was 24 % above
+  Liquid's, with this bound it is 20 % below.
+- The job starts anywhere as soon as it fits. When the expected time has passed, no other job starts on its
+  nodes any more.
+- A running job whose end is not known is expected to take as long again as it has run: run times spread over
+  orders of magnitude.
+- A job that the usable nodes could not hold even when empty (it waits for a Suspect node, a faulted GPU, a
+  cordoned node) gets no reservation and delays no other job.
 """
 
 from collections.abc import Callable, Iterator
@@ -37,7 +45,8 @@ MAX_ENDS = 256  # ends that are examined
 
 
 class Reservation:
-    """Implements `penstock.scheduling.stages.protocols.Backfill`. `waits`: for which jobs nodes are reserved at all."""
+    """Implements `penstock.scheduling.stages.protocols.Backfill`. `waits`: for which jobs nodes are reserved
+    at all."""
 
     def __init__(self, place: Together, waits: Callable[[JobState], bool] = lambda job: True) -> None:
         self._place, self._waits = place, waits
@@ -47,7 +56,8 @@ class Reservation:
         self._demands: JobRows[DemandKey] = JobRows(lambda _, job: (job.demand_key, job.order))
 
     def unit(self, state: CellState, job: JobState) -> PlanUnit | None:
-        """Nodes for a job that does not fit now; None where it has not waited long enough, or the nodes are not known."""
+        """Nodes for a job that does not fit now; None where it has not waited long enough, or the nodes are
+        not known."""
         if not self._waits(job) or response_ratio(state, job) < patience(state, job):
             return None
         unit = state.planned.get(job.job_id)
@@ -65,7 +75,8 @@ class Reservation:
         return unit.expected_ms is not None and state.now_ms + left_s * 1_000 <= unit.expected_ms
 
     def beside(self, state: CellState, job: JobState, unit: PlanUnit) -> Plan | None:
-        """A plan for the job that does not delay the reservation: also on reserved nodes, where they have more than is reserved."""
+        """A plan for the job that does not delay the reservation: also on reserved nodes, where they have
+        more than is reserved."""
         need = job.demand.worker
         if not state.index.candidates(need, job.demand.where):
             return None  # no single worker fits on any node
@@ -155,8 +166,9 @@ class Reservation:
 class _Ended:
     """Where a gang fits once one job after the other has ended. `suited`: nodes that its workers can use.
 
-    Ideal: each job is released in a trial. Departure, for a gang of workers with whole GPUs: only jobs on nodes with enough GPUs for a worker then, and only
-    once there are enough for all. The other jobs change no result, and most of them end on nodes where too few GPUs become free.
+    Ideal: each job is released in a trial. Departure, for a gang of workers with whole GPUs: only jobs on
+    nodes with enough GPUs for a worker then, and only once there are enough for all. The other jobs change no
+    result, and most of them end on nodes where too few GPUs become free.
     """
 
     def __init__(self, state: CellState, demand: Demand, suited: int) -> None:
@@ -173,7 +185,8 @@ class _Ended:
         self._room = workers_by_gpus(state, each, demand.workers, suited) if whole else demand.workers
         """How many workers the GPUs suffice for."""
         self._free: dict[int, int] = {}
-        """Ordinal → GPUs that are free when those jobs have ended; a node that is not listed has those that are free now. Never too few: a faulted GPU counts."""
+        """Ordinal → GPUs that are free when those jobs have ended; a node that is not listed has those that
+        are free now. Never too few: a faulted GPU counts."""
         self._members: set[str] = set()
         """Ids of members of groups that have ended."""
 
@@ -192,7 +205,8 @@ class _Ended:
         return trial.fit(self._demand)
 
     def _count(self, job: JobState) -> int:
-        """Counts the GPUs that are free when this job has ended, too; those of a group's rank when no member has a task there. Returns the job's nodes."""
+        """Counts the GPUs that are free when this job has ended, too; those of a group's rank when no member
+        has a task there. Returns the job's nodes."""
         state, each, nodes = self._state, self._each, 0
         if job.group:
             self._members.add(job.job_id)
@@ -225,7 +239,8 @@ KNOWN, UNKNOWN = (0,), (1,)
 
 
 def by_end(state: CellState, job: JobState) -> tuple[tuple[int], float]:
-    """(KNOWN, ledger time in s of its end), else (UNKNOWN, time of its start). A job that is being launched counts from its placement."""
+    """(KNOWN, ledger time in s of its end), else (UNKNOWN, time of its start). A job that is being launched
+    counts from its placement."""
     end_s = ends_s(job)
     begun_s = (job.placed_ms or 0) / 1_000
     if end_s is None:

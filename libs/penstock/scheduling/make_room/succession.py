@@ -1,7 +1,8 @@
-"""Succession placement: places gangs on GPUs of tasks that are being stopped or about to end, so that they start when these have ended.
+"""Succession placement: places gangs on GPUs of tasks that are being stopped or about to end, so that they
+start when these have ended.
 
-Possible where each task's memory and bandwidth are free already, and it lacks only GPUs, or cores of the tasks whose GPUs it gets: the node delays a
-task until its GPUs are free, and for no other resource.
+Possible where each task's memory and bandwidth are free already, and it lacks only GPUs, or cores of the
+tasks whose GPUs it gets: the node delays a task until its GPUs are free, and for no other resource.
 """
 
 from collections.abc import Container, Iterable, Sequence
@@ -23,7 +24,8 @@ MAX_RENDEZVOUS_MS = 60_000  # how long a gang's tasks may wait for one whose pre
 
 @dataclass(slots=True)
 class _Leaving:
-    """Resources of a task that is being stopped or about to end, as far as they are not allocated to a successor yet."""
+    """Resources of a task that is being stopped or about to end, as far as they are not allocated to a
+    successor yet."""
 
     job: JobState
     gpu_mask: int
@@ -44,7 +46,8 @@ class _Node:
 def _leaving(
     state: CellState, node: NodeState, job: JobState, task_id: str, *, ending: bool
 ) -> _Leaving | None:
-    """None where the task can have no successor: its end is neither ordered nor near, it is not known to run, or others also hold its GPUs."""
+    """None where the task can have no successor: its end is neither ordered nor near, it is not known to run,
+    or others also hold its GPUs."""
     task = job.tasks[task_id]
     ends = job.status is JobStatus.STOPPING or (ending and job.status is JobStatus.RUNNING)
     if not ends or job.group or job.target or task.started_ms is None:
@@ -57,7 +60,8 @@ def _leaving(
 
 
 class NextMembers:
-    """Nodes of a cell with the resources of tasks that are being stopped; units are placed on trial, one after the other.
+    """Nodes of a cell with the resources of tasks that are being stopped; units are placed on trial, one
+    after the other.
 
     `ending`: ids of running jobs that are about to end by themselves: they count as being stopped, too.
     """
@@ -70,7 +74,8 @@ class NextMembers:
         """Node → places booked on it before its copy was made."""
 
     def give(self, gangs: Gangs) -> tuple[Placed, ...] | None:
-        """Places for all gangs, booked on the trial; None, and nothing is booked, where a task could start too early, has no room, or no predecessor exists."""
+        """Places for all gangs, booked on the trial; None, and nothing is booked, where a task could start
+        too early, has no room, or no predecessor exists."""
         trial: dict[str, _Node] = {}
         found = [self._gang(job, nodes, trial) for job, nodes in gangs]
         placed = tuple(one for one in found if one is not None)
@@ -129,7 +134,8 @@ class NextMembers:
 def _before(
     state: CellState, node: _Node, need: ResourceVector, where: Where
 ) -> list[tuple[_Leaving, int]] | None:
-    """Predecessors whose GPUs the task gets in addition to free ones, and how many of each: as few predecessors as possible. None: too few GPUs, memory or bandwidth."""
+    """Predecessors whose GPUs the task gets in addition to free ones, and how many of each: as few
+    predecessors as possible. None: too few GPUs, memory or bandwidth."""
     free = node.node
     if need.host_memory_mib > free.free_host_memory_mib or need.bandwidth_mbps > free.free_bandwidth_mbps:
         return None

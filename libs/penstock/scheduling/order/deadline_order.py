@@ -1,8 +1,11 @@
-"""Stages of profile `penstock` for jobs with a deadline or a service class: GENIE's order and shapes, within tenants' shares.
+"""Stages of profile `penstock` for jobs with a deadline or a service class: GENIE's order and shapes, within
+tenants' shares.
 
-Jobs that can still meet their deadline, and urgent ones, come before all others of tenants below their share, least slack first (`penstock.scheduling.order.genie`,
-`protect`). A job that is late already, or whose tenant is at its share, waits in the usual order (`penstock.scheduling.order.fair`): a deadline gives no tenant more than its share. Moldable
-jobs run on the ⟨nodes, GPUs⟩ with the best ratio of speed to cost that meets the deadline, all others as without this stage.
+Jobs that can still meet their deadline, and urgent ones, come before all others of tenants below their share,
+least slack first (`penstock.scheduling.order.genie`, `protect`). A job that is late already, or whose tenant
+is at its share, waits in the usual order (`penstock.scheduling.order.fair`): a deadline gives no tenant more
+than its share. Moldable jobs run on the ⟨nodes, GPUs⟩ with the best ratio of speed to cost that meets the
+deadline, all others as without this stage.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -28,7 +31,8 @@ TIMED: tuple[()] = ()
 
 
 class DeadlineOrder:
-    """A place, order and shape stage in one, around those for jobs without a deadline. Implements `Policy`, `Order` and `Shape` of `penstock.scheduling.stages.protocols`."""
+    """A place, order and shape stage in one, around those for jobs without a deadline. Implements `Policy`,
+    `Order` and `Shape` of `penstock.scheduling.stages.protocols`."""
 
     waits = True
 
@@ -41,7 +45,8 @@ class DeadlineOrder:
         self._timed: JobRows[tuple[()]] = JobRows(_timed)
 
     def may_take(self, state: CellState, job: JobState, other: JobState) -> bool:
-        """Whether a waiting job may have the place of a running one: its tenant is below its share, or both are of one tenant and the running one has no higher priority."""
+        """Whether a waiting job may have the place of a running one: its tenant is below its share, or both
+        are of one tenant and the running one has no higher priority."""
         if job.spec.owner == other.spec.owner:
             return job.spec.priority >= other.spec.priority
         return self._order.below_share(state, job.spec.owner)
@@ -55,7 +60,8 @@ class DeadlineOrder:
         return (self.genie if job.spec.timed else self._shape).shape(state, job, fitting)
 
     def order(self, state: CellState) -> Iterator[str]:
-        """As `Order`. O(changes since the last call + waiting jobs with a deadline × options) in addition to the usual order."""
+        """As `Order`. O(changes since the last call + waiting jobs with a deadline × options) in addition to
+        the usual order."""
         self._timed.update(state)
         tried: set[str] = set()
         for job in self._pressing(

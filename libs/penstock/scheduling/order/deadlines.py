@@ -1,7 +1,10 @@
-"""Deadlines: expected completion time of a job, and the probability of meeting it. Derived from the state, never written.
+"""Deadlines: expected completion time of a job, and the probability of meeting it. Derived from the state,
+never written.
 
-The deadline is GENIE's expected completion (§III, eq. 4). The probability is our addition: the run time is assumed to be log-normal, with 90 % of the
-probability within the prediction's interval. The start is known, or one of several that are equally likely. For a running job it is conditional on the job not having ended yet.
+The deadline is GENIE's expected completion (§III, eq. 4). The probability is our addition: the run time is
+assumed to be log-normal, with 90 % of the probability within the prediction's interval. The start is known,
+or one of several that are equally likely. For a running job it is conditional on the job not having ended
+yet.
 """
 
 from collections import Counter
@@ -26,7 +29,8 @@ CLOSE = 1e-3  # relative accuracy of a quantile of several run times
 
 
 def expected_ms(spec: JobSpec, alone_ms: float) -> float:
-    """e_i, counted from the submission: the user's own deadline, else by class. `alone_ms`: l̄ of the job on ⟨1, 1⟩; infinite where not known. Source: eq. 4."""
+    """e_i, counted from the submission: the user's own deadline, else by class. `alone_ms`: l̄ of the job on
+    ⟨1, 1⟩; infinite where not known. Source: eq. 4."""
     if spec.deadline_ms is not None:
         return float(spec.deadline_ms)
     times = LATENCIES[spec.qos or "normal"]
@@ -39,7 +43,8 @@ def urgent(spec: JobSpec) -> bool:
 
 
 def due_ms(job: JobState) -> float | None:
-    """Ledger time of the job's deadline. Infinite: the deadline depends on its run time, which is not known; None: it names no deadline, or is urgent."""
+    """Ledger time of the job's deadline. Infinite: the deadline depends on its run time, which is not known;
+    None: it names no deadline, or is urgent."""
     if not job.spec.timed or urgent(job.spec):
         return None
     run_ms = None if job.estimate is None else job.estimate.run_ms
@@ -47,7 +52,8 @@ def due_ms(job: JobState) -> float | None:
 
 
 def latency_ms(job: JobState, option: ShapeOption) -> float:
-    """l_ij including the launch ν: the iterations' time is scaled by the option's iteration time over that with the fewest GPUs. Source: eq. 2."""
+    """l_ij including the launch ν: the iterations' time is scaled by the option's iteration time over that
+    with the fewest GPUs. Source: eq. 2."""
     estimate = job.estimate
     if estimate is None or estimate.run_ms is None:
         return inf
@@ -83,7 +89,8 @@ class RunTime(NamedTuple):
         return (self._share(self.gone_ms + left_ms) - before) / (1.0 - before)
 
     def by_ms(self, odds: float) -> float | None:
-        """Ledger time in ms by which it ends with this probability, 0 – 1 exclusive; None where it is overdue."""
+        """Ledger time in ms by which it ends with this probability, 0 – 1 exclusive; None where it is
+        overdue."""
         before = self._share(self.gone_ms)
         if before >= OVERDUE:
             return None
@@ -122,20 +129,23 @@ class RunTimes(NamedTuple):
 
 
 def odds(job: JobState, option: ShapeOption, due_ms: float, start_ms: float) -> float:
-    """Probability that the job is done by `due_ms` if it starts on this option at `start_ms`, 0 – 1; 0 where no time is known."""
+    """Probability that the job is done by `due_ms` if it starts on this option at `start_ms`, 0 – 1; 0 where
+    no time is known."""
     found = run_time(job, option, start_ms)
     return 0.0 if found is None else found.odds(due_ms)
 
 
 def sure_ms(job: JobState, option: ShapeOption) -> float:
-    """Time from its start on this option to its end, with probability `SURE`; infinite where no time is known."""
+    """Time from its start on this option to its end, with probability `SURE`; infinite where no time is
+    known."""
     found = run_time(job, option, 0.0)
     by_ms = None if found is None else found.by_ms(SURE)
     return inf if by_ms is None else by_ms
 
 
 def run_time(job: JobState, option: ShapeOption, start_ms: float) -> RunTime | None:
-    """Run time from this start on this option; None where no time is known. The launch time is assumed to be known."""
+    """Run time from this start on this option; None where no time is known. The launch time is assumed to be
+    known."""
     estimate, middle_ms = job.estimate, latency_ms(job, option)
     if estimate is None or middle_ms == inf:
         return None
@@ -146,7 +156,8 @@ def run_time(job: JobState, option: ShapeOption, start_ms: float) -> RunTime | N
 
 
 def time_left(job: JobState, now_ms: int) -> RunTime | None:
-    """Run time of a job that holds resources: by the estimator's latest answer, else by its option; None where no interval is known."""
+    """Run time of a job that holds resources: by the estimator's latest answer, else by its option; None
+    where no interval is known."""
     speed = job.speed
     if job.eta is not None and job.eta.attempt == job.attempt:
         left, level = job.eta.left_ms, job.eta.level
@@ -163,7 +174,8 @@ def time_left(job: JobState, now_ms: int) -> RunTime | None:
 
 
 def option_of(job: JobState) -> ShapeOption | None:
-    """The option of the job's present places, or the first with as many workers where none has these nodes; None: there is none."""
+    """The option of the job's present places, or the first with as many workers where none has these nodes;
+    None: there is none."""
     options = () if job.estimate is None else job.estimate.options
     alike = [option for option in options if option.workers == job.workers]
     gpus = Counter(task.place.node_id for task in job.tasks.values() for _ in task.place.gpus)

@@ -1,15 +1,22 @@
-"""Order stage of profile `penstock`: fair shares between tenants, a tenant's jobs by priority, then highest response ratio next.
+"""Order stage of profile `penstock`: fair shares between tenants, a tenant's jobs by priority, then highest
+response ratio next.
 
-- Tenants below their share come first. A tenant (the job's owner) has reached its share when the largest share of a resource that its jobs hold (dominant resource, Ghodsi et al.,
-  NSDI '11) is at least 1 / tenants that wait or run.
-- Among a tenant's jobs the highest priority comes first; those of the next one are tried once none of these fits. Priorities are not compared between tenants, so
-  that no tenant gets more than others by claiming a higher priority.
-- Among tenants below their share, and among the others, jobs go by response ratio, the largest first: (waited + r) / r (highest response ratio next,
-  Brinch Hansen), so that small jobs overtake large ones and no job waits for ever. Departure: r is not the run time but √(hour × run time × GPUs): with the service itself large gangs wait longer than in strict order of
-  arrival, with the run time alone a wide job counts as a small one (`python -m tests.papers.default.profile_penstock`). The run time is the estimator's; run time × GPUs is rounded up to a power
-  of two, so that jobs are compared by rows and not one by one.
-- A large gang, of eight GPUs or more, has to wait for many at once: r = (6 min)^0.6 × (run time × GPUs)^0.4, a third to a seventh of the r of others. Once it has waited five
-  times that, its tenant's share no longer delays it. Strict order of arrival favours such gangs, and response ratios alone would disadvantage them (decision 59).
+- Tenants below their share come first. A tenant (the job's owner) has reached its share when the largest
+  share of a resource that its jobs hold (dominant resource, Ghodsi et al., NSDI '11) is at least 1 / tenants
+  that wait or run.
+- Among a tenant's jobs the highest priority comes first; those of the next one are tried once none of these
+  fits. Priorities are not compared between tenants, so that no tenant gets more than others by claiming a
+  higher priority.
+- Among tenants below their share, and among the others, jobs go by response ratio, the largest first: (waited
+  + r) / r (highest response ratio next, Brinch Hansen), so that small jobs overtake large ones and no job
+  waits for ever. Departure: r is not the run time but √(hour × run time × GPUs): with the service itself
+  large gangs wait longer than in strict order of arrival, with the run time alone a wide job counts as a
+  small one (`python -m tests.papers.default.profile_penstock`). The run time is the estimator's; run time ×
+  GPUs is rounded up to a power of two, so that jobs are compared by rows and not one by one.
+- A large gang, of eight GPUs or more, has to wait for many at once: r = (6 min)^0.6 × (run time × GPUs)^0.4,
+  a third to a seventh of the r of others. Once it has waited five times that, its tenant's share no longer
+  delays it. Strict order of arrival favours such gangs, and response ratios alone would disadvantage them
+  (decision 59).
 - Ties: by submission.
 """
 
@@ -161,7 +168,10 @@ class FairResponse:
         side = "at or above" if held >= 1.0 / tenants else "below"
         share = f"{owner} holds {held:.0%} of the cell, {side} its share of {1 / tenants:.0%}"
         waited = response_ratio(state, job) - 1
-        return f"{share}; priority {job.spec.priority} among its jobs; has waited {waited:.1f} times what jobs like it should"
+        return (
+            f"{share}; priority {job.spec.priority} among its jobs; has waited {waited:.1f} times what "
+            "jobs like it should"
+        )
 
 
 def _levels(rows: Mapping[Row, list[Entry[Row]]]) -> dict[str, list[list[list[Entry[Row]]]]]:
@@ -180,7 +190,8 @@ def _row(state: CellState, job: JobState) -> tuple[Row, float]:
 
 
 def _r_s(state: CellState, job: JobState) -> float:
-    """r in s, of remaining run time × GPUs as a power of two in s, rounded up: few values, so that rows have many jobs."""
+    """r in s, of remaining run time × GPUs as a power of two in s, rounded up: few values, so that rows have
+    many jobs."""
     left_s, gpus = remaining_s(state, job), gpus_of(job)
     seconds = UNKNOWN_RUN_S if left_s == inf else left_s
     return response_r_s(float(1 << int(seconds * max(1, gpus)).bit_length()), gpus >= LARGE_GPUS)
@@ -192,9 +203,11 @@ def response_ratio(state: CellState, job: JobState) -> float:
 
 
 def patience(state: CellState, job: JobState) -> float:
-    """Response ratio from which nodes are reserved for the job: PATIENCE, and up to four times that for a gang of more than a quarter of the cell's GPUs.
+    """Response ratio from which nodes are reserved for the job: PATIENCE, and up to four times that for a
+    gang of more than a quarter of the cell's GPUs.
 
-    Its reservation idles many GPUs: on 4 nodes of 4 GPUs the mean completion time of `poisson/12-per-hour`, whose gangs of eight need half of the cell, is 1.7 times Liquid's without this factor.
+    Its reservation idles many GPUs: on 4 nodes of 4 GPUs the mean completion time of `poisson/12-per-hour`,
+    whose gangs of eight need half of the cell, is 1.7 times Liquid's without this factor.
     """
     part = gpus_of(job) * WHOLE_GPU / max(1, capacity(state)[0])
     return PATIENCE * min(MAX_WIDE, max(1.0, part / WIDE_PART) ** 2)
@@ -205,7 +218,8 @@ def _ratio(job: JobState, at_ms: int, r_s: float) -> float:
 
 
 def response_r_s(service_s: float, large: bool) -> float:
-    """r in s, > 0, of a job of so many GPU seconds, ≥ 1; see the module's docstring. `large`: a gang of `LARGE_GPUS` or more."""
+    """r in s, > 0, of a job of so many GPU seconds, ≥ 1; see the module's docstring. `large`: a gang of
+    `LARGE_GPUS` or more."""
     service_s = max(1.0, service_s)
     if large:
         return float(LARGE_S * (service_s / LARGE_S) ** LARGE_EXPONENT)

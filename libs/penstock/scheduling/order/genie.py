@@ -1,11 +1,13 @@
 """GENIE: deadline-aware (QoS) scheduling of moldable jobs. Source: GENIE §III, eq. 4 and 5, Alg. 1.
 
-A moldable job runs on n nodes with g GPUs each; `Estimate.options` has the iteration time on each ⟨n, g⟩ (eq. 1 – 3, fitted by the
-estimator). Alg. 1 is evaluated anew whenever jobs are to start: the choice of a waiting job changes as its deadline comes closer.
+A moldable job runs on n nodes with g GPUs each; `Estimate.options` has the iteration time on each ⟨n, g⟩ (eq.
+1 – 3, fitted by the estimator). Alg. 1 is evaluated anew whenever jobs are to start: the choice of a waiting
+job changes as its deadline comes closer.
 
-Departures: a job overtakes others whose choice does not fit now (the source does not state whether its queue blocks); a job with only one shape has that one choice; a job
-without a known time comes last, whatever its expected completion. Where its range begins above one worker,
-the smallest shape replaces ⟨1, 1⟩ in eq. 4. Among placements of equal ratio the one with fewer GPUs is chosen, then fewer nodes.
+Departures: a job overtakes others whose choice does not fit now (the source does not state whether its queue
+blocks); a job with only one shape has that one choice; a job without a known time comes last, whatever its
+expected completion. Where its range begins above one worker, the smallest shape replaces ⟨1, 1⟩ in eq. 4.
+Among placements of equal ratio the one with fewer GPUs is chosen, then fewer nodes.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -32,7 +34,8 @@ MIN_CACHED = 64  # cached jobs in addition to twice the living ones
 
 
 class Placement(NamedTuple):
-    """One s_ij of a job. `latency_ms`: l_ij, eq. 2, from its start to its end; infinite where it is not known. `sure_ms`: the same with probability `SURE`; only for `protect`, else infinite."""
+    """One s_ij of a job. `latency_ms`: l_ij, eq. 2, from its start to its end; infinite where it is not
+    known. `sure_ms`: the same with probability `SURE`; only for `protect`, else infinite."""
 
     option: ShapeOption
     latency_ms: float
@@ -60,21 +63,27 @@ class Choice(NamedTuple):
     due_ms: float
     """e_i; infinite where no completion is expected."""
     allowance_ms: float
-    """w_i, line 12 (slack): how long it may still wait; negative: the expected completion cannot be met. Infinite where there is none."""
+    """w_i, line 12 (slack): how long it may still wait; negative: the expected completion cannot be met.
+    Infinite where there is none."""
 
 
 def cost(nodes: int, gpus_per_node: int, most_nodes: int, most_gpus: int, theta: float) -> float:
-    """c_ij of ⟨n, g⟩, > 0. `most_nodes`, `most_gpus`: N̂ and Ĝ of the cluster, ≥ 1; `theta` ≥ 0. Source: eq. 5."""
+    """c_ij of ⟨n, g⟩, > 0. `most_nodes`, `most_gpus`: N̂ and Ĝ of the cluster, ≥ 1; `theta` ≥ 0. Source: eq.
+    5."""
     return nodes * gpus_per_node / (most_nodes * most_gpus) + theta * nodes / most_nodes
 
 
 class Genie:
-    """A place, order and shape stage in one. Implements `Policy`, `Order` and `Shape` of `penstock.scheduling.stages.protocols`.
+    """A place, order and shape stage in one. Implements `Policy`, `Order` and `Shape` of
+    `penstock.scheduling.stages.protocols`.
 
-    `settings.choose`: `qos` is Alg. 1; `protect` differs from it in three points. A placement counts as in time only with
-    probability `SURE`, if any placement has it. If none has, and no other job waits, the one with the highest probability is chosen, since GPUs are left over. And jobs that can no longer be in time, except urgent ones, take the placement with the
-    fewest GPU seconds and come after all others, since their deadline is lost and their GPUs could help others to be in time. The other values are the source's baselines, which serve in order of arrival: `ratio` (CERPre), `performance` (PerfPre),
-    `most` (MaxOcc: what fits now), `least` (MinOcc). `elsewhere`: places jobs of one shape.
+    `settings.choose`: `qos` is Alg. 1; `protect` differs from it in three points. A placement counts as in
+    time only with probability `SURE`, if any placement has it. If none has, and no other job waits, the one
+    with the highest probability is chosen, since GPUs are left over. And jobs that can no longer be in time,
+    except urgent ones, take the placement with the fewest GPU seconds and come after all others, since their
+    deadline is lost and their GPUs could help others to be in time. The other values are the source's
+    baselines, which serve in order of arrival: `ratio` (CERPre), `performance` (PerfPre), `most` (MaxOcc:
+    what fits now), `least` (MinOcc). `elsewhere`: places jobs of one shape.
     """
 
     waits = True
@@ -114,7 +123,8 @@ class Genie:
             self._limits = max(1, sum(count > 0 for count in state.sound_gpus)), max([1, *state.sound_gpus])
 
     def offers(self, state: CellState, job: JobState) -> Offers:
-        """The job's placements, cached while its estimate is the same; entries of ended jobs are removed once the cache has more than twice as many jobs as live."""
+        """The job's placements, cached while its estimate is the same; entries of ended jobs are removed once
+        the cache has more than twice as many jobs as live."""
         self._see_capacity(state)
         known = self._offers.get(job.job_id)
         if known is not None and known.estimate is job.estimate:
@@ -156,7 +166,8 @@ class Genie:
         return 1.0 / max(option.step_ms * price, LEAST_STEP_MS)
 
     def _offered(self, state: CellState, job: JobState) -> Sequence[ShapeOption]:
-        """M_i, line 3: options of a moldable job within its range that the empty cell could hold, with the same number of GPUs on each node."""
+        """M_i, line 3: options of a moldable job within its range that the empty cell could hold, with the
+        same number of GPUs on each node."""
         estimate, fewest = job.estimate, job.spec.min_workers
         if estimate is None or fewest is None:
             return ()
@@ -205,7 +216,8 @@ class Genie:
     def _safest(
         self, state: CellState, job: JobState, found: Sequence[Placement], due_ms: float
     ) -> Placement | None:
-        """The placement with the highest probability of those that fit now; None: none fits, it will certainly be late, or other jobs wait."""
+        """The placement with the highest probability of those that fit now; None: none fits, it will
+        certainly be late, or other jobs wait."""
         if any(job_id != job.job_id for job_id in islice(state.queue.values(), 2)):
             return None
         fitting = [
@@ -254,7 +266,8 @@ class Genie:
         shape = (
             ""
             if found.option is None
-            else f" on {found.option.nodes} × {found.option.gpus_per_node} GPUs, {found.latency_ms / 1_000:,.0f} s; if it starts now it is in time "
+            else f" on {found.option.nodes} × {found.option.gpus_per_node} GPUs, "
+            f"{found.latency_ms / 1_000:,.0f} s; if it starts now it is in time "
             f"with a probability of {100 * odds(job, found.option, found.due_ms, state.now_ms):.0f} %"
         )
         late = "it may wait" if found.allowance_ms >= 0 else "it is late by"
@@ -285,7 +298,8 @@ class Genie:
         return Plan(plan, explanation(self.name, job.job_id, Gang(state, job.demand), ranked, [plan]))
 
     def _nodes_for(self, state: CellState, job: JobState, option: ShapeOption) -> Sequence[str]:
-        """n nodes with g free GPUs each for its workers, those with the fewest free GPUs first; empty: there are too few."""
+        """n nodes with g free GPUs each for its workers, those with the fewest free GPUs first; empty: there
+        are too few."""
         need = on_each_node(job, option)
         if need is None:
             return ()
@@ -302,7 +316,8 @@ def _allowance(state: CellState, due_ms: float, latency: float) -> float:
 
 
 def on_each_node(job: JobState, option: ShapeOption) -> ResourceVector | None:
-    """Resources for the part of the gang on one node; None where the parts are uneven, or the workers do not have a whole GPU each."""
+    """Resources for the part of the gang on one node; None where the parts are uneven, or the workers do not
+    have a whole GPU each."""
     count, worker = option.gpus_per_node, job.demand.worker
     if option.nodes * count != option.workers or worker.gpus != 1 or worker.gpu_share_milli < WHOLE_GPU:
         return None

@@ -1,11 +1,13 @@
-"""Incremental index of jobs: sorted rows of interchangeable jobs, so that a plan examines only jobs whose decision may change.
+"""Incremental index of jobs: sorted rows of interchangeable jobs, so that a plan examines only jobs whose
+decision may change.
 
-While a job waits, or runs, and reports nothing, its key does not change. So the rows are cached between plans and updated
-with the jobs in `CellState.change_log`, and rows of running jobs with those in `progress_log`, too. Their content is a function of the state alone: a new policy object, or one
-that is given another state, builds the same rows from scratch.
+While a job waits, or runs, and reports nothing, its key does not change. So the rows are cached between plans
+and updated with the jobs in `CellState.change_log`, and rows of running jobs with those in `progress_log`,
+too. Their content is a function of the state alone: a new policy object, or one that is given another state,
+builds the same rows from scratch.
 
-Within one plan free capacity only shrinks. So when one waiting job of a row does not fit, no job behind it in that row does, and
-the whole row is skipped: a plan costs O(rows), however many jobs wait.
+Within one plan free capacity only shrinks. So when one waiting job of a row does not fit, no job behind it in
+that row does, and the whole row is skipped: a plan costs O(rows), however many jobs wait.
 """
 
 from bisect import bisect_left, insort
@@ -27,7 +29,8 @@ NOT_LISTED = frozenset(JobStatus) - {JobStatus.QUEUED}
 
 
 class Changes:
-    """The jobs that have changed since the last call. `progress`: also jobs that hold resources and of which only the progress changed."""
+    """The jobs that have changed since the last call. `progress`: also jobs that hold resources and of which
+    only the progress changed."""
 
     def __init__(self, *, progress: bool = False) -> None:
         self._state: CellState | None = None
@@ -35,7 +38,8 @@ class Changes:
         self._read = self._read_progress = 0
 
     def ids(self, state: CellState) -> tuple[list[str], bool]:
-        """(ids, whether these are all jobs that wait or hold resources: then cached values of other jobs are void)."""
+        """(ids, whether these are all jobs that wait or hold resources: then cached values of other jobs are
+        void)."""
         known, log, progress_log = state is self._state, state.change_log, state.progress_log
         changed = log.since(self._read) if known else None
         progress = progress_log.since(self._read_progress) if known and self._progress else []
@@ -46,9 +50,11 @@ class Changes:
 
 
 class JobRows(Generic[Row]):
-    """The cached rows. A place is (row, key in it); jobs of one row must be interchangeable except for their keys.
+    """The cached rows. A place is (row, key in it); jobs of one row must be interchangeable except for their
+    keys.
 
-    `waits` gives the place of jobs in the queue, `runs` of those that hold resources and are not being stopped; None, or the result None: the job is in no row.
+    `waits` gives the place of jobs in the queue, `runs` of those that hold resources and are not being
+    stopped; None, or the result None: the job is in no row.
     """
 
     def __init__(
@@ -66,7 +72,8 @@ class JobRows(Generic[Row]):
         self._entered: dict[str, tuple[Entry[Row], dict[Row, list[Entry[Row]]]]] = {}
 
     def update(self, state: CellState) -> tuple[list[str], bool]:
-        """O(changes since the last call · log jobs), plus moving the entries behind each in its row: 40 µs at 100,000 jobs. Returns these changes (`Changes.ids`)."""
+        """O(changes since the last call · log jobs), plus moving the entries behind each in its row: 40 µs at
+        100,000 jobs. Returns these changes (`Changes.ids`)."""
         changed, anew = self._changes.ids(state)
         if anew:
             for rows in (self.waiting, self.running, self._entered):
@@ -110,7 +117,8 @@ class JobRows(Generic[Row]):
 
 
 def goes_on(state: CellState, job_id: str) -> bool:
-    """Whether jobs behind a job that was just tried may still fit: it has started, or the place stage failed on it."""
+    """Whether jobs behind a job that was just tried may still fit: it has started, or the place stage failed
+    on it."""
     failed = state.failed_choices
     started = state.jobs[job_id].status is JobStatus.LAUNCHING
     return started or (failed.job_id == job_id and failed.seq == state.seq)
@@ -123,8 +131,8 @@ Head = tuple[float, int, str, Row, Iterator[Entry[Row]]]
 def heads(singles: list[Head[Row]], rows: Iterable[Iterable[Entry[Row]]]) -> list[Head[Row]]:
     """Builds a heap of single entries (each with `NO_MORE`) and the first entries of rows.
 
-    Read it with `go_on` and `heappop`: `heappop` skips the first entry and all that follow it in its row, `go_on` skips only the
-    entry.
+    Read it with `go_on` and `heappop`: `heappop` skips the first entry and all that follow it in its row,
+    `go_on` skips only the entry.
     """
     for row in rows:
         more = iter(row)
@@ -144,7 +152,8 @@ def go_on(heap: list[Head[Row]]) -> None:
 
 
 def skipping(state: CellState, rows: Iterable[Iterable[Entry[Row]]]) -> Iterator[str]:
-    """Ids of the waiting jobs of all rows, by key: after a job that does not start (`goes_on`) the others of its row are skipped."""
+    """Ids of the waiting jobs of all rows, by key: after a job that does not start (`goes_on`) the others of
+    its row are skipped."""
     heap = heads([], rows)
     while heap:
         job_id = heap[0][2]

@@ -1,15 +1,20 @@
-"""Resource arrays of profile `coda`: the array of a job and of a node, and the sizes of the arrays. Source: CODA §V-C.
+"""Resource arrays of profile `coda`: the array of a job and of a node, and the sizes of the arrays. Source:
+CODA §V-C.
 
-A cell's cores are divided between the CPU array, for jobs without GPUs, and the GPU array; its GPUs between the 4-GPU sub-array, for jobs with four
-GPUs or more, and the 1-GPU sub-array, for jobs with fewer. Sizes are computed from the history of the cell's jobs (`penstock.ledger.state.arrays`):
+A cell's cores are divided between the CPU array, for jobs without GPUs, and the GPU array; its GPUs between
+the 4-GPU sub-array, for jobs with four GPUs or more, and the 1-GPU sub-array, for jobs with fewer. Sizes are
+computed from the history of the cell's jobs (`penstock.ledger.state.arrays`):
 
-- *Reserved cores*: each node reserves for each of its GPUs the mean number of cores per GPU of attempts that ended, weighted by GPU time: the source
-  takes them from historical statistics, without naming which.
-- *4-GPU sub-array*: nodes for the most GPUs that jobs of four and more asked for at once. Source: "the maximum GPU number required by 4-GPU jobs". Departure:
-  where both sub-arrays asked for more GPUs than exist, the nodes are divided in proportion, since a sub-array of all nodes would leave none to the other.
-- The nodes of the 4-GPU sub-array are those that joined last of the nodes with at least four GPUs, so that a change of the size moves only the border.
+- *Reserved cores*: each node reserves for each of its GPUs the mean number of cores per GPU of attempts that
+  ended, weighted by GPU time: the source takes them from historical statistics, without naming which.
+- *4-GPU sub-array*: nodes for the most GPUs that jobs of four and more asked for at once. Source: "the
+  maximum GPU number required by 4-GPU jobs". Departure: where both sub-arrays asked for more GPUs than exist,
+  the nodes are divided in proportion, since a sub-array of all nodes would leave none to the other.
+- The nodes of the 4-GPU sub-array are those that joined last of the nodes with at least four GPUs, so that a
+  change of the size moves only the border.
 
-Departure: the source sizes the arrays once; here they are resized when the history has changed enough (`MATTERS`, `ArraysSized`).
+Departure: the source sizes the arrays once; here they are resized when the history has changed enough
+(`MATTERS`, `ArraysSized`).
 """
 
 from typing import Literal
@@ -33,7 +38,8 @@ MIN_GPU_MS = 600_000
 
 
 def array_of(job: JobState) -> Array:
-    """The job's array, by the GPUs of the whole gang; a part of a GPU counts as one. Only for jobs with an estimate."""
+    """The job's array, by the GPUs of the whole gang; a part of a GPU counts as one. Only for jobs with an
+    estimate."""
     gpus = gpus_of(job)
     if not gpus:
         return CPU
@@ -76,12 +82,16 @@ def sized(state: CellState, settings: Coda) -> ArraysSized | None:
         if nodes == arrays.large_nodes:
             return None
         cores_milli = decided
-    why = f"{cores_milli / 1_000:.3g} cores per GPU; at most {large} GPUs at once for jobs of {LARGE_GPUS} and more, {small} for others"
+    why = (
+        f"{cores_milli / 1_000:.3g} cores per GPU; at most {large} GPUs at once for jobs of {LARGE_GPUS} "
+        f"and more, {small} for others"
+    )
     return ArraysSized(cores_per_gpu_milli=cores_milli, large_nodes=min(nodes, MAX_NODES), reason=why)
 
 
 def _nodes_for(state: CellState, large: int, small: int) -> int:
-    """Number of nodes for so many GPUs of jobs of four and more, counting multiples of four per node; reduced in proportion where both demands exceed the cell."""
+    """Number of nodes for so many GPUs of jobs of four and more, counting multiples of four per node; reduced
+    in proportion where both demands exceed the cell."""
     suited = total = holds = 0
     for shape, having in state.index.shape.items():
         count = (having & ~state.index.gone).bit_count()

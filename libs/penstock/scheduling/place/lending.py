@@ -1,7 +1,10 @@
-"""Place stage of profile `penstock` with core lending: as `penstock.scheduling.place.together`, and jobs without GPUs borrow cores that nodes reserve for their GPUs.
+"""Place stage of profile `penstock` with core lending: as `penstock.scheduling.place.together`, and jobs
+without GPUs borrow cores that nodes reserve for their GPUs.
 
-Source: CODA §V-C, as in `penstock_papers.coda.array_place`. Only the lending is taken from it: `together.spare_cores` chooses the node of a job without GPUs, so that most cores stay free where GPUs
-are free, and training jobs are placed by their gangs, not by sub-arrays. A job that borrows is marked, so that `penstock.scheduling.make_room.array_reclaim` can reclaim the cores.
+Source: CODA §V-C, as in `penstock_papers.coda.array_place`. Only the lending is taken from it:
+`together.spare_cores` chooses the node of a job without GPUs, so that most cores stay free where GPUs are
+free, and training jobs are placed by their gangs, not by sub-arrays. A job that borrows is marked, so that
+`penstock.scheduling.make_room.array_reclaim` can reclaim the cores.
 """
 
 from penstock.cluster.assignment import Plan

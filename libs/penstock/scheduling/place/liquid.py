@@ -1,4 +1,5 @@
-"""Liquid's best-fit placement: each task of a gang is placed on the node that gives the plan the smallest score.
+"""Liquid's best-fit placement: each task of a gang is placed on the node that gives the plan the smallest
+score.
 
 Source: Liquid §5.2, eq. 2 – 6, Alg. 1. The ideal tries every node for every task; this implementation tries
 one class of nodes at a time, which gives exactly the same answer (tests compare it with the plain loop in
@@ -153,7 +154,8 @@ class _Search:
         return ranked
 
     def _partners(self, gang: Gang, is_worker: bool) -> Partners | None:
-        """The placed tasks with which the next task will communicate; opens the ring at the point of insertion."""
+        """The placed tasks with which the next task will communicate; opens the ring at the point of
+        insertion."""
         if gang.demand.parameter_servers:
             if not is_worker:
                 return None  # no worker is placed yet
@@ -173,7 +175,8 @@ class _Search:
         return Partners(gang.state, self._network, (last, first))
 
     def _classes(self, gang: Gang, is_worker: bool, partners: Partners | None) -> list[_Class]:
-        """Classes of open nodes: every node is in exactly one class; all nodes of a class give plans of equal cost and fitness."""
+        """Classes of open nodes: every node is in exactly one class; all nodes of a class give plans of equal
+        cost and fitness."""
         need = gang.need(is_worker).gpus
         open_nodes = gang.open(is_worker)
         classes = self._used_nodes(gang, need, open_nodes & gang.used, partners)

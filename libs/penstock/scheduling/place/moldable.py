@@ -1,11 +1,14 @@
 """Moldable jobs: the number of workers of an attempt is chosen from the job's range when it is placed.
 
-Ideal: the number with which the job completes first, with regard to all future jobs. Departure: only numbers that fit now are compared, by a stage of the
-profile; without a stage as many workers as fit are used. The place stage then finds nodes for a gang of that size, as for any other. If it finds none (nodes
-are reserved for others, or it requires distinct nodes), the largest smaller number for which it does is found by bisection, since a gang that fits
-also fits with fewer workers. A job that cannot start with its minimum waits.
+Ideal: the number with which the job completes first, with regard to all future jobs. Departure: only numbers
+that fit now are compared, by a stage of the profile; without a stage as many workers as fit are used. The
+place stage then finds nodes for a gang of that size, as for any other. If it finds none (nodes are reserved
+for others, or it requires distinct nodes), the largest smaller number for which it does is found by
+bisection, since a gang that fits also fits with fewer workers. A job that cannot start with its minimum
+waits.
 
-Source of the term: Feitelson and Rudolph, JSSPP '96 (moldable: the number of processors is set at the start and stays).
+Source of the term: Feitelson and Rudolph, JSSPP '96 (moldable: the number of processors is set at the start
+and stays).
 """
 
 from msgspec.structs import replace
@@ -26,7 +29,8 @@ FEWER = "as many as the profile finds nodes for now"
 def place_moldable(
     state: CellState, job: JobState, choose: Choose, rng: LazyRng, stage: Shape | None
 ) -> Plan | None:
-    """As `choose`, for a waiting job with a range of workers; None where not even its minimum, which is its present number, fits."""
+    """As `choose`, for a waiting job with a range of workers; None where not even its minimum, which is its
+    present number, fits."""
     fewest = job.spec.fewest_workers
     fitting = tasks_that_fit(state, job.demand_of(job.spec.workers))
     if fitting < fewest:
@@ -49,20 +53,23 @@ def place_moldable(
 
 
 def as_it_waits(state: CellState, job: JobState, stage: Shape | None) -> JobState:
-    """The job with the workers for which it waits: of a moldable job its minimum, or the number for which the stage lets it wait. For `why` and forecasts."""
+    """The job with the workers for which it waits: of a moldable job its minimum, or the number for which the
+    stage lets it wait. For `why` and forecasts."""
     if job.spec.min_workers is None or stage is None or not stage.waits:
         return job
     return job.shaped(stage.shape(state, job, job.spec.workers)[0])
 
 
 class ShortestStep:
-    """The number of workers with the shortest iteration, among those whose GPUs do at least MIN_EFFICIENCY of the work that each of the
-    fewest workers' GPUs does. Implements `penstock.scheduling.stages.protocols.Shape`.
+    """The number of workers with the shortest iteration, among those whose GPUs do at least MIN_EFFICIENCY of
+    the work that each of the fewest workers' GPUs does. Implements
+    `penstock.scheduling.stages.protocols.Shape`.
 
-    Ideal: the shortest completion for the job and all waiting jobs. Departure: waiting is ignored, since only numbers that fit now are compared, and others are
-    protected only by the bound. Source: GENIE's choice of ⟨nodes, GPUs⟩ by performance per cost (eq. 5, with cost = GPUs); differs: a bound instead of the best
-    ratio, which would nearly always be that of the fewest. Until times for the fewest and for the most that fit are known, as many as fit are used, so that
-    no job stays with the first number that was measured.
+    Ideal: the shortest completion for the job and all waiting jobs. Departure: waiting is ignored, since only
+    numbers that fit now are compared, and others are protected only by the bound. Source: GENIE's choice of
+    ⟨nodes, GPUs⟩ by performance per cost (eq. 5, with cost = GPUs); differs: a bound instead of the best
+    ratio, which would nearly always be that of the fewest. Until times for the fewest and for the most that
+    fit are known, as many as fit are used, so that no job stays with the first number that was measured.
     """
 
     waits = False

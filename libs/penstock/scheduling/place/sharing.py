@@ -1,9 +1,11 @@
-"""Interference-aware GPU sharing: a place stage around another one that decides by measured pairs which jobs share a GPU.
+"""Interference-aware GPU sharing: a place stage around another one that decides by measured pairs which jobs
+share a GPU.
 
-In Liquid §6.2 jobs share a GPU if their predicted mean utilisations and largest memories fit. Departure: this does not tell how much they slow
-each other down (pairs of Gavel's table run at 0.05 – 1.0 of their speed), so a pair of kinds whose speeds together were
-measured (`Estimate.pairs`) is refused where it does not pay. A pair that was not measured shares by Liquid's rule, and is measured. No more
-than two jobs share a GPU, since only pairs are measured. A job whose user specified its share is placed by the inner stage.
+In Liquid §6.2 jobs share a GPU if their predicted mean utilisations and largest memories fit. Departure: this
+does not tell how much they slow each other down (pairs of Gavel's table run at 0.05 – 1.0 of their speed), so
+a pair of kinds whose speeds together were measured (`Estimate.pairs`) is refused where it does not pay. A
+pair that was not measured shares by Liquid's rule, and is measured. No more than two jobs share a GPU, since
+only pairs are measured. A job whose user specified its share is placed by the inner stage.
 """
 
 from collections.abc import Iterator, Sequence
@@ -25,14 +27,16 @@ from penstock.model.nouns.types import WHOLE_GPU, JobSpec, PairSpeed
 from penstock.scheduling.stages.protocols import Policy
 
 LEAST_TOGETHER = 1.05
-"""Minimum of the sum of both jobs' speeds, relative to alone; with 1 they would end no sooner than one after the other."""
+"""Minimum of the sum of both jobs' speeds, relative to alone; with 1 they would end no sooner than one after
+the other."""
 LEAST_EACH = 1 / 3
 """Minimum speed of each: no job is slowed down more, however much the other gains."""
 MAX_NAMED = 5  # jobs in a sentence
 
 
 class ByMeasuredPairs:
-    """Places jobs with a share on the partly allocated GPU with the least free part whose holder they may join, else on a wholly free one by the inner stage.
+    """Places jobs with a share on the partly allocated GPU with the least free part whose holder they may
+    join, else on a wholly free one by the inner stage.
 
     Score: free thousandths of that GPU. Ties: the lower ordinal, then GPU. O(open nodes × GPUs).
     """
@@ -76,7 +80,8 @@ def _alone(job: JobState) -> JobState:
 
 
 def _room(state: CellState, node: NodeState, job: JobState) -> tuple[int, int] | None:
-    """(thousandths free without the job, GPU) of the fullest partly allocated GPU that the job may join; None: there is none."""
+    """(thousandths free without the job, GPU) of the fullest partly allocated GPU that the job may join;
+    None: there is none."""
     need = job.demand.worker
     found = [
         (left.milli, gpu)
@@ -110,7 +115,8 @@ def speeds_text(pair: PairSpeed) -> str:
 
 
 def pair_of(job: JobState, other: JobState, gpu_model: str) -> PairSpeed | None:
-    """Measured speeds of the two together, from the job's side; None: not measured. The later job has the newer estimate, so that of `job` is tried first."""
+    """Measured speeds of the two together, from the job's side; None: not measured. The later job has the
+    newer estimate, so that of `job` is tried first."""
     for one, its, mirrored in ((job, other, False), (other, job, True)):
         for pair in () if one.estimate is None else one.estimate.pairs:
             if pair.gpu_model == gpu_model and (pair.model, pair.batch_size) == kind_of(its.spec):
@@ -138,7 +144,8 @@ def names(jobs: Sequence[JobState]) -> str:
 
 
 def sharing_text(state: CellState, job: JobState) -> str:
-    """Which jobs share a GPU with a job that holds a part of it, their total reserved time and memory, and measured speeds of such pairs; empty: it has whole GPUs."""
+    """Which jobs share a GPU with a job that holds a part of it, their total reserved time and memory, and
+    measured speeds of such pairs; empty: it has whole GPUs."""
     places = [task.place for task in job.tasks.values() if task.place.gpu_share_milli < WHOLE_GPU]
     if not places:
         return ""
@@ -167,7 +174,8 @@ def _measured(job: JobState, others: Sequence[JobState], gpu_model: str) -> Iter
 
 
 def apart_text(state: CellState, job: JobState) -> str:
-    """Why a waiting job may not join the jobs on partly allocated GPUs with room for it, or gets no share; empty: sharing is not the reason for its wait."""
+    """Why a waiting job may not join the jobs on partly allocated GPUs with room for it, or gets no share;
+    empty: sharing is not the reason for its wait."""
     if job.estimate is None or state.settings.share_gpus == "never":
         return ""
     if job.estimate.worker.gpu_share_milli == WHOLE_GPU:

@@ -1,15 +1,20 @@
-"""Locality-aware gang placement: on one node if one holds the whole gang, else in one rack, else by Liquid's score.
+"""Locality-aware gang placement: on one node if one holds the whole gang, else in one rack, else by Liquid's
+score.
 
-Liquid (`penstock.scheduling.place.liquid`) decides task by task, and its fitness prefers full nodes: it splits a gang of four over two nearly full nodes
-though a whole node is free. Here whole plans are compared first. Departure from Liquid §5.2: the steps before its Alg. 1.
+Liquid (`penstock.scheduling.place.liquid`) decides task by task, and its fitness prefers full nodes: it
+splits a gang of four over two nearly full nodes though a whole node is free. Here whole plans are compared
+first. Departure from Liquid §5.2: the steps before its Alg. 1.
 
-- One node: of the nodes that hold all tasks the one that is fullest afterwards (eq. 6 for the whole gang; the cost is 0). Ties: the lower ordinal.
-- One rack: of the racks with enough free GPUs those with the fewest, at most MAX_RACKS; the first in which Alg. 1 finds a place.
-- Parameter servers of a gang that no node holds: on the node that holds them with the most workers; of several the one that is fullest afterwards. Alg. 1 places servers
-  first and where least is free, so that all workers are elsewhere, and servers without GPUs of all jobs are on one full node, whose link they share.
+- One node: of the nodes that hold all tasks the one that is fullest afterwards (eq. 6 for the whole gang; the
+  cost is 0). Ties: the lower ordinal.
+- One rack: of the racks with enough free GPUs those with the fewest, at most MAX_RACKS; the first in which
+  Alg. 1 finds a place.
+- Parameter servers of a gang that no node holds: on the node that holds them with the most workers; of
+  several the one that is fullest afterwards. Alg. 1 places servers first and where least is free, so that all
+  workers are elsewhere, and servers without GPUs of all jobs are on one full node, whose link they share.
 - Else Alg. 1 over all nodes. For a single task, and for a gang that takes parts of GPUs, it is the only step.
-- Jobs without GPUs, one task after the other: on the node with the most cores beyond those that its free GPUs will need (`spare_cores`). Alg. 1 packs
-  them, which leaves free GPUs without free cores.
+- Jobs without GPUs, one task after the other: on the node with the most cores beyond those that its free GPUs
+  will need (`spare_cores`). Alg. 1 packs them, which leaves free GPUs without free cores.
 """
 
 from collections.abc import Iterator, Sequence
@@ -85,7 +90,8 @@ class Together:
 
 
 def spare_cores(gang: Gang, is_worker: bool, limit: int) -> list[tuple[float, int]]:
-    """Implements `penstock.cluster.gang.Rank`. Score: cores that the free GPUs will need, each as many as the node has per GPU, minus free cores. Ties: the lower ordinal.
+    """Implements `penstock.cluster.gang.Rank`. Score: cores that the free GPUs will need, each as many as the
+    node has per GPU, minus free cores. Ties: the lower ordinal.
 
     Source: CODA §V-C reserves cores for GPUs; differs: nothing is reserved, such nodes only come last.
     """
@@ -111,7 +117,8 @@ def _wanted(free_gpus: int, cores: int, gpus: int) -> float:
 
 
 def _home_of_servers(state: CellState, demand: Demand, nodes: int) -> int:
-    """The node for all parameter servers and the most workers that fit beside them, as a set; empty: no node holds them with at least one worker."""
+    """The node for all parameter servers and the most workers that fit beside them, as a set; empty: no node
+    holds them with at least one worker."""
     index = state.index
     servers = (demand.parameter_server,) * demand.parameter_servers
     fewest = sum(server.gpus for server in servers)
@@ -148,7 +155,8 @@ def _together(needs: Sequence[ResourceVector]) -> ResourceVector | None:
 
 
 def racks(state: CellState, demand: Demand, nodes: int) -> Iterator[int]:
-    """Sets of the nodes of racks that have enough free GPUs for the gang, those with the fewest first; at most MAX_RACKS."""
+    """Sets of the nodes of racks that have enough free GPUs for the gang, those with the fewest first; at
+    most MAX_RACKS."""
     index = state.index
     fitting = index.candidates(demand.worker, demand.where) & nodes
     wanted = demand.workers * demand.worker.gpus

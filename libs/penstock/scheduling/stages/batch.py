@@ -15,7 +15,8 @@ from penstock.model.proposals import ProposedUnit
 
 
 class Batch(Protocol):
-    """A stage of a profile, see the module's docstring. Questions and answers have types of the stage, and can be pickled."""
+    """A stage of a profile, see the module's docstring. Questions and answers have types of the stage, and
+    can be pickled."""
 
     def question(self, state: CellState) -> Any | None:
         """The question about the jobs in the queue. None: there is nothing to plan."""
@@ -26,5 +27,6 @@ class Batch(Protocol):
         ...
 
     def units(self, state: CellState, answer: Any) -> Sequence[ProposedUnit]:
-        """The jobs that shall start, and where, in order. Jobs of the answer that no longer wait are left out."""
+        """The jobs that shall start, and where, in order. Jobs of the answer that no longer wait are left
+        out."""
         ...

@@ -1,4 +1,5 @@
-"""Interfaces of scheduling policies: the protocols of a profile's stages, and the conversion of a plan into a placement decision.
+"""Interfaces of scheduling policies: the protocols of a profile's stages, and the conversion of a plan into a
+placement decision.
 
 A policy chooses nodes. GPUs, unless the policy names them, and cores are chosen here (lowest free
 first), so that no policy leaves a choice to the node. A policy reads the state and writes nothing.
@@ -37,7 +38,8 @@ class Policy(Protocol):
         ...
 
     def place(self, state: CellState, job: JobState, rng: LazyRng) -> Plan | None:
-        """The chosen nodes, or None when the gang does not fit now. Must not examine more nodes than necessary."""
+        """The chosen nodes, or None when the gang does not fit now. Must not examine more nodes than
+        necessary."""
         ...
 
 
@@ -50,7 +52,8 @@ class Shape(Protocol):
         ...
 
     def shape(self, state: CellState, job: JobState, fitting: int) -> tuple[int, str]:
-        """(workers, reason as text), for a job that is about to be placed: from its minimum to `fitting`, the most that fit now; more: it waits for them."""
+        """(workers, reason as text), for a job that is about to be placed: from its minimum to `fitting`, the
+        most that fit now; more: it waits for them."""
         ...
 
 
@@ -71,7 +74,8 @@ class Order(Protocol):
     def ranking(
         self, state: CellState, waiting: Iterable[JobState], holding: Iterable[JobState], at_ms: int
     ) -> Turns:
-        """The order if at `at_ms` the jobs `waiting` waited and the jobs `holding` held resources; a job that does not start is followed by all that may overtake it.
+        """The order if at `at_ms` the jobs `waiting` waited and the jobs `holding` held resources; a job that
+        does not start is followed by all that may overtake it.
 
         For `why` and forecasts: it examines all jobs and uses no cache.
         """
@@ -99,16 +103,20 @@ NO_LIMITS: Mapping[DemandKey, int] = MappingProxyType({})
 
 
 class Preemption(Protocol):
-    """A stage of a profile: selects the jobs that run, and may preempt running ones; the place stage chooses the nodes.
+    """A stage of a profile: selects the jobs that run, and may preempt running ones; the place stage chooses
+    the nodes.
 
-    The placer asks once for all inputs of one ledger time. The same state must give the same answer, and carrying a
-    plan out must not change it: stops take time, and the stage is asked again when they are proven.
+    The placer asks once for all inputs of one ledger time. The same state must give the same answer, and
+    carrying a plan out must not change it: stops take time, and the stage is asked again when they are
+    proven.
     """
 
     def select(self, state: CellState, at_most: Mapping[DemandKey, int] = NO_LIMITS) -> Selection:
-        """Selects by numbers of GPUs only, as if every job that may run could be moved; GPUs of stopped jobs count as free.
+        """Selects by numbers of GPUs only, as if every job that may run could be moved; GPUs of stopped jobs
+        count as free.
 
-        `at_most`: how many jobs of a demand fit on the nodes, whichever others are stopped; no more of them are selected.
+        `at_most`: how many jobs of a demand fit on the nodes, whichever others are stopped; no more of them
+        are selected.
         """
         ...
 
@@ -126,10 +134,12 @@ class Preemption(Protocol):
 
 
 class Backfill(Protocol):
-    """A stage of a profile beside `Order`: reserves nodes for the first job in order that does not fit, and lets others run there meanwhile."""
+    """A stage of a profile beside `Order`: reserves nodes for the first job in order that does not fit, and
+    lets others run there meanwhile."""
 
     def unit(self, state: CellState, job: JobState) -> PlanUnit | None:
-        """The nodes reserved for the job; None: none, and it blocks no other job. Gives the same answer until that is no longer correct."""
+        """The nodes reserved for the job; None: none, and it blocks no other job. Gives the same answer until
+        that is no longer correct."""
         ...
 
     def may_use(self, state: CellState, job: JobState, unit: PlanUnit) -> bool:
@@ -141,23 +151,28 @@ class Backfill(Protocol):
         ...
 
     def any_fits(self, state: CellState) -> bool:
-        """Whether a node has room for a worker of any waiting job: else no job can start, in whatever order they are tried."""
+        """Whether a node has room for a worker of any waiting job: else no job can start, in whatever order
+        they are tried."""
         ...
 
 
 class GiveWay(Protocol):
-    """A stage of a profile beside `Order`: running jobs make way for others, and resume elsewhere or with fewer workers."""
+    """A stage of a profile beside `Order`: running jobs make way for others, and resume elsewhere or with
+    fewer workers."""
 
     def plan(self, state: CellState) -> PlanProposed | None:
-        """Which jobs make way for which, and where both are placed, as a plan with stops of this profile; None: no such plan has a benefit."""
+        """Which jobs make way for which, and where both are placed, as a plan with stops of this profile;
+        None: no such plan has a benefit."""
         ...
 
 
 class Profile(NamedTuple):
-    """A scheduling profile: the stages that decide which jobs run, when and where. For a stage that is None the placer's default applies.
+    """A scheduling profile: the stages that decide which jobs run, when and where. For a stage that is None
+    the placer's default applies.
 
-    Without `preempt` no job is stopped, and jobs are tried at each event: in the order of `order`, or first come, first
-    served with a bounded window for backfill. Without `shape` a moldable job starts with as many workers as fit.
+    Without `preempt` no job is stopped, and jobs are tried at each event: in the order of `order`, or first
+    come, first served with a bounded window for backfill. Without `shape` a moldable job starts with as many
+    workers as fit.
     """
 
     name: str
@@ -167,18 +182,25 @@ class Profile(NamedTuple):
     backfill: Backfill | None = None
     shape: Shape | None = None
     regroup: Regroup | None = None
-    """The batcher plans which jobs run and which share GPUs (`penstock.scheduling.stages.regroup`); the other stages apply until its plan arrives, or if none arrives."""
+    """The batcher plans which jobs run and which share GPUs (`penstock.scheduling.stages.regroup`); the other
+    stages apply until its plan arrives, or if none arrives."""
     batch: Batch | None = None
-    """The batcher plans where the jobs of a burst start (`penstock.scheduling.stages.batch`) while a batch window is open."""
+    """The batcher plans where the jobs of a burst start (`penstock.scheduling.stages.batch`) while a batch
+    window is open."""
     migrate: Migrate | None = None
     """The migrator proposes which running jobs resume elsewhere (`penstock.scheduling.acting.migrate`)."""
     make_way: GiveWay | None = None
-    """Which running jobs make way for a waiting one. Not beside `preempt` or `regroup`, which stop jobs by themselves."""
+    """Which running jobs make way for a waiting one. Not beside `preempt` or `regroup`, which stop jobs by
+    themselves."""
     guard: Guard | None = None
-    """For which running jobs the contention-guard changes cores and memory bandwidth (`penstock.scheduling.acting.guard`); the setting `contention` overrides it."""
+    """For which running jobs the contention-guard changes cores and memory bandwidth
+    (`penstock.scheduling.acting.guard`); the setting `contention` overrides it."""
     reclaim: Reclaim | None = None
-    """From which jobs borrowed resources are reclaimed for a job that does not fit (`penstock.scheduling.stages.reclaim`); beside `order`."""
+    """From which jobs borrowed resources are reclaimed for a job that does not fit
+    (`penstock.scheduling.stages.reclaim`); beside `order`."""
     prelaunch: bool = False
-    """Whether jobs may launch on GPUs of jobs that are about to end by themselves (`penstock.scheduling.make_room.prelaunch`); False: as in sources without this."""
+    """Whether jobs may launch on GPUs of jobs that are about to end by themselves
+    (`penstock.scheduling.make_room.prelaunch`); False: as in sources without this."""
     beside_stops: bool = True
-    """Whether jobs that fit beside others that are still being stopped start at once. False: as in sources in which stops take no time."""
+    """Whether jobs that fit beside others that are still being stopped start at once. False: as in sources in
+    which stops take no time."""

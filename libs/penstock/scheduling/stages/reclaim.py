@@ -1,4 +1,5 @@
-"""Interface of reclaim stages: jobs that have borrowed resources give them back, so that a waiting job fits. No other job is stopped."""
+"""Interface of reclaim stages: jobs that have borrowed resources give them back, so that a waiting job fits.
+No other job is stopped."""
 
 from collections.abc import Sequence
 from typing import NamedTuple, Protocol

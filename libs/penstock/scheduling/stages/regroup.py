@@ -1,11 +1,14 @@
-"""Interface of regroup stages: plans for the whole cell which jobs run, and which share GPUs in turns (interleaving).
+"""Interface of regroup stages: plans for the whole cell which jobs run, and which share GPUs in turns
+(interleaving).
 
-A plan takes milliseconds to a second, so the placer does not make it: the batcher reads the state, solves in its worker pool, and
-proposes the result (`PlanProposed` with `stops`, `ranks` and units of kind group). Three steps, all pure:
+A plan takes milliseconds to a second, so the placer does not make it: the batcher reads the state, solves in
+its worker pool, and proposes the result (`PlanProposed` with `stops`, `ranks` and units of kind group). Three
+steps, all pure:
 
-    question = stage.question(state)       # what the plan depends on, and no more: small, and passes between processes
-    answer = question and solve(question)  # the long part; the same question gives the same answer
-    plan = stage.plan(state, answer)       # nodes, and as few stops as possible, on a state that may have changed
+    question = stage.question(state)       # what the plan depends on, and no more: small, and passes between
+    processes answer = question and solve(question)  # the long part; the same question gives the same answer
+    plan = stage.plan(state, answer)       # nodes, and as few stops as possible, on a state that may have
+    changed
 """
 
 from collections.abc import Callable, Sequence
@@ -23,7 +26,8 @@ from penstock.model.proposals import ProposedUnit
 
 
 def regroups(demand: Demand) -> bool:
-    """Whether a job with this demand is planned by regroup stages: other jobs are placed as under a profile without one."""
+    """Whether a job with this demand is planned by regroup stages: other jobs are placed as under a profile
+    without one."""
     return has_whole_gpus(demand.worker)
 
 
@@ -33,7 +37,8 @@ def has_whole_gpus(worker: ResourceVector) -> bool:
 
 
 class Scope(NamedTuple):
-    """Which jobs with whole GPUs a stage plans, and which of them it may stop, by their specifications; the others stay as they are."""
+    """Which jobs with whole GPUs a stage plans, and which of them it may stop, by their specifications; the
+    others stay as they are."""
 
     plans: Callable[[JobState], bool]
     stops: Callable[[JobState], bool]
@@ -46,7 +51,8 @@ PROPOSER = "batcher"
 
 
 class Candidate(msgspec.Struct, frozen=True, gc=False, array_like=True):
-    """A job that runs or could run. Seconds are real numbers, ≥ 0, alone on its GPUs; infinite where they are not known."""
+    """A job that runs or could run. Seconds are real numbers, ≥ 0, alone on its GPUs; infinite where they are
+    not known."""
 
     job_id: str
     gpus: int
@@ -59,9 +65,11 @@ class Candidate(msgspec.Struct, frozen=True, gc=False, array_like=True):
     order: int
     """Order of its submission."""
     rank: tuple[int, int, int] | None
-    """Its latest rank in the stage's own order (`JobState.rank`); None: it was in no plan of the stage yet."""
+    """Its latest rank in the stage's own order (`JobState.rank`); None: it was in no plan of the stage
+    yet."""
     group: str
-    """Jobs with the same non-empty group hold the same GPUs now; empty: the job does not run. A job that runs alone has its own group."""
+    """Jobs with the same non-empty group hold the same GPUs now; empty: the job does not run. A job that runs
+    alone has its own group."""
     movable: bool
     """Whether it may be stopped; else it stays on its GPUs, alone or shared."""
     stop_cost_s: float
@@ -79,7 +87,8 @@ class Question(msgspec.Struct, frozen=True, gc=False, array_like=True):
     stage: str
     """Name of the profile whose `solve` answers it."""
     jobs: tuple[Candidate, ...]
-    """In the stage's order: jobs that may not be stopped, then the others. Jobs too late in the order to be planned are not listed."""
+    """In the stage's order: jobs that may not be stopped, then the others. Jobs too late in the order to be
+    planned are not listed."""
     node_gpus: tuple[int, ...]
     """Usable sound GPUs of each open node, by ordinal."""
     gpu_memory_mib: int
@@ -88,7 +97,8 @@ class Question(msgspec.Struct, frozen=True, gc=False, array_like=True):
     behind: int = 0
     """Number of further waiting jobs that are not listed; they come later than all waiting jobs that are."""
     ahead: tuple[float, ...] = ()
-    """Of each job with an unknown run time, how many of these come before it, equals counted half; 0 for others. Empty: none does."""
+    """Of each job with an unknown run time, how many of these come before it, equals counted half; 0 for
+    others. Empty: none does."""
 
 
 class PlannedGroup(msgspec.Struct, frozen=True, gc=False, array_like=True):
@@ -121,13 +131,15 @@ class GroupPlan(NamedTuple):
 
 
 class Regroup(Protocol):
-    """A stage of a profile, see the module's docstring. The placer makes a plan's stops only for units that can then start."""
+    """A stage of a profile, see the module's docstring. The placer makes a plan's stops only for units that
+    can then start."""
 
     exact: bool
     """Whether it is a source's algorithm as printed, which knows neither tenants nor measured speeds: jobs of
     all tenants share GPUs, and no group is dissolved."""
     fills: bool
-    """Whether other jobs may start in the profile's order where a plan leaves room: a plan counts only GPUs, and may leave out a job that fits."""
+    """Whether other jobs may start in the profile's order where a plan leaves room: a plan counts only GPUs,
+    and may leave out a job that fits."""
     beside: bool
     """Whether a job that fits starts at once, so that only jobs that do not fit wait for the plan."""
 
@@ -140,13 +152,14 @@ class Regroup(Protocol):
         ...
 
     def plan(self, state: CellState, answer: Answer) -> GroupPlan:
-        """The plan for an answer. Members that hold the same GPUs now, and shall continue to, are not restarted. Jobs that have ended meanwhile are left out."""
+        """The plan for an answer. Members that hold the same GPUs now, and shall continue to, are not
+        restarted. Jobs that have ended meanwhile are left out."""
         ...
 
 
 def may_help(state: CellState, stage: Regroup) -> bool:
-    """Whether a plan may start a job that finds no room. For a stage that is `beside` others only while jobs ask for more GPUs than exist, or share some: else they
-    wait for another resource. O(shapes)."""
+    """Whether a plan may start a job that finds no room. For a stage that is `beside` others only while jobs
+    ask for more GPUs than exist, or share some: else they wait for another resource. O(shapes)."""
     if not stage.beside:
         return True
     gpus = sum(
@@ -156,5 +169,6 @@ def may_help(state: CellState, stage: Regroup) -> bool:
 
 
 def waits_for_plan(state: CellState, stage: Regroup | None) -> bool:
-    """Whether jobs that the stage plans may not start outside its latest plan. In a cell without running jobs they may."""
+    """Whether jobs that the stage plans may not start outside its latest plan. In a cell without running jobs
+    they may."""
     return stage is not None and not stage.fills and state.plan_stands and bool(state.holding)

@@ -65,7 +65,8 @@ def script_command(text: str, name: str = "script", arguments: Sequence[str] = (
         program = words[0].rpartition("/")[2] if words else ""
         if not TAKES_TEXT.fullmatch(program):
             raise ValueError(
-                f"begins with `#!` and {program or 'no program'}, which takes no text; put the script into a file, and name the file"
+                f"begins with `#!` and {program or 'no program'}, which takes no text; put the script into a "
+                "file, and name the file"
             )
         interpreter = [*words, "-c"]
     own_name = [name] if interpreter[0].endswith("sh") else []
@@ -141,7 +142,10 @@ def _instead(builtin: str, arguments: Sequence[str]) -> str:
     """The remedy for a word of the shell."""
     target = arguments[0] if arguments else "DIR"
     if builtin == "cd":
-        return f"run in a folder by --workdir {target} (`workdir` in a job file), or write the whole {IN_A_SHELL}"
+        return (
+            f"run in a folder by --workdir {target} (`workdir` in a job file), or write the whole "
+            f"{IN_A_SHELL}"
+        )
     if builtin in ("source", ".") and target.endswith("/bin/activate"):
         venv = target.removesuffix("/bin/activate")
         return f"name the environment by --venv {venv} (`environment: {{venv: {venv}}}` in a job file)"

@@ -5,66 +5,165 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import NamedTuple
 
-FIELDS: Mapping[str, str] = MappingProxyType({
-    **dict.fromkeys(("time", "timeout", "time_limit", "walltime", "max_duration", "active_deadline_seconds", "idle_duration"), "run_timeout"),
-    **dict.fromkeys(("job_name", "title"), "name"),
-    **dict.fromkeys(("ntasks", "nodes", "num_nodes", "num_workers", "replicas", "parallelism", "nproc_per_node", "nnodes", "slots"), "workers"),
-    **dict.fromkeys(("gres", "gpu", "num_gpus", "gpus_per_node", "gpus_per_task", "ngpus", "slots_per_trial", "nvidia_gpu"), "resources.gpus"),
-    **dict.fromkeys(("cpus_per_task", "cpus", "cpu", "num_cpus", "ncpus", "cpus_per_gpu"), "resources.cores"),
-    **dict.fromkeys(("mem", "memory", "mem_per_cpu", "mem_per_gpu", "mem_per_node", "ram"), "resources.host_memory"),
-    **dict.fromkeys(("gpu_mem", "vram", "gpu_ram"), "resources.gpu_memory"),
-    **dict.fromkeys(("constraint", "gpu_type", "accelerators", "accelerator", "gpu_name", "gputype"), "gpu_models"),
-    **dict.fromkeys(("chdir", "working_dir", "cwd", "workspace"), "workdir"),
-    **dict.fromkeys(("export", "envs", "environment_variables", "env_vars", "environ", "env_file", "variables"), "env"),
-    **dict.fromkeys(("image", "image_id", "docker_image", "docker", "container_image", "singularity"), "environment.container"),
-    **dict.fromkeys(("virtualenv", "python_env"), "environment.venv"),
-    **dict.fromkeys(("conda_env", "conda_environment"), "environment.conda"),
-    **dict.fromkeys(("retries", "max_restarts", "backoff_limit", "max_retries", "restart_policy"), "retry.max_attempts"),
-    **dict.fromkeys(("nice", "priority_class", "priority_class_name"), "priority"),
-    **dict.fromkeys(("comment", "tags", "annotations", "wckey", "metadata"), "labels"),
-    **dict.fromkeys(("run", "commands", "wrap", "cmd", "entrypoint", "args", "exec", "setup"), "command"),
-    **dict.fromkeys(("user", "uid", "account"), "owner"),
-    **dict.fromkeys(("upload", "code", "source", "file_mounts", "src"), "sync"),
-    **dict.fromkeys(("requeue", "no_requeue", "use_spot", "spot"), "preemptible"),
-    **dict.fromkeys(("grace_period", "termination_grace_period_seconds", "grace_time", "kill_timeout"), "grace"),
-    **dict.fromkeys(("interactive", "pty", "tty", "stdin", "it", "ti"), "interactive"),
-    **dict.fromkeys(("nodelist", "node_list", "node_selector", "node_name", "affinity"), "nodes.only"),
-    **dict.fromkeys(("exclude", "exclude_nodes", "exclude_hosts"), "nodes.exclude"),
-    **dict.fromkeys(("max_wait", "pending_timeout", "queue_time"), "queue_timeout"),
-})  # fmt: skip
+FIELDS: Mapping[str, str] = MappingProxyType(
+    {
+        **dict.fromkeys(
+            (
+                "time",
+                "timeout",
+                "time_limit",
+                "walltime",
+                "max_duration",
+                "active_deadline_seconds",
+                "idle_duration",
+            ),
+            "run_timeout",
+        ),
+        **dict.fromkeys(("job_name", "title"), "name"),
+        **dict.fromkeys(
+            (
+                "ntasks",
+                "nodes",
+                "num_nodes",
+                "num_workers",
+                "replicas",
+                "parallelism",
+                "nproc_per_node",
+                "nnodes",
+                "slots",
+            ),
+            "workers",
+        ),
+        **dict.fromkeys(
+            (
+                "gres",
+                "gpu",
+                "num_gpus",
+                "gpus_per_node",
+                "gpus_per_task",
+                "ngpus",
+                "slots_per_trial",
+                "nvidia_gpu",
+            ),
+            "resources.gpus",
+        ),
+        **dict.fromkeys(
+            ("cpus_per_task", "cpus", "cpu", "num_cpus", "ncpus", "cpus_per_gpu"), "resources.cores"
+        ),
+        **dict.fromkeys(
+            ("mem", "memory", "mem_per_cpu", "mem_per_gpu", "mem_per_node", "ram"), "resources.host_memory"
+        ),
+        **dict.fromkeys(("gpu_mem", "vram", "gpu_ram"), "resources.gpu_memory"),
+        **dict.fromkeys(
+            ("constraint", "gpu_type", "accelerators", "accelerator", "gpu_name", "gputype"), "gpu_models"
+        ),
+        **dict.fromkeys(("chdir", "working_dir", "cwd", "workspace"), "workdir"),
+        **dict.fromkeys(
+            ("export", "envs", "environment_variables", "env_vars", "environ", "env_file", "variables"), "env"
+        ),
+        **dict.fromkeys(
+            ("image", "image_id", "docker_image", "docker", "container_image", "singularity"),
+            "environment.container",
+        ),
+        **dict.fromkeys(("virtualenv", "python_env"), "environment.venv"),
+        **dict.fromkeys(("conda_env", "conda_environment"), "environment.conda"),
+        **dict.fromkeys(
+            ("retries", "max_restarts", "backoff_limit", "max_retries", "restart_policy"),
+            "retry.max_attempts",
+        ),
+        **dict.fromkeys(("nice", "priority_class", "priority_class_name"), "priority"),
+        **dict.fromkeys(("comment", "tags", "annotations", "wckey", "metadata"), "labels"),
+        **dict.fromkeys(("run", "commands", "wrap", "cmd", "entrypoint", "args", "exec", "setup"), "command"),
+        **dict.fromkeys(("user", "uid", "account"), "owner"),
+        **dict.fromkeys(("upload", "code", "source", "file_mounts", "src"), "sync"),
+        **dict.fromkeys(("requeue", "no_requeue", "use_spot", "spot"), "preemptible"),
+        **dict.fromkeys(
+            ("grace_period", "termination_grace_period_seconds", "grace_time", "kill_timeout"), "grace"
+        ),
+        **dict.fromkeys(("interactive", "pty", "tty", "stdin", "it", "ti"), "interactive"),
+        **dict.fromkeys(("nodelist", "node_list", "node_selector", "node_name", "affinity"), "nodes.only"),
+        **dict.fromkeys(("exclude", "exclude_nodes", "exclude_hosts"), "nodes.exclude"),
+        **dict.fromkeys(("max_wait", "pending_timeout", "queue_time"), "queue_timeout"),
+    }
+)
 """Another system's name, in lower case with `_` → our field by its path in a job file."""
 
-NONE: Mapping[str, str] = MappingProxyType({
-    **dict.fromkeys(("partition", "queue", "pool", "resource_pool", "cloud", "region", "zone"),
-                    "leave it out: a cell has one queue; `nodes` in a job file, or --only-node, chooses nodes, "
-                    "`gpu_models` GPUs"),
-    **dict.fromkeys(("output", "error", "stdout", "stderr", "log_file", "open_mode"), "`penstock logs JOB` has a job's output"),
-    **dict.fromkeys(("array", "sweep", "matrix"), "submit each task of an array as a job of its own: for seed in 0 1 2; do penstock submit …; done"),
-    **dict.fromkeys(("dependency", "depends_on", "needs"), "wait for the earlier job before: penstock wait JOB && penstock submit …"),
-    **dict.fromkeys(("mail_type", "mail_user", "notify"), "follow events: penstock events --follow"),
-    **dict.fromkeys(("exclusive", "oversubscribe", "overcommit"), "whole GPUs are exclusive by default; `resources.gpu_share` asks for less"),
-    **dict.fromkeys(("begin", "start_time"), "start the submission then, or hold the job: penstock hold JOB"),
-    **dict.fromkeys(("signal",), "each stop sends SIGTERM; `grace` is the time until SIGKILL"),
-    **dict.fromkeys(("reservation", "licenses", "gres_flags", "hint", "distribution", "ntasks_per_node", "cpu_bind"),
-                    "leave it out: Penstock chooses nodes, GPUs and cores"),
-    **dict.fromkeys(("volume", "volumes", "mount", "bind", "v", "rm", "shm_size", "network", "ipc",
-                     "privileged"), "containers see the job's folder and GPUs without it: leave it out"),
-    **dict.fromkeys(("ports", "port"), "jobs have no ports; `penstock exec JOB -- COMMAND` runs beside one"),
-})  # fmt: skip
+NONE: Mapping[str, str] = MappingProxyType(
+    {
+        **dict.fromkeys(
+            ("partition", "queue", "pool", "resource_pool", "cloud", "region", "zone"),
+            "leave it out: a cell has one queue; `nodes` in a job file, or --only-node, chooses nodes, "
+            "`gpu_models` GPUs",
+        ),
+        **dict.fromkeys(
+            ("output", "error", "stdout", "stderr", "log_file", "open_mode"),
+            "`penstock logs JOB` has a job's output",
+        ),
+        **dict.fromkeys(
+            ("array", "sweep", "matrix"),
+            "submit each task of an array as a job of its own: for seed in 0 1 2; do penstock submit …; done",
+        ),
+        **dict.fromkeys(
+            ("dependency", "depends_on", "needs"),
+            "wait for the earlier job before: penstock wait JOB && penstock submit …",
+        ),
+        **dict.fromkeys(("mail_type", "mail_user", "notify"), "follow events: penstock events --follow"),
+        **dict.fromkeys(
+            ("exclusive", "oversubscribe", "overcommit"),
+            "whole GPUs are exclusive by default; `resources.gpu_share` asks for less",
+        ),
+        **dict.fromkeys(
+            ("begin", "start_time"), "start the submission then, or hold the job: penstock hold JOB"
+        ),
+        **dict.fromkeys(("signal",), "each stop sends SIGTERM; `grace` is the time until SIGKILL"),
+        **dict.fromkeys(
+            ("reservation", "licenses", "gres_flags", "hint", "distribution", "ntasks_per_node", "cpu_bind"),
+            "leave it out: Penstock chooses nodes, GPUs and cores",
+        ),
+        **dict.fromkeys(
+            ("volume", "volumes", "mount", "bind", "v", "rm", "shm_size", "network", "ipc", "privileged"),
+            "containers see the job's folder and GPUs without it: leave it out",
+        ),
+        **dict.fromkeys(
+            ("ports", "port"), "jobs have no ports; `penstock exec JOB -- COMMAND` runs beside one"
+        ),
+    }
+)
 """Another system's name → what to do without an equivalent."""
 
-SHORT: Mapping[str, str] = MappingProxyType({
-    "A": "account", "C": "constraint", "D": "chdir", "G": "gpus", "J": "job_name", "N": "nodes", "a": "array",
-    "c": "cpus_per_task", "m": "mem", "n": "ntasks", "p": "partition", "t": "time", "v": "volume", "w": "nodelist",
-    "x": "exclude", "i": "interactive", "b": "begin",
-})  # fmt: skip
+SHORT: Mapping[str, str] = MappingProxyType(
+    {
+        "A": "account",
+        "C": "constraint",
+        "D": "chdir",
+        "G": "gpus",
+        "J": "job_name",
+        "N": "nodes",
+        "a": "array",
+        "c": "cpus_per_task",
+        "m": "mem",
+        "n": "ntasks",
+        "p": "partition",
+        "t": "time",
+        "v": "volume",
+        "w": "nodelist",
+        "x": "exclude",
+        "i": "interactive",
+        "b": "begin",
+    }
+)
 """One letter of sbatch's or docker's → its long name."""
 FLAGS: Mapping[str, str] = MappingProxyType(
     {
-        "gpu_models": "gpu-model", "labels": "label", "command": "", "traits": "trait",
-        "only": "only-node", "exclude": "exclude-node", "prefer": "prefer-node",
+        "gpu_models": "gpu-model",
+        "labels": "label",
+        "command": "",
+        "traits": "trait",
+        "only": "only-node",
+        "exclude": "exclude-node",
+        "prefer": "prefer-node",
     }
-)  # fmt: skip
+)
 """Fields whose flag has another name."""
 
 
@@ -78,7 +177,8 @@ class Equivalent(NamedTuple):
 
 
 def equivalent(name: str) -> Equivalent | None:
-    """In place of an option (`--gpus-per-node`, `-t`) or key (`numNodes`) of another system; None: not known."""
+    """In place of an option (`--gpus-per-node`, `-t`) or key (`numNodes`) of another system; None: not
+    known."""
     bare = name.lstrip("-")
     if len(bare) == 1:
         bare = SHORT.get(bare, bare)

@@ -1,4 +1,5 @@
-"""Pydantic models of the job file's sections (resources, retry, environment, workers), and its fields with human units."""
+"""Pydantic models of the job file's sections (resources, retry, environment, workers), and its fields with
+human units."""
 
 import re
 from collections.abc import Mapping
@@ -116,7 +117,8 @@ class Retry(Section):
 
 
 class Nodes(Section):
-    """Nodes on which the job may run, each by its name or as `LABEL=VALUE`, or by several of these that must all hold, joined by `&`.
+    """Nodes on which the job may run, each by its name or as `LABEL=VALUE`, or by several of these that must
+    all hold, joined by `&`.
 
     `rack=…` and `domain=…` are labels of every node.
     """
@@ -142,7 +144,8 @@ class Nodes(Section):
 
 
 class Programs(Section):
-    """Where Python and other programs come from: exactly one of these fields; `path`, the default: the node's own PATH."""
+    """Where Python and other programs come from: exactly one of these fields; `path`, the default: the node's
+    own PATH."""
 
     venv: Text | None = Field(
         None,
@@ -169,7 +172,8 @@ class Programs(Section):
 
 
 class Workers(Section):
-    """A range of worker counts: each attempt starts with a number for which there is room. Such a job has a `global_batch_size` and no parameter servers."""
+    """A range of worker counts: each attempt starts with a number for which there is room. Such a job has a
+    `global_batch_size` and no parameter servers."""
 
     min: int = Field(1, ge=1, le=MAX_WORKERS, description="Minimum number of workers.", examples=[1])
     max: int = Field(ge=1, le=MAX_WORKERS, description="Maximum number of workers.", examples=[8])
@@ -191,7 +195,8 @@ def units_of(info: FieldInfo) -> Mapping[str, int] | None:
 
 
 def with_references(fields: dict[str, object]) -> tuple[dict[str, object], list[str]]:
-    """The fields with values `{secret: NAME}` of `env` moved to `secrets`, and the names that `secrets` has already."""
+    """The fields with values `{secret: NAME}` of `env` moved to `secrets`, and the names that `secrets` has
+    already."""
     env, secrets = fields.get("env"), fields.get("secrets", {})
     if not isinstance(env, Mapping) or not isinstance(secrets, Mapping):
         return fields, []

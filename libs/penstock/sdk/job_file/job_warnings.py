@@ -1,4 +1,5 @@
-"""Warnings about probable mistakes in a job that is accepted: texts that look like secrets, memory too small for a training."""
+"""Warnings about probable mistakes in a job that is accepted: texts that look like secrets, memory too small
+for a training."""
 
 import re
 from collections.abc import Iterator

@@ -62,7 +62,8 @@ def _packed(sync: str) -> str:
     """Raises `ValueError` for a folder: a job names its archive."""
     if re.fullmatch(f"{PACKED}[0-9a-f]{{64}}", sync) is None:
         raise ValueError(
-            f"only `penstock submit` packs a folder; elsewhere PUT its archive to /v1/code/DIGEST and give {PACKED}DIGEST"
+            "only `penstock submit` packs a folder; elsewhere PUT its archive to /v1/code/DIGEST and give "
+            f"{PACKED}DIGEST"
         )
     return sync
 
@@ -84,29 +85,34 @@ class JobFile(Section):
     command: list[str] = Field(
         min_length=1,
         max_length=commands.MAX_ARGUMENTS,
-        description="Program and arguments as a list, which no shell reads; quote numbers. Or a text: the lines of a script for a shell.",
+        description="Program and arguments as a list, which no shell reads; quote numbers. Or a text: the "
+        "lines of a script for a shell.",
         examples=[["python", "train.py", "--epochs", "3"]],
     )
     env: dict[str, str] = Field(
         default_factory=dict,
         max_length=MAX_ENV_ENTRIES,
-        description="Environment variables. Quote numbers. `{secret: NAME}` as a value: an entry of `secrets`.",
+        description="Environment variables. Quote numbers. `{secret: NAME}` as a value: an entry of "
+        "`secrets`.",
         examples=[{"OMP_NUM_THREADS": "4"}],
     )
     secrets: dict[str, Annotated[str, Field(pattern=SECRET_NAME)]] = Field(
         default_factory=dict,
         max_length=MAX_ENV_ENTRIES,
-        description="Environment variables that the node sets from its secrets of these names; their values are in no file or log.",
+        description="Environment variables that the node sets from its secrets of these names; their values "
+        "are in no file or log.",
         examples=[{"WANDB_API_KEY": "wandb"}],
     )
     workdir: Text | None = Field(
         None,
-        description="Folder to run in, on the node, relative to the job file; default: the folder of the job file.",
+        description="Folder to run in, on the node, relative to the job file; default: the folder of the job "
+        "file.",
         examples=["/home/alice/resnet"],
     )
     sync: Annotated[Text, AfterValidator(_packed)] | None = Field(
         None,
-        description="Folder to pack and run in, relative to the job file; `penstock submit` sends it once and nodes unpack it.",
+        description="Folder to pack and run in, relative to the job file; `penstock submit` sends it once "
+        "and nodes unpack it.",
         examples=["."],
     )
     environment: Programs | None = Field(
@@ -117,7 +123,8 @@ class JobFile(Section):
         Discriminator(form_of_workers),
     ] = Field(
         1,
-        description="Workers; they start together or not at all. `{min: 1, max: 8}`: any number in between, chosen anew for each attempt.",
+        description="Workers; they start together or not at all. `{min: 1, max: 8}`: any number in between, "
+        "chosen anew for each attempt.",
         examples=[4, {"min": 1, "max": 8}],
     )
     parameter_servers: int = Field(
@@ -134,7 +141,8 @@ class JobFile(Section):
         None,
         ge=1,
         le=1 << 30,
-        description="In place of `batch_size`: batch size of all workers together; each worker reads its part from `PENSTOCK_BATCH_SIZE`.",
+        description="In place of `batch_size`: batch size of all workers together; each worker reads its "
+        "part from `PENSTOCK_BATCH_SIZE`.",
         examples=[512],
     )
     category: Category | None = Field(
@@ -145,7 +153,8 @@ class JobFile(Section):
     traits: list[Trait] = Field(
         default_factory=list,
         max_length=3,
-        description="Properties that change how many cores the job needs: pipelined, many_weights, heavy_preprocessing.",
+        description="Properties that change how many cores the job needs: pipelined, many_weights, "
+        "heavy_preprocessing.",
         examples=[["pipelined"]],
     )
     iterations: int | None = Field(
@@ -165,7 +174,8 @@ class JobFile(Section):
     gpu_models: list[GpuName] = Field(
         default_factory=list,
         max_length=16,
-        description="Allowed GPU models; empty: any. `v100` matches every name with this part, such as nvidia-smi's Tesla V100-SXM2-16GB.",
+        description="Allowed GPU models; empty: any. `v100` matches every name with this part, such as "
+        "nvidia-smi's Tesla V100-SXM2-16GB.",
         examples=[["A100"]],
     )
     nodes: Nodes | None = Field(
@@ -190,44 +200,52 @@ class JobFile(Section):
     )
     preemptible: bool = Field(
         True,
-        description="Whether the job may be stopped to make way for another one; false: it runs to its end, and other jobs wait.",
+        description="Whether the job may be stopped to make way for another one; false: it runs to its end, "
+        "and other jobs wait.",
     )
     priority: int = Field(
         0,
         ge=-10,
         le=10,
-        description="Priority among your own jobs, the larger the earlier; it has no effect on other owners' jobs. Read by the profile `penstock`.",
+        description="Priority among your own jobs, the larger the earlier; it has no effect on other owners' "
+        "jobs. Read by the profile `penstock`.",
         examples=[5],
     )
     qos: Qos | None = Field(
         None,
-        description="Service class: urgent, prior (as soon as alone on one GPU) or normal (twice that). Read by the profile `genie`.",
+        description="Service class: urgent, prior (as soon as alone on one GPU) or normal (twice that). Read "
+        "by the profile `genie`.",
         examples=["prior"],
     )
     deadline: Duration | None = Field(
         None,
         ge=1,
         le=1 << 40,
-        description="Time after submission within which the job should be done, in place of its class. Read by the profile `genie`.",
+        description="Time after submission within which the job should be done, in place of its class. Read "
+        "by the profile `genie`.",
         examples=["6h"],
     )
     checkpoint: CheckpointKind = Field(
         "none",
-        description="How the job saves its progress when it is stopped: `sdk` (penstock.sdk.checkpoint), `signal` (on SIGTERM, in a place of the script's choice), `none`.",
+        description="How the job saves its progress when it is stopped: `sdk` (penstock.sdk.checkpoint), "
+        "`signal` (on SIGTERM, in a place of the script's choice), `none`.",
         examples=["sdk"],
     )
     prelaunch: bool = Field(
         False,
-        description='The script waits for its GPUs at `phase("train")` and uses none before: it may launch while the jobs that hold them end.',
+        description='The script waits for its GPUs at `phase("train")` and uses none before: it may launch '
+        "while the jobs that hold them end.",
     )
     companions: Companions = Field(
         "tenant",
-        description="Whose jobs may take turns with it on the same GPUs: `tenant`, only your own tenant's; `any`, also other tenants' that allow any, too.",
+        description="Whose jobs may take turns with it on the same GPUs: `tenant`, only your own tenant's; "
+        "`any`, also other tenants' that allow any, too.",
         examples=["any"],
     )
     tied_to: Literal["follower"] | None = Field(
         None,
-        description="`follower`: the job is cancelled when nobody has followed it (`submit`, `wait`) for `tied_grace`.",
+        description="`follower`: the job is cancelled when nobody has followed it (`submit`, `wait`) for "
+        "`tied_grace`.",
         examples=["follower"],
     )
     tied_grace: Duration = Field(
@@ -377,7 +395,8 @@ def job_schema() -> dict[str, Any]:
     lines = {"anyOf": [{"type": "string"}, {"type": "array", "items": {"type": "string"}}]}
     schema["properties"]["script"] = lines | {
         "title": "Script",
-        "description": "In place of command: the lines of a script for a shell, `bash -e` without a first line `#!`.",
+        "description": "In place of command: the lines of a script for a shell, `bash -e` without a first "
+        "line `#!`.",
         "examples": ["pip list\npython train.py"],
     }
     schema["required"] = []  # one of command and script is: the parser says so

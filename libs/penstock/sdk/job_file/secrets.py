@@ -1,7 +1,9 @@
-"""Secret detection: finds texts in a job's variables and arguments that look like passwords, tokens or keys, with a remedy.
+"""Secret detection: finds texts in a job's variables and arguments that look like passwords, tokens or keys,
+with a remedy.
 
-It is a heuristic that only warns: by a variable's name, by the known forms of providers' tokens, by a password inside a URL, and by
-entropy: random text has more than 4 bits per character (Shannon), words and paths have less.
+It is a heuristic that only warns: by a variable's name, by the known forms of providers' tokens, by a
+password inside a URL, and by entropy: random text has more than 4 bits per character (Shannon), words and
+paths have less.
 
 The gateway checks each submission on its event loop: a search takes time linear in the length of any text.
 """
@@ -32,7 +34,8 @@ HARMLESS = re.compile(r"(true|false|yes|no|none|\d*)\Z", re.IGNORECASE)
 def suspicions(
     env: Mapping[str, str], command: Sequence[str] = (), secrets: Mapping[str, str] = MappingProxyType({})
 ) -> Iterator[tuple[str, str]]:
-    """(field, reason) of each text that looks like a secret, never the text itself. `secrets`: variable → name of a secret."""
+    """(field, reason) of each text that looks like a secret, never the text itself. `secrets`: variable →
+    name of a secret."""
     for name, value in env.items():
         if (why := _why(name, value)) is not None:
             yield f"env.{name}", why
@@ -49,7 +52,8 @@ def remedy(field: str) -> str:
     section, _, name = field.partition(".")
     variable = name if section in ("env", "secrets") else "NAME"
     return (
-        f"give the nodes the secret and write `{variable}: {{secret: name-of-it}}` under env, or --secret {variable}=name-of-it; "
+        f"give the nodes the secret and write `{variable}: {{secret: name-of-it}}` under env, or --secret "
+        f"{variable}=name-of-it; "
         "what stands here is in the ledger for ever"
     )
 

@@ -6,8 +6,9 @@
 | memory | `512MiB` `8GiB` `1TiB` | MiB | whole MiB, rounded up |
 | rate | `800Mbit` `10Gbit` | Mbit/s | whole Mbit/s, rounded up |
 
-A plain number means the same as its text, so that `host_memory: 8` of a job file and `--host-memory 8` are one job.
-Memory units are binary on purpose: `8GB` is refused with `8GiB` as remedy rather than read as either.
+A plain number means the same as its text, so that `host_memory: 8` of a job file and `--host-memory 8` are
+one job. Memory units are binary on purpose: `8GB` is refused with `8GiB` as remedy rather than read as
+either.
 """
 
 import math

@@ -1,8 +1,9 @@
-"""Writer of report lines from a training script to its node-reporter, through a FIFO; `phases`, `progress` and `stages` use it.
+"""Writer of report lines from a training script to its node-reporter, through a FIFO; `phases`, `progress`
+and `stages` use it.
 
 Penstock names a FIFO in PENSTOCK_PHASE_FILE. A line in it is a phase's name, or a JSON object with one field,
-`steps`, `window`, `loss`, `stages`, `checkpoint` or `exhausted` (`README.md` shows them). A write never blocks and never fails: without a
-reader, or when the FIFO is full, the line is lost.
+`steps`, `window`, `loss`, `stages`, `checkpoint` or `exhausted` (`README.md` shows them). A write never
+blocks and never fails: without a reader, or when the FIFO is full, the line is lost.
 """
 
 import os
@@ -15,7 +16,8 @@ LINE_BYTES = 4_096  # with its end; PIPE_BUF on Linux: a write up to this size i
 
 
 def write_line(text: str) -> bool:
-    """Writes a line, given without its end; returns whether it was written. Costs an open, a write and a close: about 10 µs."""
+    """Writes a line, given without its end; returns whether it was written. Costs an open, a write and a
+    close: about 10 µs."""
     path, line = os.environ.get(FIFO), f"{text}\n".encode()
     if not path or len(line) > LINE_BYTES:
         return False

@@ -1,13 +1,16 @@
-"""Turns of a gang's other ranks: rank 0 (the chief) takes turns for the gang; ranks on its node enter a stage after it.
+"""Turns of a gang's other ranks: rank 0 (the chief) takes turns for the gang; ranks on its node enter a stage
+after it.
 
-The chief counts its entries into each stage in a file of its group's folder; another rank enters a stage for the n-th time once the chief has entered
-it n times. All ranks go through the same stages in the same order (SPMD), so there is no circular wait: the chief's
-entry for which a rank waits comes before anything that the chief still needs from that rank. A script whose ranks differ loses one bounded wait;
-then its ranks no longer follow.
+The chief counts its entries into each stage in a file of its group's folder; another rank enters a stage for
+the n-th time once the chief has entered it n times. All ranks go through the same stages in the same order
+(SPMD), so there is no circular wait: the chief's entry for which a rank waits comes before anything that the
+chief still needs from that rank. A script whose ranks differ loses one bounded wait; then its ranks no longer
+follow.
 
-They do so only while the chief has had to wait for turns recently: where a job has its GPUs alone, its ranks are not slowed. The chief holds a
-lock on its file, by which others detect that it is alive. Ranks on other nodes have no such file, and run ahead up to their next collective; so
-do workers with parameter servers, which do not wait for each other.
+They do so only while the chief has had to wait for turns recently: where a job has its GPUs alone, its ranks
+are not slowed. The chief holds a lock on its file, by which others detect that it is alive. Ranks on other
+nodes have no such file, and run ahead up to their next collective; so do workers with parameter servers,
+which do not wait for each other.
 """
 
 import os
@@ -203,7 +206,8 @@ def followed_turns(resources: int, leaving: Callable[[], bool]) -> FollowedTurns
 
 
 def leading_turns(turns: Turns, resources: int) -> Turns | LeadingTurns:
-    """Turns of this process, which is rank 0 of several; where its file cannot be opened, the other ranks do not follow."""
+    """Turns of this process, which is rank 0 of several; where its file cannot be opened, the other ranks do
+    not follow."""
     try:
         return LeadingTurns(os.environ[GROUP], turns, resources)
     except OSError:

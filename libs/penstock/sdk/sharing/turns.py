@@ -29,8 +29,8 @@ in one lane, while no lane has a holder that was not given up: so those who stil
 the stuck one when it goes on, are kept apart from the rest, too.
 
 **Nor does a slow one keep them waiting.** The last digits of a place in line are the process's own number, so
-others recognise its next turn. Each turn of more than half of `MAX_WAIT_S` halves the time for which they wait
-for that process, down to `PATIENCE_S`; each shorter one doubles that time again.
+others recognise its next turn. Each turn of more than half of `MAX_WAIT_S` halves the time for which they
+wait for that process, down to `PATIENCE_S`; each shorter one doubles that time again.
 """
 
 import ctypes
@@ -52,7 +52,8 @@ else:
 
 GROUP = "PENSTOCK_GROUP"
 """Variable: the folder with the lock files of a group; a job with GPUs of its own has it, too."""
-MAX_WAIT_S = 10.0  # for one holder: longer than a stage of any measured network (Muri §6), as long as a stop's usual grace
+# for one holder: longer than a stage of any measured network (Muri §6), as long as a stop's usual grace
+MAX_WAIT_S = 10.0
 MAX_HOLDERS = 3  # of a group of four (Muri §4), each of the others once
 PATIENCE_S = 0.25  # for the next process in line, while the turn is free and it does not take it
 FIRST_LOOK_S = (
@@ -84,7 +85,8 @@ number."""
 
 
 class Changes:
-    """Wakes a process that waits for a lock file. A thin reader of inotify(7), opened by the first wait; without it, looks are `POLL_S` apart."""
+    """Wakes a process that waits for a lock file. A thin reader of inotify(7), opened by the first wait;
+    without it, looks are `POLL_S` apart."""
 
     def __init__(self) -> None:
         self._descriptor: int | None = None
@@ -130,7 +132,8 @@ class Changes:
 
 
 class Turn:
-    """The turn at one resource: queued, held, left. For one thread. Raises `OSError` where the file cannot be opened.
+    """The turn at one resource: queued, held, left. For one thread. Raises `OSError` where the file cannot be
+    opened.
 
     `clock`: monotonic seconds. `leaving`: whether this process is about to end, and should not wait.
     """
@@ -166,7 +169,8 @@ class Turn:
         self.missed = 0
 
     def take(self) -> bool:
-        """Waits until it is this process's turn. Returns whether it is. Passes through exceptions of signal handlers, and then holds nothing."""
+        """Waits until it is this process's turn. Returns whether it is. Passes through exceptions of signal
+        handlers, and then holds nothing."""
         if not self._in_line(HELD) and self._hold(self._place()):
             return True
         began_s = self._clock()
@@ -287,7 +291,8 @@ class Turn:
 
 
 class Turns:
-    """The turns of one member at all resources; it holds one at most. `folder`: its group's; `names`: of the resources."""
+    """The turns of one member at all resources; it holds one at most. `folder`: its group's; `names`: of the
+    resources."""
 
     def __init__(self, folder: str, names: tuple[str, ...], leaving: Callable[[], bool]) -> None:
         changes = Changes()
@@ -296,8 +301,8 @@ class Turns:
         self._now: Turn | None = None
 
     def change(self, index: int | None) -> None:
-        """Releases the held turn, then waits for the turn at the resource with this index; None: takes none. Never fails: without
-        a turn the stage runs all the same."""
+        """Releases the held turn, then waits for the turn at the resource with this index; None: takes none.
+        Never fails: without a turn the stage runs all the same."""
         with suppress(OSError):
             former, self._now = self._now, None
             if former is not None:

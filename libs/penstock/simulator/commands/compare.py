@@ -66,8 +66,10 @@ class CompareOptions(SimulationOptions, ReportOptions):
     durations: Annotated[
         Asked,
         typer.Option(
-            help="Run times that policies read: known, the trace's own; learned, by the estimator from the runs that "
-            "have ended; unknown, none; both: policies that read run times are simulated twice, with learned and with known ones."
+            help="Run times that policies read: known, the trace's own; learned, by the estimator from the "
+            "runs that "
+            "have ended; unknown, none; both: policies that read run times are simulated twice, with learned "
+            "and with known ones."
         ),
     ] = "both"
     jobs: Annotated[
@@ -130,7 +132,8 @@ def _profiles(asked: CompareOptions) -> Sequence[str]:
 def _run_all(
     asked: CompareOptions, given: Given, variants: Sequence[Variant], seeded: bool, errors: Console
 ) -> Outcome:
-    """Runs all variants, the first seed of each first; the other seeds if they are known, or then found, to matter."""
+    """Runs all variants, the first seed of each first; the other seeds if they are known, or then found, to
+    matter."""
     first, rest = asked.seed, range(asked.seed + 1, asked.seed + asked.seeds)
 
     def do(task: Task, report: OnProgress) -> Result:
@@ -188,7 +191,10 @@ def _warning(names: Sequence[str], standings: Sequence[Standing], outcome: Outco
     if outcome.interrupted:
         return f"Stopped before its end: {finished} runs were finished.{_so_far(outcome, finished)}{without}"
     if outcome.failed or missing:
-        return f"{len(outcome.failed) or len(missing)} runs broke off; only the {finished} whole ones are shown.{without}"
+        return (
+            f"{len(outcome.failed) or len(missing)} runs broke off; only the {finished} whole ones are "
+            f"shown.{without}"
+        )
     return ""
 
 

@@ -34,7 +34,8 @@ def export(
         typer.Option(
             "--from",
             metavar="WHEN",
-            help="Jobs submitted since then: a date and time of this zone, or a time before now: 30d, 12h, 45m (of a FILE: before its last record).",
+            help="Jobs submitted since then: a date and time of this zone, or a time before now: 30d, 12h, "
+            "45m (of a FILE: before its last record).",
         ),
     ] = None,
     until: Annotated[str | None, typer.Option(metavar="WHEN", help="Jobs submitted before then.")] = None,
@@ -81,7 +82,10 @@ def export(
             write_lines(nodes, node_rows(history.nodes))
             found_mixed = [node.node_id for node in history.nodes.values() if mixed(node)]
             if found_mixed:
-                message = f"{len(found_mixed)} nodes have GPUs of several kinds and stand there with the first: {found_mixed[0]}, …"
+                message = (
+                    f"{len(found_mixed)} nodes have GPUs of several kinds and stand there with the "
+                    f"first: {found_mixed[0]}, …"
+                )
                 errors.print(f"penstock: {message}", markup=False)
     except OSError as error:
         if error.filename is None and output is None:

@@ -58,7 +58,8 @@ def bad_input_stops() -> Iterator[None]:
 
 
 def collect_rarely() -> None:
-    """Makes garbage collections rare, as in a service (speed.md rule 6): imported objects stay, and a run makes no cycles."""
+    """Makes garbage collections rare, as in a service (speed.md rule 6): imported objects stay, and a run
+    makes no cycles."""
     gc.freeze()
     gc.set_threshold(50_000, 20, 20)
 
@@ -82,7 +83,8 @@ Columns = Annotated[
     str | None,
     typer.Option(
         metavar="OURS=THEIRS,…",
-        help="Read a file as Penstock's CSV with other column names, as in submit_s=submit_time,gpus=num_gpu; "
+        help="Read a file as Penstock's CSV with other column names, as in "
+        "submit_s=submit_time,gpus=num_gpu; "
         "duration_s=end_time-start_time where it has no run times.",
     ),
 ]
@@ -114,14 +116,16 @@ class SimulationOptions:
     trace: Annotated[
         str,
         typer.Argument(
-            help=f"A file, <data set>/<name>: {', '.join(f'{name}/…' for name in SETS)}, or a generator such as "
+            help=f"A file, <data set>/<name>: {', '.join(f'{name}/…' for name in SETS)}, or a generator such "
+            "as "
             f"{next(iter(GENERATORS))}; `penstock traces ls` lists them."
         ),
     ]
     cluster: Annotated[
         str | None,
         typer.Option(
-            help="<nodes>x<GPUs per node>, as 4x8+2x4 (default 8x8, or a generator's own cluster); a CSV file with "
+            help="<nodes>x<GPUs per node>, as 4x8+2x4 (default 8x8, or a generator's own cluster); a CSV "
+            "file with "
             "a line per node (node_id, cores, host_memory_mib, gpus, gpu_model); or a data set: "
             f"{', '.join(NODE_SETS)}."
         ),
@@ -129,15 +133,18 @@ class SimulationOptions:
     arrivals: Annotated[
         Literal["recorded", "fill"] | None,
         typer.Option(
-            help="recorded: as in the trace; fill: in a seeded order, one a second and never ending, until they "
-            "request 101 % of the GPUs (full_load_allocation shows how well they were packed). Default: fill for openb."
+            help="recorded: as in the trace; fill: in a seeded order, one a second and never ending, until "
+            "they "
+            "request 101 % of the GPUs (full_load_allocation shows how well they were packed). Default: fill "
+            "for openb."
         ),
     ] = None
     job_model: Annotated[
         str | None,
         typer.Option(
             "--truth",
-            help=f"Model of how fast jobs run: {', '.join(JOB_MODELS)} (default constant, or a generator's own).",
+            help=f"Model of how fast jobs run: {', '.join(JOB_MODELS)} (default constant, or a generator's "
+            "own).",
         ),
     ] = None
     seed: Annotated[
@@ -155,8 +162,10 @@ class SimulationOptions:
         str,
         typer.Option(
             metavar="none|measured|SAVE,LAUNCH,INTERVAL",
-            help="Cost of stopping a job and starting it again, as 5s,20s,10m: it saves before it stops, launches again, "
-            "and loses its work since the last checkpoint if it is killed before it has saved. measured: saves by the size of its model, launches as measured by Muri.",
+            help="Cost of stopping a job and starting it again, as 5s,20s,10m: it saves before it stops, "
+            "launches again, "
+            "and loses its work since the last checkpoint if it is killed before it has saved. measured: "
+            "saves by the size of its model, launches as measured by Muri.",
         ),
     ] = NONE
     grace: Annotated[
@@ -173,7 +182,8 @@ class SimulationOptions:
         bool,
         typer.Option(
             "--prelaunch",
-            help="Scripts wait for their GPUs where they begin to train: jobs may launch while others are about to end.",
+            help="Scripts wait for their GPUs where they begin to train: jobs may launch while others are "
+            "about to end.",
         ),
     ] = False
     ticks: Annotated[
@@ -186,7 +196,8 @@ class SimulationOptions:
         str,
         typer.Option(
             metavar="TIME|measured",
-            help="Response time of the estimator, where run times are learned; a job waits for it. measured: the "
+            help="Response time of the estimator, where run times are learned; a job waits for it. measured: "
+            "the "
             "actual time on this machine, so that runs are not reproducible.",
         ),
     ] = "0s"
@@ -194,7 +205,8 @@ class SimulationOptions:
         str,
         typer.Option(
             metavar="TIME|measured",
-            help="Time that the batcher takes for a plan, under profiles for which it plans. measured: the actual time on this machine, "
+            help="Time that the batcher takes for a plan, under profiles for which it plans. measured: the "
+            "actual time on this machine, "
             "so that runs are not reproducible.",
         ),
     ] = "0s"
@@ -202,7 +214,8 @@ class SimulationOptions:
         float,
         typer.Option(
             metavar="0…1",
-            help="Maximum relative error of the stage times that policies read, per model and batch size; the jobs themselves do not change.",
+            help="Maximum relative error of the stage times that policies read, per model and batch size; "
+            "the jobs themselves do not change.",
         ),
     ] = 0.0
     columns: Columns = None
@@ -254,7 +267,8 @@ class Given:
     def _without_bad_lines(self, trace: Trace, seed: int) -> Trace:
         """The trace without its bad lines, if they may be left out; else raises `BadFile` with all of them.
 
-        A line is bad by itself, because no node can hold its job, or because the job model has no measurement of it.
+        A line is bad by itself, because no node can hold its job, or because the job model has no measurement
+        of it.
         """
         unknown: Sequence[Problem] = ()
         if not self.fills(trace):
@@ -274,7 +288,8 @@ class Given:
         return ClusterCapacity(self.nodes, self.cluster.slices_per_core, self.options.single_gpu_workers)
 
     def misfits(self, trace: Trace) -> int:
-        """Number of jobs of the file that fit nowhere, where that is allowed because they fill the cluster."""
+        """Number of jobs of the file that fit nowhere, where that is allowed because they fill the
+        cluster."""
         if not self.fills(trace):
             return 0
         capacity = self.capacity
@@ -300,7 +315,8 @@ class Given:
         return settings
 
     def _typical(self, settings: PlacerSettings, trace: Trace) -> PlacerSettings:
-        """The settings with the trace's own kinds of tasks, for a profile that scores by them and has none set."""
+        """The settings with the trace's own kinds of tasks, for a profile that scores by them and has none
+        set."""
         if settings.profile not in WANT_TYPICAL_TASKS or settings.typical_tasks:
             return settings
         jobs = self.read.get(self.path, trace).jobs  # each once, also where they fill the cluster
@@ -338,7 +354,8 @@ class Given:
         sink: Callable[[bytes], object] | None = None,
         durations: Durations = "known",
     ) -> Simulation:
-        """One run before its first step. Raises `BadFile`, `UnknownJobModel`, and the errors of `settings`."""
+        """One run before its first step. Raises `BadFile`, `UnknownJobModel`, and the errors of
+        `settings`."""
         settings = self._typical(self.settings(profile, seed), trace)
         work, options = self.work(seed, trace, settings), self.options._replace(durations=durations)
         return Simulation(self.cluster.under(seed), settings, work, trace.jobs, options, sink)

@@ -111,7 +111,8 @@ def print_comparison(standings: Sequence[Standing], out: Console) -> None:
         out.print(_means_table(standings, standings[first : first + at_once]))
         out.print()
     out.print(
-        f"[dim]{BEST} best; {WORSE} its 95 % interval does not meet that of the best; ± half the interval's width[/]"
+        f"[dim]{BEST} best; {WORSE} its 95 % interval does not meet that of the best; ± half the interval's "
+        "width[/]"
     )
     others = [one for one in standings[1:] if one.differences]
     for first in range(0, len(others), at_once):

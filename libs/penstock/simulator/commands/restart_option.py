@@ -1,4 +1,5 @@
-"""Options `--restart-cost` and `--grace`: the cost of stopping a job and starting it again, and the time limit of a stop."""
+"""Options `--restart-cost` and `--grace`: the cost of stopping a job and starting it again, and the time
+limit of a stop."""
 
 from math import ceil
 from typing import NamedTuple
@@ -25,7 +26,8 @@ class Restarts(NamedTuple):
 
 
 def restarts_of(text: str) -> Restarts:
-    """Parses `none`, `measured`, or SAVE,LAUNCH,INTERVAL. Raises `BadCommand` with the remedy, `BadFile` if Muri's table is missing."""
+    """Parses `none`, `measured`, or SAVE,LAUNCH,INTERVAL. Raises `BadCommand` with the remedy, `BadFile` if
+    Muri's table is missing."""
     if text == NONE:
         return Restarts(None)
     if text == MEASURED:
@@ -51,7 +53,8 @@ def restarts_of(text: str) -> Restarts:
 
 
 def grace_of(asked_s: float | None, restarts: Restarts) -> int:
-    """Grace in milliseconds; by default a job file's default, or the longest save if that is longer. Raises `BadCommand`."""
+    """Grace in milliseconds; by default a job file's default, or the longest save if that is longer. Raises
+    `BadCommand`."""
     if asked_s is None:
         return max(DEFAULT_GRACE_MS, ceil(restarts.longest_save_s * 1_000))
     if not 0 <= asked_s <= MAX_GRACE_S:

@@ -38,7 +38,8 @@ class SimulateOptions(SimulationOptions, ReportOptions):
     durations: Annotated[
         Durations,
         typer.Option(
-            help="Run times that policies read: learned, by the estimator from the runs that have ended; known, the "
+            help="Run times that policies read: learned, by the estimator from the runs that have ended; "
+            "known, the "
             "trace's own, which no service knows; unknown, none."
         ),
     ] = "learned"
@@ -52,8 +53,8 @@ class SimulateOptions(SimulationOptions, ReportOptions):
 def simulate(ctx: typer.Context, asked: SimulateOptions) -> int:
     """Simulate a trace under a profile, in virtual time, and report its metrics.
 
-    Exit codes: 0 done; 1 an invariant was violated, or the job model has no value for a placement; 2 bad command line or
-    trace; 130 stopped by Ctrl-C or SIGTERM, with the figures so far.
+    Exit codes: 0 done; 1 an invariant was violated, or the job model has no value for a placement; 2 bad
+    command line or trace; 130 stopped by Ctrl-C or SIGTERM, with the figures so far.
     """
     errors = console(stderr=True, soft_wrap=True)
     asked.check_files()

@@ -1,4 +1,5 @@
-"""Interface of workload generators: each is a pure function of its seed and of measured tables, so equal seeds give equal jobs."""
+"""Interface of workload generators: each is a pure function of its seed and of measured tables, so equal
+seeds give equal jobs."""
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -31,7 +32,8 @@ def source(generator: str, where: str) -> Path:
 
 
 def rng_of(seed: int, purpose: str) -> np.random.Generator:
-    """A random generator per purpose, so that the samples of one never shift those of another. Any whole seed."""
+    """A random generator per purpose, so that the samples of one never shift those of another. Any whole
+    seed."""
     return np.random.default_rng(np.random.SeedSequence((abs(seed), int(seed < 0), *purpose.encode())))
 
 

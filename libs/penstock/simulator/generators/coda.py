@@ -1,15 +1,16 @@
 """`coda/default`: GPU and CPU jobs side by side on 80 nodes with 5 GPUs and 28 cores (CODA, HPCA '21, §VI).
 
-4,000 GPU pods of openb without those larger than a node, and three times as many of its CPU pods, both sampled with
-replacement: 75 % are CPU jobs, as in the source. A pod keeps its GPUs and its run time; parts of GPUs count as whole
-ones (the source shares none). The rest is assumed:
+4,000 GPU pods of openb without those larger than a node, and three times as many of its CPU pods, both
+sampled with replacement: 75 % are CPU jobs, as in the source. A pod keeps its GPUs and its run time; parts of
+GPUs count as whole ones (the source shares none). The rest is assumed:
 - run times are cut to half a minute at least and two hours at most;
 - arrivals are Poisson over the time in which the GPU jobs ask for 95 % of all GPUs;
-- a GPU job's model is sampled evenly from Synergy's twelve; it asks for cores as in the source: 76.1 % for 1 – 2 in all,
-  15.3 % for 11 – 20, the others for 3 – 10, evenly, and no job for less than one per GPU;
-- a CPU job asks for the part of a node's 28 cores that its pod asks of 96; the run times of CPU jobs are scaled, all by
-  one factor, so that all jobs together ask for 100 % of the cores;
-- a CPU job takes 0.5 – 2 times as large a part of the memory bandwidth as of the cores; a GPU job 2 % per GPU;
+- a GPU job's model is sampled evenly from Synergy's twelve; it asks for cores as in the source: 76.1 % for 1
+  – 2 in all, 15.3 % for 11 – 20, the others for 3 – 10, evenly, and no job for less than one per GPU;
+- a CPU job asks for the part of a node's 28 cores that its pod asks of 96; the run times of CPU jobs are
+  scaled, all by one factor, so that all jobs together ask for 100 % of the cores;
+- a CPU job takes 0.5 – 2 times as large a part of the memory bandwidth as of the cores; a GPU job 2 % per
+  GPU;
 - twenty users, of which 15 – 20 submit CPU jobs only.
 """
 

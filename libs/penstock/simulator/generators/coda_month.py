@@ -1,16 +1,24 @@
-"""`coda/month`, `coda/3-days`: a month of training and CPU jobs after the published figures of CODA's cluster (HPCA '21, §III, §VI).
+"""`coda/month`, `coda/3-days`: a month of training and CPU jobs after the published figures of CODA's cluster
+(HPCA '21, §III, §VI).
 
-From the source: 80 nodes with 5 GPUs and 28 cores; 25,000 training and 75,000 CPU jobs in 30 days; twenty users, of which 15 – 20 submit CPU jobs only; 68.5 % of the
-trainings run for more than an hour and 39.6 % for more than two; 76.1 % ask for one or two cores, 15.3 % for more than ten; the use of GPUs is steady, that of cores goes
-by day and night and reaches 100 % at peaks; 0.5 % of the CPU jobs have a high demand for memory bandwidth. The source gives no trace, so the rest is assumed:
-- run times of trainings are log-uniform below one hour and between one and two, and fall off as a power of `TAIL` beyond, up to five days; those that had
-  come before and still run are there at the start, beside the 25,000;
-- trainings have 1, 2, 4 or 5 GPUs (`GPUS`); `TAIL` and `GPUS` are chosen so that first come, first served holds about as many GPUs as published (83.5 %);
-- one or two cores are per GPU (§VI-D has them so), other requests of the whole job, of no fewer than one per GPU and at most a node's; the model is sampled evenly from Synergy's twelve;
-- trainings come evenly; the rate of CPU jobs swings by `SWING` of its mean within a day, and half of them come in bursts of one user, `BURST` jobs on average within
-  ten minutes;
-- CPU jobs ask for 1 – 16 cores (`CPU_CORES`) and run for `CPU_RUN_S` in the median, log-normal with a deviation of one;
-- a CPU job of high demand takes 50 – 100 % of a node's memory bandwidth, any other as large a part of it as half its part of the cores; a training 2 % per GPU.
+From the source: 80 nodes with 5 GPUs and 28 cores; 25,000 training and 75,000 CPU jobs in 30 days; twenty
+users, of which 15 – 20 submit CPU jobs only; 68.5 % of the trainings run for more than an hour and 39.6 % for
+more than two; 76.1 % ask for one or two cores, 15.3 % for more than ten; the use of GPUs is steady, that of
+cores goes by day and night and reaches 100 % at peaks; 0.5 % of the CPU jobs have a high demand for memory
+bandwidth. The source gives no trace, so the rest is assumed:
+- run times of trainings are log-uniform below one hour and between one and two, and fall off as a power of
+  `TAIL` beyond, up to five days; those that had come before and still run are there at the start, beside the
+  25,000;
+- trainings have 1, 2, 4 or 5 GPUs (`GPUS`); `TAIL` and `GPUS` are chosen so that first come, first served
+  holds about as many GPUs as published (83.5 %);
+- one or two cores are per GPU (§VI-D has them so), other requests of the whole job, of no fewer than one per
+  GPU and at most a node's; the model is sampled evenly from Synergy's twelve;
+- trainings come evenly; the rate of CPU jobs swings by `SWING` of its mean within a day, and half of them
+  come in bursts of one user, `BURST` jobs on average within ten minutes;
+- CPU jobs ask for 1 – 16 cores (`CPU_CORES`) and run for `CPU_RUN_S` in the median, log-normal with a
+  deviation of one;
+- a CPU job of high demand takes 50 – 100 % of a node's memory bandwidth, any other as large a part of it as
+  half its part of the cores; a training 2 % per GPU.
 """
 
 from collections.abc import Sequence
@@ -66,7 +74,8 @@ def make(seed: int, days: int) -> Sequence[TraceJob]:
 
 
 def _running(rng: np.random.Generator) -> list[TraceJob]:
-    """Trainings that came before and would still run if all had started at once, with their remaining run time."""
+    """Trainings that came before and would still run if all had started at once, with their remaining run
+    time."""
     before = [
         _training(rng, -rng.uniform(0.0, LONGEST_S))
         for _ in range(round(LONGEST_S / DAY_S * GPU_JOBS_PER_DAY))

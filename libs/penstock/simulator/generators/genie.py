@@ -1,13 +1,14 @@
 """`genie/<n>-per-hour`: a day of tasks with service classes (GENIE, ICCD '20, table II).
 
-Arrivals are Poisson over 24 hours; 5, 35 and 60 % of the tasks are urgent, prior and normal; half of them train, half
-only infer; the type is one of Pollux's six measured models (the source's four were not published). The total batch is
-sampled evenly from the measured ones, the iterations so that the task takes 10 – 60 minutes alone on one GPU, uniform in
-the logarithm: both are assumptions, the source gives neither.
+Arrivals are Poisson over 24 hours; 5, 35 and 60 % of the tasks are urgent, prior and normal; half of them
+train, half only infer; the type is one of Pollux's six measured models (the source's four were not
+published). The total batch is sampled evenly from the measured ones, the iterations so that the task takes 10
+– 60 minutes alone on one GPU, uniform in the logarithm: both are assumptions, the source gives neither.
 
-Each task asks for one GPU: a policy that chooses ⟨n, g⟩ itself may give it others (job model `step-times` has them). Its labels
-have its class and expected completion time, for the evaluation: `qos`, and `ect_s`, seconds after its arrival. Source: GENIE
-eq. 4: urgent 0, prior the latency alone on one GPU, normal twice that; the latency includes the 30 s of a start (ν, eq. 2).
+Each task asks for one GPU: a policy that chooses ⟨n, g⟩ itself may give it others (job model `step-times` has
+them). Its labels have its class and expected completion time, for the evaluation: `qos`, and `ect_s`, seconds
+after its arrival. Source: GENIE eq. 4: urgent 0, prior the latency alone on one GPU, normal twice that; the
+latency includes the 30 s of a start (ν, eq. 2).
 """
 
 from collections.abc import Mapping, Sequence

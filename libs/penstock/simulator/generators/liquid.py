@@ -1,11 +1,12 @@
 """`liquid/batch-<nodes>` and `liquid/immediate`: the jobs of Liquid's launchers (TPDS '22, §7.4).
 
 Each job has one parameter server and two workers, each task with one GPU; 4 · U{1…8} samples per worker and
-50 · U{4…20} iterations. A batch is 4 ResNet-50, 2 Inception V3 and 2 VGG-16 per 5 nodes of 2 GPUs, all submitted at
-once, in a seeded order. Immediate: one job at a time, each long after the previous one has ended.
+50 · U{4…20} iterations. A batch is 4 ResNet-50, 2 Inception V3 and 2 VGG-16 per 5 nodes of 2 GPUs, all
+submitted at once, in a seeded order. Immediate: one job at a time, each long after the previous one has
+ended.
 
-Stage times are measured, but not for these jobs on these machines. Each iteration has a part that always counts
-and a part that counts only across nodes (job model `stages`):
+Stage times are measured, but not for these jobs on these machines. Each iteration has a part that always
+counts and a part that counts only across nodes (job model `stages`):
 - ResNet-50: Pollux's `imagenet` on T4, two GPUs on one node and on two, at the worker's batch;
 - Inception V3: as ResNet-50, a stand-in with as many parameters: no table has it;
 - VGG-16: Muri's profile, 2 GPUs (one node) and 16 (two nodes), measured at batch 16 only, on V100.

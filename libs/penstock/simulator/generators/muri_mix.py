@@ -1,9 +1,11 @@
-"""`muri-mix/<p>-percent-1-gpu-load-<l>`: jobs as in Muri's traces, with another mix of sizes and another load (Zhao et al., SIGCOMM '22).
+"""`muri-mix/<p>-percent-1-gpu-load-<l>`: jobs as in Muri's traces, with another mix of sizes and another load
+(Zhao et al., SIGCOMM '22).
 
-Models, their stage times and start-ups are measured (`stage_profiles.csv`): each job is one of the eight models, evenly. Assumed, of the shape that Muri's
-traces show: arrivals are Poisson; `p` percent of the jobs ask for one GPU, the others evenly for 2, 4 or 8; run times are log-normal with a
-median of an hour and σ = 1.5, from a minute to a day. The load is the demand of all jobs in GPU seconds alone, over the
-capacity of the cluster's 64 GPUs until the last arrival: at 100 and more the queue grows for as long as jobs come.
+Models, their stage times and start-ups are measured (`stage_profiles.csv`): each job is one of the eight
+models, evenly. Assumed, of the shape that Muri's traces show: arrivals are Poisson; `p` percent of the jobs
+ask for one GPU, the others evenly for 2, 4 or 8; run times are log-normal with a median of an hour and σ =
+1.5, from a minute to a day. The load is the demand of all jobs in GPU seconds alone, over the capacity of the
+cluster's 64 GPUs until the last arrival: at 100 and more the queue grows for as long as jobs come.
 """
 
 from collections.abc import Sequence
@@ -17,7 +19,8 @@ from penstock.simulator.traces.jobs import Stages, TraceJob
 
 JOBS = 400
 CLUSTER, GPUS = "8x8", 64
-JOB_MODEL = "measured-phases(turns)"  # job model `muri` charges a start-up at each event: with such frequent events groups would do little else
+# job model `muri` charges a start-up at each event: with such frequent events groups would do little else
+JOB_MODEL = "measured-phases(turns)"
 LARGER = (2, 4, 8)
 MEDIAN_S, SIGMA = 3_600.0, 1.5
 LEAST_S, MOST_S = 60.0, 86_400.0
@@ -31,7 +34,8 @@ class _Profile(NamedTuple):
 
 
 def muri_mix(share: int, load: int) -> Generator:
-    """The generator. `share`: percent of the jobs that ask for one GPU, 0 – 100; `load`: percent of the cluster, > 0."""
+    """The generator. `share`: percent of the jobs that ask for one GPU, 0 – 100; `load`: percent of the
+    cluster, > 0."""
     name = f"muri-mix/{share}-percent-1-gpu-load-{load}"
 
     def make(seed: int) -> Sequence[TraceJob]:

@@ -1,8 +1,9 @@
-"""`poisson/<n>-per-hour`: a synthetic day of a shared cluster with Poisson arrivals, for users who have no trace at hand.
+"""`poisson/<n>-per-hour`: a synthetic day of a shared cluster with Poisson arrivals, for users who have no
+trace at hand.
 
-Assumptions, of the shape that the public traces show (most jobs small and short, few large and long): arrivals are
-Poisson; 70, 15, 10 and 5 % of the jobs ask for 1, 2, 4 and 8 GPUs; run times are log-normal with a median of 20
-minutes and σ = 1.2, within a minute and a day.
+Assumptions, of the shape that the public traces show (most jobs small and short, few large and long):
+arrivals are Poisson; 70, 15, 10 and 5 % of the jobs ask for 1, 2, 4 and 8 GPUs; run times are log-normal with
+a median of 20 minutes and σ = 1.2, within a minute and a day.
 """
 
 from collections.abc import Sequence

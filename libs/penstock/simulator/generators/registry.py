@@ -29,7 +29,8 @@ GENERATORS: Mapping[str, Generator] = MappingProxyType(
     | {f"muri-mix/{share}-percent-1-gpu-load-100": muri_mix(share, 100) for share in (0, 50, 100)}
     | {f"poisson/{per_hour}-per-hour": poisson(per_hour) for per_hour in (10, 60)}
 )
-"""Generators that need no data set's sums; most need measured tables. Other rates of `poisson/…-per-hour`, shares and loads of `muri-mix/…` exist too."""
+"""Generators that need no data set's sums; most need measured tables. Other rates of `poisson/…-per-hour`,
+shares and loads of `muri-mix/…` exist too."""
 HELIOS = "helios"
 
 
@@ -43,7 +44,8 @@ def of_summaries() -> Mapping[str, Generator]:
 
 
 def generator_of(name: str) -> Generator | None:
-    """The generator of this name; None: no generator has it. Raises `BadFile` for one whose data set is not here."""
+    """The generator of this name; None: no generator has it. Raises `BadFile` for one whose data set is not
+    here."""
     if name.startswith(f"{HELIOS}/"):
         there = of_summaries()
         if name not in there:
@@ -61,7 +63,8 @@ def generator_of(name: str) -> Generator | None:
 
 
 def generate(name: str, generator: Generator, seed: int, fits: Fits | None = None) -> Trace:
-    """A generator's jobs under a seed, as a trace. Raises `BadFile` with all jobs in which `fits` finds a problem."""
+    """A generator's jobs under a seed, as a trace. Raises `BadFile` with all jobs in which `fits` finds a
+    problem."""
     jobs = generator.make(seed)
     problems = [
         Problem(0, field, f"job {job.job_id}: {message}")

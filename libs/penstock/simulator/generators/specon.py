@@ -8,9 +8,10 @@
 | `random-30` | 30 | in [0, 600] s | any | 4 |
 | `random-50` | 50 | in [0, 1,200] s | any | 8 |
 
-A model is one of the measured loss curves of a character model, stretched to a run of 1 – 6.5 minutes alone on a node,
-sampled uniformly, once for each model (decision 64). Nodes have 8 cores; each job asks for one, and gets its proportion of
-the node's speed while it runs (job model `shared-node`). `random-20-one` is the workload of table III.
+A model is one of the measured loss curves of a character model, stretched to a run of 1 – 6.5 minutes alone
+on a node, sampled uniformly, once for each model (decision 64). Nodes have 8 cores; each job asks for one,
+and gets its proportion of the node's speed while it runs (job model `shared-node`). `random-20-one` is the
+workload of table III.
 """
 
 from collections.abc import Mapping, Sequence

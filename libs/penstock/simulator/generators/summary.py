@@ -3,14 +3,14 @@
 Helios' summary has, per cluster, its GPUs, the number of GPU jobs, mean and median of their run times and of
 their GPU counts, and their GPU time; no single job. One distribution has exactly these sums:
 
-* GPU counts are powers of two up to the cluster, with probabilities that fall by a fixed ratio, chosen for the
-  mean; single-GPU jobs are at least half, for the median is 1;
-* run times are log-normal around a median that grows with the count by a fixed power: three parameters for mean,
-  median and GPU time.
+* GPU counts are powers of two up to the cluster, with probabilities that fall by a fixed ratio, chosen for
+  the mean; single-GPU jobs are at least half, for the median is 1;
+* run times are log-normal around a median that grows with the count by a fixed power: three parameters for
+  mean, median and GPU time.
 
-All else is assumed, and no result that validates the simulator rests on it: arrivals are Poisson at the rate that
-asks for LOAD of the GPUs, jobs have no owners, nodes have 8 GPUs, and run times are cut at MOST_S. JOBS jobs are
-sampled, not the month's hundreds of thousands, at the same rate.
+All else is assumed, and no result that validates the simulator rests on it: arrivals are Poisson at the rate
+that asks for LOAD of the GPUs, jobs have no owners, nodes have 8 GPUs, and run times are cut at MOST_S. JOBS
+jobs are sampled, not the month's hundreds of thousands, at the same rate.
 """
 
 from collections.abc import Callable, Sequence
@@ -44,7 +44,8 @@ class Sums(NamedTuple):
 
 
 class Law(NamedTuple):
-    """The distribution. `shares`: of the jobs with 1, 2, 4, … GPUs. ln(run time) has mean `mu` + `growth` · log2(GPUs) and deviation `sigma`."""
+    """The distribution. `shares`: of the jobs with 1, 2, 4, … GPUs. ln(run time) has mean `mu` + `growth` ·
+    log2(GPUs) and deviation `sigma`."""
 
     shares: Sequence[float]
     mu: float

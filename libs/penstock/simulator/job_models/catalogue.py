@@ -1,7 +1,9 @@
-"""Registry of job models by name, each built for one trace. Source data are read here, so that the models are pure.
+"""Registry of job models by name, each built for one trace. Source data are read here, so that the models are
+pure.
 
 Two job models bring work of their own and stand alone (`WORKS`); all others compute speeds and can wrap each
-other (`MODELS`). Data of a job model that a trace lacks are reported before anything runs, each job with its line.
+other (`MODELS`). Data of a job model that a trace lacks are reported before anything runs, each job with its
+line.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -108,7 +110,8 @@ class Asked(NamedTuple):
 
 
 def _muri(asked: Asked) -> Work:
-    """Stage times from the trace, start-up times from `stage_profiles.csv` beside it, above it or in the data."""
+    """Stage times from the trace, start-up times from `stage_profiles.csv` beside it, above it or in the
+    data."""
     trace, path = asked.trace, asked.path
     if any(job.stages is None for job in trace.jobs):
         raise BadFile(str(path), [Problem(0, "", "job model muri needs stage times: a trace of format muri")])
@@ -274,7 +277,8 @@ def work_for(job_model: str, trace: Trace, path: Path, settings: PlacerSettings,
             raise BadFile(str(path), problems)
         if run.cost_of is not None:
             raise UnknownJobModel(
-                f"job model {wanted.name} has restart costs of its own: leave out --restart-cost, or take another"
+                f"job model {wanted.name} has restart costs of its own: leave out --restart-cost, or take "
+                "another"
             )
         return WORKS[wanted.name](asked)
     model = _model(asked)
@@ -302,7 +306,8 @@ def one_shape(name: str) -> str:
 
 
 def _validate_shapes(model: JobModel, job: TraceJob) -> None:
-    """Raises `NotMeasured` for a moldable job whose run time in each of its shapes does not follow from measurements."""
+    """Raises `NotMeasured` for a moldable job whose run time in each of its shapes does not follow from
+    measurements."""
     if not model.knows_shapes:
         raise NotMeasured(one_shape(model.name))
     assert job.min_workers is not None, job

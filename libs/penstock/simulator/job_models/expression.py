@@ -1,4 +1,5 @@
-"""Parser of job model expressions (`--truth`): `constant`, `links(stages)`, `phases(colocation(gpu=k80), launch_s=20)`.
+"""Parser of job model expressions (`--truth`): `constant`, `links(stages)`, `phases(colocation(gpu=k80),
+launch_s=20)`.
 
 A name, then in brackets its inner job model, if any, and its options as NAME=VALUE.
 """

@@ -56,7 +56,8 @@ def allocations(tasks: Iterable[TaskPlacement]) -> Placement:
 def capped(
     placement: Placement, caps: Iterable[tuple[str, int | None]], by_time: Collection[str]
 ) -> Placement:
-    """The placement with caps of memory bandwidth, ⟨node, percent⟩ for each task. A job has no cap on a node where one of its tasks has none.
+    """The placement with caps of memory bandwidth, ⟨node, percent⟩ for each task. A job has no cap on a node
+    where one of its tasks has none.
 
     `by_time`: nodes on which a cap limits the time of the job's cores; it has so many fewer of them there.
     """
@@ -100,7 +101,8 @@ class JobModel:
     neighbours_matter = False
     """Whether a job's speed changes when others start or stop to compute on its nodes."""
     knows_shapes = False
-    """Whether it has measurements of a job on other numbers of GPUs than it asked for: only then a job may be moldable."""
+    """Whether it has measurements of a job on other numbers of GPUs than it asked for: only then a job may be
+    moldable."""
 
     def work_s(self, job: TraceJob) -> float:
         """The job's size: seconds alone on the requested resources, > 0."""
@@ -119,11 +121,13 @@ class JobModel:
         return 0.0
 
     def traffic(self, job: TraceJob, placement: Placement) -> Mapping[str, float]:
-        """Node → share of that node's memory bandwidth that it uses, 0 – 1; nodes with unknown use are left out."""
+        """Node → share of that node's memory bandwidth that it uses, 0 – 1; nodes with unknown use are left
+        out."""
         return {}
 
     def flows(self, job: TraceJob, placement: Placement) -> Mapping[str, float]:
-        """Node → its flows over that node's link, on average over its time alone; where links do not matter, none."""
+        """Node → its flows over that node's link, on average over its time alone; where links do not matter,
+        none."""
         return {}
 
     def neighbour(self, job: TraceJob, placement: Placement) -> Neighbour:
@@ -150,7 +154,8 @@ class Constant(JobModel):
 
 
 class Around(JobModel):
-    """Wrapper of a job model: methods that it does not override are the inner one's. Its neighbours matter."""
+    """Wrapper of a job model: methods that it does not override are the inner one's. Its neighbours
+    matter."""
 
     neighbours_matter = True
 
@@ -271,7 +276,8 @@ class Work:
         return None
 
     def launching(self, job_id: str, placement: Placement, now_s: float) -> None:
-        """All of the job's tasks launch before their GPUs are free; `started` follows when they are free, or `stopped`."""
+        """All of the job's tasks launch before their GPUs are free; `started` follows when they are free, or
+        `stopped`."""
 
     def started(self, job_id: str, placement: Placement, now_s: float) -> None:
         """All of the job's tasks run."""
@@ -280,14 +286,17 @@ class Work:
         """The job's attempt is over, whether it ran or not."""
 
     def changed(self, job_id: str, placement: Placement, now_s: float) -> None:
-        """The job's tasks have other cores, or another cap of memory bandwidth, from now on: its speed changes, and its neighbours'."""
+        """The job's tasks have other cores, or another cap of memory bandwidth, from now on: its speed
+        changes, and its neighbours'."""
 
     def share(self, job_id: str, now_s: float) -> float | None:
-        """Share of its work that a running job has done, 0 – 1; None if it is not known between its moments."""
+        """Share of its work that a running job has done, 0 – 1; None if it is not known between its
+        moments."""
         return None
 
     def saving_s(self, job_id: str, now_s: float) -> float:
-        """Seconds for which a job that is asked to stop now still holds all resources, because it saves; ≥ 0."""
+        """Seconds for which a job that is asked to stop now still holds all resources, because it saves; ≥
+        0."""
         return 0.0
 
     def gone(self, job_id: str, now_s: float, *, killed: bool) -> None:

@@ -7,10 +7,12 @@ The source departs from that, and its published numbers depend on each departure
   job's service reaches a limit). The start-up time is lost once between any two moments by every job that
   runs, whether or not it was just started.
 - A completion is predicted without that loss, so a job may count as complete with work left.
-- Completions within a relative 1e-9 are one moment (with `limits_gpu_s`: only exactly equal ones). Under the source's grouping policies an arrival and a completion
-  within a relative 1e-9, or 0.1 ms, are one moment, too: that of the arrival.
-- Jobs that hold the same GPUs are a group: each of them needs the group's period, stretched by a factor of its size, for an iteration, and loses the
-  start-up times of all of them. Stage times in the period are as measured, not 1.5 % longer.
+- Completions within a relative 1e-9 are one moment (with `limits_gpu_s`: only exactly equal ones). Under the
+  source's grouping policies an arrival and a completion within a relative 1e-9, or 0.1 ms, are one moment,
+  too: that of the arrival.
+- Jobs that hold the same GPUs are a group: each of them needs the group's period, stretched by a factor of
+  its size, for an iteration, and loses the start-up times of all of them. Stage times in the period are as
+  measured, not 1.5 % longer.
 Doubles, in the order of operations of the source: ties decide the schedule, and they depend on the last bit.
 """
 
@@ -31,7 +33,8 @@ SAME_MOMENT_S = 1e-4  # of an arrival and a completion
 
 
 def iteration_s(stages: Stages) -> float:
-    """Time of an iteration alone. Scaled first, then converted to seconds: another rounding breaks ties differently (trace4_pr, 0.05 %)."""
+    """Time of an iteration alone. Scaled first, then converted to seconds: another rounding breaks ties
+    differently (trace4_pr, 0.05 %)."""
     return stages.iteration_ms * SLOWER_THAN_MEASURED / 1_000
 
 
@@ -78,9 +81,10 @@ class _Run:
 
 
 class MuriWork(Work):
-    """`start_up_s`: per (model, GPUs). `limits_gpu_s`: GPU seconds of service at which jobs report, for Tiresias; () for none. `as_submitted`: a job that has
-    not run yet reports the trace's duration as its remaining time, as for Muri-S. `matched`: groups were found by matching; otherwise the source has another factor.
-    `arrivals_s`: times of submission, ascending, with which completions may coincide; () for none."""
+    """`start_up_s`: per (model, GPUs). `limits_gpu_s`: GPU seconds of service at which jobs report, for
+    Tiresias; () for none. `as_submitted`: a job that has not run yet reports the trace's duration as its
+    remaining time, as for Muri-S. `matched`: groups were found by matching; otherwise the source has another
+    factor. `arrivals_s`: times of submission, ascending, with which completions may coincide; () for none."""
 
     def __init__(
         self,
@@ -193,7 +197,8 @@ class MuriWork(Work):
         return first
 
     def _next_arrival_s(self) -> float:
-        """The first one after this moment, of those with which completions may coincide; −infinite: there is none."""
+        """The first one after this moment, of those with which completions may coincide; −infinite: there is
+        none."""
         following = bisect_right(self._arrivals_s, self._moment_s)
         return self._arrivals_s[following] if following < len(self._arrivals_s) else -inf
 

@@ -1,12 +1,14 @@
-"""Iteration time of a group in Muri's published simulator: each member's stage runs beside later stages of the members before it.
+"""Iteration time of a group in Muri's published simulator: each member's stage runs beside later stages of
+the members before it.
 
-Three parts of an iteration: a, storage and CPU, which takes two of four slots; b, the GPU; c, the network. Members p₀ … take four slots, absent ones are
-left out, and f(i) is the time at which slot i ends:
+Three parts of an iteration: a, storage and CPU, which takes two of four slots; b, the GPU; c, the network.
+Members p₀ … take four slots, absent ones are left out, and f(i) is the time at which slot i ends:
 
     f(0) = 0,  f(i + 1) = max(f(i) + c of p₍ᵢ₊₁₎, f(i) + b of p₍ᵢ₊₂₎, f(i − 1) + a of p₍ᵢ₊₃₎ for i ≥ 1)
 
-with indices modulo 4. The period is f(i + 1) − f(i − 3) at the first i ≥ 4 where it is within 0.1 % of the previous one, else f(8) − f(4); the minimum over all orders is taken.
-On the authors' cluster a group was measured to need more, by a factor that depends on its size.
+with indices modulo 4. The period is f(i + 1) − f(i − 3) at the first i ≥ 4 where it is within 0.1 % of the
+previous one, else f(8) − f(4); the minimum over all orders is taken. On the authors' cluster a group was
+measured to need more, by a factor that depends on its size.
 """
 
 from collections.abc import Sequence
@@ -31,7 +33,8 @@ def iteration_together_s(members: tuple[Stages, ...], *, matched: bool = True) -
 
 
 def period_s(members: Sequence[tuple[float, float, float]]) -> float:
-    """Period of the best order; `members`: (a, b, c) of each. In s, as in the source: under Muri-L the last bit of an iteration grows to another schedule (trace4: 0.2 % of the mean)."""
+    """Period of the best order; `members`: (a, b, c) of each. In s, as in the source: under Muri-L the last
+    bit of an iteration grows to another schedule (trace4: 0.2 % of the mean)."""
     best = min(_of_order(order) for order in permutations(members))
     if len(members) == 2:
         (a0, b0, c0), (a1, b1, c1) = members

@@ -1,9 +1,10 @@
 """Restart cost: saving a checkpoint before a stop, work lost since the last one, launching again.
 
-A job that is stopped gets SIGTERM, stops computing and saves for `save_s`, while it still holds its GPUs. If it is killed before
-the end of the save, it loses its work since its last checkpoint. Every start after its first makes no progress for `launch_s`.
-While it trains, its script saves each `interval_s` beside the training: the trace's run times include that time already, so it is
-not charged again. A checkpoint that is ordered (`CheckpointTask`) is charged: the training stands still for `save_s`.
+A job that is stopped gets SIGTERM, stops computing and saves for `save_s`, while it still holds its GPUs. If
+it is killed before the end of the save, it loses its work since its last checkpoint. Every start after its
+first makes no progress for `launch_s`. While it trains, its script saves each `interval_s` beside the
+training: the trace's run times include that time already, so it is not charged again. A checkpoint that is
+ordered (`CheckpointTask`) is charged: the training stands still for `save_s`.
 
 A job without progress since its last checkpoint, such as one that still launches, has nothing to save.
 """
@@ -157,7 +158,8 @@ class RestartingWork(SteadyWork):
         super()._settle(run, now_s)
 
     def _own_checkpoint(self, run: Run, now_s: float) -> None:
-        """Records the last checkpoint that the script has made by itself since the work was recorded; the speed was steady since then."""
+        """Records the last checkpoint that the script has made by itself since the work was recorded; the
+        speed was steady since then."""
         saved = self._saved[run.job.job_id]
         interval_s = saved.cost.interval_s
         if run.at is not At.TRAIN or interval_s <= 0:

@@ -16,16 +16,27 @@ Flows = Mapping[str, int]
 """Node id → flows of a job over that node's link, > 0."""
 
 BANDWIDTH_KNEE = 0.75
-"""Share of a node's memory bandwidth above which jobs slow down. Source: CODA §5c, the threshold of its eliminator."""
+"""Share of a node's memory bandwidth above which jobs slow down. Source: CODA §5c, the threshold of its
+eliminator."""
 SENSITIVITY: Mapping[str, float] = {
-    "bert": 0.5, "gnmt": 0.5, "lstm": 0.5, "transformer": 0.5, "deepspeech": 0.4, "m5": 0.3,
-    "alexnet": 0.2, "mobilenet": 0.2, "shufflenet": 0.2, "vae": 0.2, "res18": 0.1, "res50": 0.1,
-}  # fmt: skip
-"""β by Synergy's models: share of a job's speed lost on a fully overloaded node. An assumption, in the order of CODA §5c:
-language 0.5, speech 0.4 and 0.3, light vision 0.2, heavy vision 0.1."""
+    "bert": 0.5,
+    "gnmt": 0.5,
+    "lstm": 0.5,
+    "transformer": 0.5,
+    "deepspeech": 0.4,
+    "m5": 0.3,
+    "alexnet": 0.2,
+    "mobilenet": 0.2,
+    "shufflenet": 0.2,
+    "vae": 0.2,
+    "res18": 0.1,
+    "res50": 0.1,
+}
+"""β by Synergy's models: share of a job's speed lost on a fully overloaded node. An assumption, in the order
+of CODA §5c: language 0.5, speech 0.4 and 0.3, light vision 0.2, heavy vision 0.1."""
 LAUNCH_S, SAVE_S = 18.0, 5.0
-"""Assumptions. Liquid §7.3 shows about 28 s without computing between two jobs on a GPU, up to 5 s of them its
-heartbeat; SpeCon measured less than 5 s to save."""
+"""Assumptions. Liquid §7.3 shows about 28 s without computing between two jobs on a GPU, up to 5 s of them
+its heartbeat; SpeCon measured less than 5 s to save."""
 
 
 def flows_of(job: TraceJob, placement: Placement) -> Flows:
@@ -56,9 +67,9 @@ def most_flows(job: TraceJob, placement: Placement) -> int:
 class Links(Around):
     """Equal flows over a node's link get equal parts of it (an assumption, not measured).
 
-    Another job's flows compete for the share of its time alone in which it sends. The job's busiest link, relative to
-    its own flows, lengthens the part of its time in which it sends: speed = inner / (1 + share · (load − 1)),
-    load = (own flows + Σ others' flows · their share) / own flows.
+    Another job's flows compete for the share of its time alone in which it sends. The job's busiest link,
+    relative to its own flows, lengthens the part of its time in which it sends: speed = inner / (1 + share ·
+    (load − 1)), load = (own flows + Σ others' flows · their share) / own flows.
     """
 
     name = "links"
@@ -85,8 +96,9 @@ class Links(Around):
 class SharedNode(Around):
     """A node's speed is shared by all jobs that compute there, in proportion to the cores given to them.
 
-    A job alone has the whole node, however many cores it was given. A job on several nodes runs at the speed of its slowest part.
-    Source: SpeCon §VI, containers without limits on 8-core nodes; the proportion is an assumption.
+    A job alone has the whole node, however many cores it was given. A job on several nodes runs at the speed
+    of its slowest part. Source: SpeCon §VI, containers without limits on 8-core nodes; the proportion is an
+    assumption.
     """
 
     name = "shared-node"
@@ -101,13 +113,14 @@ class SharedNode(Around):
 
 
 class Bandwidth(Around):
-    """speed = inner · (1 − β · overload): overload is 0 while a node's jobs take at most 75 % of its memory bandwidth,
-    1 when they take all of it or ask for more, linear in between. A job without a known model is not slowed down.
-    A job's demand is spread evenly over its workers; its most overloaded node counts.
+    """speed = inner · (1 − β · overload): overload is 0 while a node's jobs take at most 75 % of its memory
+    bandwidth, 1 when they take all of it or ask for more, linear in between. A job without a known model is
+    not slowed down. A job's demand is spread evenly over its workers; its most overloaded node counts.
 
-    A cap of c on a demand of d > c leaves the others 1 − c, and costs the job itself 1 − c / d of its speed, times β for a known
-    model; times 1 for a job without GPUs, whose β is not known. The demand of a job without GPUs that has fewer cores than it asked
-    for shrinks in proportion. All three are assumptions: no table measured caps.
+    A cap of c on a demand of d > c leaves the others 1 − c, and costs the job itself 1 − c / d of its speed,
+    times β for a known model; times 1 for a job without GPUs, whose β is not known. The demand of a job
+    without GPUs that has fewer cores than it asked for shrinks in proportion. All three are assumptions: no
+    table measured caps.
     """
 
     name = "bandwidth"
@@ -167,7 +180,8 @@ class Bandwidth(Around):
 
 
 class Phases(Around):
-    """T = T_launch + work + T_save. Source: Liquid §3 and §6.1. Each start launches; GPUs idle in both phases."""
+    """T = T_launch + work + T_save. Source: Liquid §3 and §6.1. Each start launches; GPUs idle in both
+    phases."""
 
     name = "phases"
 

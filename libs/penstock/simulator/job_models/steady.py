@@ -1,9 +1,9 @@
 """Work of most job models: progress at constant speed between changes; a stop loses no work.
 
-A run goes through phases: *launch* for `start_up_s`, *train* while work is left, *save* for `save_s`. Only a job in
-training computes: it and the other jobs on its nodes slow each other down from the beginning of its training
-until its work is complete or it is stopped. A stop ends the run; the next one launches anew, and a job that was
-stopped while it saved has only to save again.
+A run goes through phases: *launch* for `start_up_s`, *train* while work is left, *save* for `save_s`. Only a
+job in training computes: it and the other jobs on its nodes slow each other down from the beginning of its
+training until its work is complete or it is stopped. A stop ends the run; the next one launches anew, and a
+job that was stopped while it saved has only to save again.
 """
 
 import heapq
@@ -44,8 +44,19 @@ class Run:
     """One job's work."""
 
     __slots__ = (
-        "at", "gated", "job", "left_s", "placement", "report_s", "seen", "since_s", "speed", "to_report", "version", "work_s",
-    )  # fmt: skip
+        "at",
+        "gated",
+        "job",
+        "left_s",
+        "placement",
+        "report_s",
+        "seen",
+        "since_s",
+        "speed",
+        "to_report",
+        "version",
+        "work_s",
+    )
 
     def __init__(self, job: TraceJob, work_s: float) -> None:
         self.job = job
@@ -65,7 +76,8 @@ class Run:
 
 
 class SteadyWork(Work):
-    """`loss_every_s`: time between two reports of a job's training loss while it trains; infinite: it reports none. `watched`: see `Work.paces`."""
+    """`loss_every_s`: time between two reports of a job's training loss while it trains; infinite: it reports
+    none. `watched`: see `Work.paces`."""
 
     def __init__(self, job_model: JobModel, loss_every_s: float = inf, *, watched: bool = False) -> None:
         super().__init__()

@@ -1,12 +1,16 @@
-"""Job model `turns`: jobs that hold the same GPUs take turns at storage, cores, GPU and network, each with a lock of its own.
+"""Job model `turns`: jobs that hold the same GPUs take turns at storage, cores, GPU and network, each with a
+lock of its own.
 
-Ideal: the scripts of a group's members. Each cycles through the stages of its iteration in one order, storage, cores, GPU, network;
-it holds a stage's lock while the stage runs; locks are granted first come, first served. There is no barrier: a member with
-short iterations makes several while another makes one. The steady speeds come from a simulation of that cycle with the measured stage times.
+Ideal: the scripts of a group's members. Each cycles through the stages of its iteration in one order,
+storage, cores, GPU, network; it holds a stage's lock while the stage runs; locks are granted first come,
+first served. There is no barrier: a member with short iterations makes several while another makes one. The
+steady speeds come from a simulation of that cycle with the measured stage times.
 
-Departures: a lock passes on in no time; stages take their measured times, one after the other, also where the job alone overlaps them (its stages add up to
-more than its iteration: that overlap is lost in a group); the rest of an iteration beside its stages holds no lock; a trace's storage and CPU are one figure, half of
-which counts as each; a gang's tasks proceed together. A member computes from its start on at the steady speed of its new group.
+Departures: a lock passes on in no time; stages take their measured times, one after the other, also where the
+job alone overlaps them (its stages add up to more than its iteration: that overlap is lost in a group); the
+rest of an iteration beside its stages holds no lock; a trace's storage and CPU are one figure, half of which
+counts as each; a gang's tasks proceed together. A member computes from its start on at the steady speed of
+its new group.
 """
 
 import heapq
@@ -58,7 +62,8 @@ class Turns(Around):
 
 @lru_cache(KNOWN_GROUPS)
 def speeds(members: tuple[Stages, ...]) -> tuple[float, ...]:
-    """Speed of each member beside the others, as a share of its speed alone, > 0 – 1; equal members are equally fast."""
+    """Speed of each member beside the others, as a share of its speed alone, > 0 – 1; equal members are
+    equally fast."""
     stages = [_stages(one) for one in members]
     made, passed_ms = _Cycle(stages).iterations()
     found: dict[Stages, list[float]] = {}
@@ -73,7 +78,8 @@ def speeds(members: tuple[Stages, ...]) -> tuple[float, ...]:
 def _least(
     one: Stages, own: Sequence[tuple[int, float]], members: Sequence[Sequence[tuple[int, float]]]
 ) -> float:
-    """Lower bound of a member's share: each other member gets each lock before it. For members of very different lengths."""
+    """Lower bound of a member's share: each other member gets each lock before it. For members of very
+    different lengths."""
     at_each = [sum(ms for stages in members for held, ms in stages if held == lock) for lock in range(LOCKS)]
     return one.iteration_ms / sum(at_each[lock] if lock < LOCKS else ms for lock, ms in own)
 
@@ -116,7 +122,8 @@ class _Cycle:
         return [now - then for now, then in zip(after, before, strict=True)], until_ms - since_ms
 
     def _until(self, iterations: int) -> tuple[float, Sequence[int]]:
-        """Runs until each member has made `iterations`, for at most `MAX_STAGES` stages; returns the time and their iterations."""
+        """Runs until each member has made `iterations`, for at most `MAX_STAGES` stages; returns the time and
+        their iterations."""
         now_ms = 0.0
         for _ in range(MAX_STAGES):
             now_ms = self._leave()

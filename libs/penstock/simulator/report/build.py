@@ -42,7 +42,8 @@ class Background(NamedTuple):
 def report_of(
     background: Background, standings: Sequence[Standing], results: Sequence[Result], warning: str = ""
 ) -> Page:
-    """The page of a comparison. `standings`: complete runs, profile by profile. Without any, the one aborted run of `results` is shown."""
+    """The page of a comparison. `standings`: complete runs, profile by profile. Without any, the one aborted
+    run of `results` is shown."""
     series = _series(standings, results)
     names = [one.name for one in series]
     repeated = any(len(standing.results) > 1 for standing in standings)
@@ -56,9 +57,12 @@ def report_of(
     if len(ledgers) > MAX_UNFOLDED:
         folded.insert(0, Folded(f"Seeds and ledger hashes of {len(runs)} runs", ledgers))
     made_of = [
-        ("Trace", background.trace), ("Cluster", background.cluster), ("Job model", background.job_model), *background.more,
+        ("Trace", background.trace),
+        ("Cluster", background.cluster),
+        ("Job model", background.job_model),
+        *background.more,
         ("Charts from", "the facts in the ledger; the table is from the simulation's exact clock"),
-    ]  # fmt: skip
+    ]
     if len(names) > MAX_DETAILED:
         made_of.append(("Charts of their own", f"the first {MAX_DETAILED} policies"))
     table = Table(["", *([_column(standing) for standing in standings] or names)], _rows(standings, results))
@@ -68,12 +72,16 @@ def report_of(
         command=background.command,
         remarks=[f"{label}: {text}" for label, text in background.assumptions],
         sections=_sections(
-            table, _note(len(standings) > 1, repeated), series, made_of, _assumed(background, f"Seed {series[0].seed}.")
+            table,
+            _note(len(standings) > 1, repeated),
+            series,
+            made_of,
+            _assumed(background, f"Seed {series[0].seed}."),
         ),
         warning=warning,
         facts=ledgers if len(ledgers) <= MAX_UNFOLDED else (),
         folded=folded,
-    )  # fmt: skip
+    )
 
 
 def ledger_report(
@@ -141,15 +149,19 @@ def _latencies(runs: Sequence[RunSeries]) -> Sequence[Section]:
         [
             Cell(latency.kind.removeprefix("penstock.").replace(".", " ").replace("_", " "), run.name),
             Cell(f"{latency.inputs:,}"),
-            *(Cell(f"{micros:,.0f} µs" if micros < 10_000 else f"{micros / 1_000:,.1f} ms") for micros in latency.micros),
+            *(
+                Cell(f"{micros:,.0f} µs" if micros < 10_000 else f"{micros / 1_000:,.1f} ms")
+                for micros in latency.micros
+            ),
         ]
         for run in runs[:MAX_DETAILED]
         for latency in run.latencies
-    ]  # fmt: skip
+    ]
     if not rows:
         return ()
     caption = (
-        "Real time from an input to its decisions, on this machine, by kind of input. Measured with a clock: it differs "
+        "Real time from an input to its decisions, on this machine, by kind of input. Measured with a clock: "
+        "it differs "
         "from run to run, and contains what other programs took of the processor."
     )
     columns = ["", "inputs", "median", "90th percentile", "99th percentile", "longest"]
@@ -175,7 +187,8 @@ def _lead(standings: Sequence[Standing], results: Sequence[Result]) -> Sequence[
         best = max(standings, key=lambda one: one.means["full_load_allocation"].mean)
         share = 100 * best.means["full_load_allocation"].mean
         return [
-            f"Jobs come until they ask for all GPUs, and none ends. {best.name} then has {share:.1f} % of them in use."
+            f"Jobs come until they ask for all GPUs, and none ends. {best.name} then has {share:.1f} % of "
+            "them in use."
         ]
     ranked = sorted(standings, key=lambda one: one.means[key].mean)
     first, last = ranked[0], ranked[-1]
@@ -184,13 +197,16 @@ def _lead(standings: Sequence[Standing], results: Sequence[Result]) -> Sequence[
         waited = first.means["avg_queue_s"].mean
         of_it = f"of which they waited {duration(waited)}" if waited >= 0.001 else "and none had to wait"
         return [
-            f"{jobs:,} jobs: on average done {duration(mean.mean)} after their submission, {of_it}. The last ended "
+            f"{jobs:,} jobs: on average done {duration(mean.mean)} after their submission, {of_it}. The last "
+            "ended "
             f"after {duration(first.means['makespan_s'].mean)}."
         ]
     times = last.means[key].mean / max(1e-9, mean.mean)
     sentences = [
-        f"{jobs:,} jobs. On average they are done soonest under {first.name}: {duration(mean.mean)} after their "
-        f"submission. Under {last.name} they take {times:.2f} times as long, {duration(last.means[key].mean)}."
+        f"{jobs:,} jobs. On average they are done soonest under {first.name}: {duration(mean.mean)} after "
+        "their "
+        f"submission. Under {last.name} they take {times:.2f} times as long, "
+        f"{duration(last.means[key].mean)}."
     ]
     near = [one.name for one in ranked[1:] if one.means[key].half_width and one.means[key].meets(mean)]
     if near:

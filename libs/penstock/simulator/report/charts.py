@@ -1,4 +1,5 @@
-"""Chart definitions of a simulator's report: load, queue, distributions, Gantt chart, utilisation per node, latencies."""
+"""Chart definitions of a simulator's report: load, queue, distributions, Gantt chart, utilisation per node,
+latencies."""
 
 from collections.abc import Callable, Mapping, Sequence
 from math import ceil, inf
@@ -65,7 +66,8 @@ def colour_of(index: int) -> tuple[str, Sequence[int]]:
 
 
 def sections(runs: Sequence[RunSeries], assumed: str = "") -> list[Section]:
-    """All charts in the order of the page. `assumed`: text below completion times, whose picture is shown alone."""
+    """All charts in the order of the page. `assumed`: text below completion times, whose picture is shown
+    alone."""
     unit = time_unit(max(run.end_s for run in runs))
     detailed = runs[:MAX_DETAILED]
     waited = any(run.waited for run in runs) and any(
@@ -94,37 +96,58 @@ def sections(runs: Sequence[RunSeries], assumed: str = "") -> list[Section]:
         _load(runs, unit),
         _queue(runs, unit) if waited else None,
         _distribution(
-            runs, "jct_s", "completion", "How long jobs take from submission to end", "completion time",
-            "Share of the jobs that were done within a time: further left is better.", assumed,
+            runs,
+            "jct_s",
+            "completion",
+            "How long jobs take from submission to end",
+            "completion time",
+            "Share of the jobs that were done within a time: further left is better.",
+            assumed,
         ),
         _distribution(
-            runs, "queue_s", "waiting", "How long jobs wait", "waiting time",
-            "Completion time less the time in which the job ran, so another wait after a preemption counts too. "
-            "Further left is better.", _waited_less(runs),
-        ) if waited else None,
+            runs,
+            "queue_s",
+            "waiting",
+            "How long jobs wait",
+            "waiting time",
+            "Completion time less the time in which the job ran, so another wait after a preemption counts "
+            "too. "
+            "Further left is better.",
+            _waited_less(runs),
+        )
+        if waited
+        else None,
         each(
             "startable",
             "How many more jobs could start",
-            "For each size, how many jobs of it would fit at this moment, out of those that the empty cluster could take. "
+            "For each size, how many jobs of it would fit at this moment, out of those that the empty "
+            "cluster could take. "
             "Where large sizes lie below small ones, free GPUs are scattered over nodes: fragmentation.",
-            lambda run: any(run.room.values()), lambda run: _startable(run, unit), lambda run: _averaged([run]),
+            lambda run: any(run.room.values()),
+            lambda run: _startable(run, unit),
+            lambda run: _averaged([run]),
         ),
         each(
             "overview",
             "How full each node is",
             "A row per node, from empty (light) to full (dark). Pale stripes are idle nodes.",
-            lambda run: run.heat, lambda run: _heat(run, unit), _resolution,
+            lambda run: run.heat,
+            lambda run: _heat(run, unit),
+            _resolution,
         ),
         each(
             "gantt",
             "Jobs by node and time",
-            "A row per GPU, in blocks of one node each (its GPUs in brackets); a bar is a job from its placement to its "
+            "A row per GPU, in blocks of one node each (its GPUs in brackets); a bar is a job from its "
+            "placement to its "
             f"proven end. Colour: {' or '.join(meanings)}. What is blank is idle."
             + (" Jobs that share GPUs lie beside each other in their rows." if shared else ""),
-            lambda run: len(run.gantt.job), _gantt, _excerpt,
+            lambda run: len(run.gantt.job),
+            _gantt,
+            _excerpt,
         ),
         turns_section(detailed),
-    ]  # fmt: skip
+    ]
     return [section for section in found if section is not None]
 
 
@@ -199,7 +222,8 @@ def _queue(runs: Sequence[RunSeries], unit: TimeUnit) -> Section:
 
 
 def _startable(run: RunSeries, unit: TimeUnit) -> Chart:
-    """Each size as a share of the count in an empty cell: the counts themselves differ by their size alone."""
+    """Each size as a share of the count in an empty cell: the counts themselves differ by their size
+    alone."""
     biggest = max(8.0, run.largest_job)
     sizes = [size for size in run.startable if size <= biggest and run.room[size]]
     series = []
@@ -258,7 +282,8 @@ def _waited_less(runs: Sequence[RunSeries]) -> str:
 
 
 class Groups(NamedTuple):
-    """Meaning of the colours. `of_bar`: group of each bar. `legend`: whether the groups' names are informative."""
+    """Meaning of the colours. `of_bar`: group of each bar. `legend`: whether the groups' names are
+    informative."""
 
     meaning: str
     of_bar: Sequence[str]
@@ -267,7 +292,8 @@ class Groups(NamedTuple):
 
 
 def _groups(run: RunSeries) -> Groups:
-    """Groups by owner if there are several, the most frequent ones in a colour of their own; else by job, with repeated colours if many."""
+    """Groups by owner if there are several, the most frequent ones in a colour of their own; else by job,
+    with repeated colours if many."""
     notes = [run.jobs[int(job)] for job in run.gantt.job]
     owners = [note.owner for note in run.jobs.values()]
     if len(set(owners)) > 1:
@@ -343,9 +369,17 @@ def _gantt(run: RunSeries) -> Chart:
             scale=alt.Scale(domain=list(groups.colours), range=list(groups.colours.values())),
             legend=legend(list(groups.colours)) if groups.legend else None,
         ),
-        tooltip=[*(["name:N"] if named else []), "job:N", "owner:N", "model:N", "size:N", "time:N", "end:N",
-                 *(["turns:N"] if gantt.sharings else [])],
-    )  # fmt: skip
+        tooltip=[
+            *(["name:N"] if named else []),
+            "job:N",
+            "owner:N",
+            "model:N",
+            "size:N",
+            "time:N",
+            "end:N",
+            *(["turns:N"] if gantt.sharings else []),
+        ],
+    )
     edges, names = _nodes(run, heights, tops)
     layers = [
         edges.encode(y=y),
@@ -408,7 +442,8 @@ def _resolution(run: RunSeries) -> str:
 
 
 def _heat(run: RunSeries, unit: TimeUnit) -> Chart:
-    """Heat map of nodes over time. Neighbouring columns of one value are one rectangle; empty ones are not shown."""
+    """Heat map of nodes over time. Neighbouring columns of one value are one rectangle; empty ones are not
+    shown."""
     heat = run.heat
     assert heat is not None, run.name
     new = np.ones(heat.percent.shape, dtype=bool)
@@ -433,12 +468,24 @@ def _heat(run: RunSeries, unit: TimeUnit) -> Chart:
     y = alt.Y("y:Q", scale=alt.Scale(domain=[rows, 0], nice=False), axis=None)
     scale = alt.Scale(domain=[start, heat.edges_s[-1] / unit.seconds], nice=False)
     x = alt.X("x:Q", title=f"time since the start ({unit.name})", axis=alt.Axis(grid=False), scale=scale)
-    rects = alt.Chart(data).transform_calculate(
-        x=f"{start} + {width} * datum.first", x2=f"{start} + {width} * datum.after", y2="datum.y + 1"
-    ).mark_rect(clip=True).encode(
-        x=x, x2="x2:Q", y=y, y2="y2:Q", color=colour,
-        tooltip=[alt.Tooltip("percent:Q", title="GPUs held, %"), alt.Tooltip("x:Q", title=unit.name, format=",.4~g")],
-    )  # fmt: skip
+    rects = (
+        alt.Chart(data)
+        .transform_calculate(
+            x=f"{start} + {width} * datum.first", x2=f"{start} + {width} * datum.after", y2="datum.y + 1"
+        )
+        .mark_rect(clip=True)
+        .encode(
+            x=x,
+            x2="x2:Q",
+            y=y,
+            y2="y2:Q",
+            color=colour,
+            tooltip=[
+                alt.Tooltip("percent:Q", title="GPUs held, %"),
+                alt.Tooltip("x:Q", title=unit.name, format=",.4~g"),
+            ],
+        )
+    )
     every = -(-rows // 12)
     nodes = table(y=np.arange(0, rows, every) + 0.5, name=heat.labels[::every])
     names = alt.Chart(nodes).mark_text(align="right", dx=-8, limit=220, clip=False)

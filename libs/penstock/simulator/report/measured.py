@@ -1,4 +1,5 @@
-"""Provenance of a ledger's figures as sentences: measured or simulated times, deciding policies, known run times, cost of starts."""
+"""Provenance of a ledger's figures as sentences: measured or simulated times, deciding policies, known run
+times, cost of starts."""
 
 from array import array
 from collections.abc import Mapping, Sequence
@@ -17,8 +18,8 @@ from penstock.text.counting import count
 def measured(timeline: Timeline, *, live: bool) -> Mapping[str, str]:
     """Key of `assumptions.LABELS` → sentence. `live`: read from a cell, up to its present; else from a file.
 
-    A file of `simulate --ledger` differs from one of a cell only in the placer's id. With a simulated clock, a run time
-    that was known before any job had ended cannot have been learned.
+    A file of `simulate --ledger` differs from one of a cell only in the placer's id. With a simulated clock,
+    a run time that was known before any job had ended cannot have been learned.
     """
     simulated = any(term.placer_id == PLACER_ID for term in timeline.terms)
     end = "now" if live else "the last record"
@@ -32,7 +33,7 @@ def measured(timeline: Timeline, *, live: bool) -> Mapping[str, str]:
         "decided_by": f"{_deciders(timeline.terms)}.",
         "run_times": f"{_run_times(timeline, simulated=simulated)}.",
         "restarts": f"{_restarts(timeline)}.",
-    }  # fmt: skip
+    }
 
 
 def _deciders(terms: Sequence[Term]) -> str:
@@ -67,24 +68,27 @@ def _restarts(timeline: Timeline) -> str:
     if not timeline.starts_ms:
         return "No job has started"
     parts = [
-        f"{count(len(timeline.starts_ms), 'start')} took {_spread(timeline.starts_ms)} from placement until all tasks ran"
+        f"{count(len(timeline.starts_ms), 'start')} took {_spread(timeline.starts_ms)} from placement until "
+        "all tasks ran"
     ]
     if timeline.trains_ms:
         parts.append(
-            f"{_spread(timeline.trains_ms)} until the training began, of {len(timeline.trains_ms):,} that reported it"
+            f"{_spread(timeline.trains_ms)} until the training began, of {len(timeline.trains_ms):,} that "
+            "reported it"
         )
     if timeline.saves_ms:
         parts.append(f"saving took {_spread(timeline.saves_ms)}")
     if timeline.prelaunches:
         early = f", {_spread(timeline.early_ms)} before" if timeline.early_ms else ""
         parts.append(
-            f"{count(timeline.prelaunches, 'attempt')} launched before their GPUs were free{early}, {timeline.given_back:,} of them in vain"
+            f"{count(timeline.prelaunches, 'attempt')} launched before their GPUs were free{early}, "
+            f"{timeline.given_back:,} of them in vain"
         )
     if timeline.core_changes:
         parts.append(f"cores of running tasks changed {timeline.core_changes:,} times")
     if timeline.slowed:
         parts.append(f"{count(timeline.slowed, 'step')} slowed a job beside a training")
-    return f"Measured: {'; '.join(parts)}; {count(timeline.preemptions, 'preemption')}"  # fmt: skip
+    return f"Measured: {'; '.join(parts)}; {count(timeline.preemptions, 'preemption')}"
 
 
 def _spread(values_ms: "array[int]") -> str:

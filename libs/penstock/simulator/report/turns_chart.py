@@ -1,4 +1,5 @@
-"""Charts of jobs that take turns: text of a group for the bars of the Gantt chart, and one period of some groups."""
+"""Charts of jobs that take turns: text of a group for the bars of the Gantt chart, and one period of some
+groups."""
 
 from collections.abc import Mapping, Sequence
 
@@ -47,8 +48,10 @@ def turns_section(runs: Sequence[RunSeries]) -> Section | None:
         if run.turns
     ]
     caption = (
-        "One period of groups that took turns for long: which member uses which resource when, if all wait for each other after each stage "
-        "(Muri, equation 3); each member does one iteration. What is expected counts what taking turns costs, and that who is done "
+        "One period of groups that took turns for long: which member uses which resource when, if all wait "
+        "for each other after each stage "
+        "(Muri, equation 3); each member does one iteration. What is expected counts what taking turns "
+        "costs, and that who is done "
         "early goes on early."
     )
     return Section("turns", "How groups take turns", caption, drawings) if drawings else None

@@ -20,64 +20,100 @@ class Metric(NamedTuple):
 METRICS: Mapping[str, Metric] = MappingProxyType(
     {
         "avg_jct_s": Metric(
-            "Mean completion time", "s", "low",
+            "Mean completion time",
+            "s",
+            "low",
             "From a job's submission to its end (JCT), mean over finished jobs.",
         ),
         "p50_jct_s": Metric("Median completion time", "s", "low", "Half of the finished jobs took less."),
         "p99_jct_s": Metric(
-            "99th percentile of it", "s", "low", "One finished job in a hundred took longer.",
+            "99th percentile of it",
+            "s",
+            "low",
+            "One finished job in a hundred took longer.",
         ),
         "makespan_s": Metric("Makespan", "s", "low", "From the start of the trace to its last end."),
         "avg_queue_s": Metric(
-            "Mean waiting time", "s", "low",
+            "Mean waiting time",
+            "s",
+            "low",
             "Completion time less the time in which the job ran: queue, starts, stops.",
         ),
         "gpu_utilisation": Metric(
-            "GPU utilisation", "share", "high",
+            "GPU utilisation",
+            "share",
+            "high",
             "Work of the finished jobs, at the speed they have alone, over all GPUs until the last end.",
         ),
         "gpu_allocation": Metric(
-            "GPU allocation", "share", "", "GPU time that jobs held, over all GPUs until the last end.",
+            "GPU allocation",
+            "share",
+            "",
+            "GPU time that jobs held, over all GPUs until the last end.",
         ),
         "fragmentation": Metric(
-            "Free while jobs waited", "share", "low",
+            "Free while jobs waited",
+            "share",
+            "low",
             "GPU time that was free although some job waited, over all GPUs.",
         ),
         "full_load_allocation": Metric(
-            "Allocation at full load", "share", "high",
-            "GPUs in use when the jobs so far asked for 100 % of them; where jobs fill a cluster and never end.",
+            "Allocation at full load",
+            "share",
+            "high",
+            "GPUs in use when the jobs so far asked for 100 % of them; where jobs fill a cluster and never "
+            "end.",
         ),
         "finished_jobs": Metric("Finished jobs", "count", "high", "Jobs whose work was done."),
         "unfinished_jobs": Metric("Unfinished jobs", "count", "low", "Jobs that had come and were not done."),
         "failed_jobs": Metric("of these, failed", "count", "", "Their last attempt ended with an error."),
         "cancelled_jobs": Metric("of these, cancelled", "count", "", "Users or operators cancelled them."),
-        "timed_out_jobs": Metric("of these, timed out", "count", "", "They waited or ran longer than they may."),
+        "timed_out_jobs": Metric(
+            "of these, timed out", "count", "", "They waited or ran longer than they may."
+        ),
         "unschedulable_jobs": Metric("of these, too large", "count", "", "No node could ever hold them."),
-        "running_jobs": Metric("of these, still running", "count", "", "They held GPUs when the ledger ended."),
+        "running_jobs": Metric(
+            "of these, still running", "count", "", "They held GPUs when the ledger ended."
+        ),
         "waiting_jobs": Metric("of these, still waiting", "count", "", "They waited when the ledger ended."),
         "preemptions": Metric("Preemptions", "count", "", "How often a running job had to give way."),
         "restarts_per_job": Metric(
-            "Restarts per job", "per job", "low", "Starts after its first, mean over the jobs that have started.",
+            "Restarts per job",
+            "per job",
+            "low",
+            "Starts after its first, mean over the jobs that have started.",
         ),
         "save_gpu_h": Metric(
-            "Lost to saving", "GPU h", "low", "GPU time in which jobs saved because they were stopped or ordered to.",
+            "Lost to saving",
+            "GPU h",
+            "low",
+            "GPU time in which jobs saved because they were stopped or ordered to.",
         ),
         "launch_gpu_h": Metric(
-            "Lost to launching again", "GPU h", "low", "GPU time in which jobs that had run before launched again.",
+            "Lost to launching again",
+            "GPU h",
+            "low",
+            "GPU time in which jobs that had run before launched again.",
         ),
         "lost_gpu_h": Metric(
-            "Work done twice", "GPU h", "low", "Work since the last checkpoint of jobs that were killed, at their speed alone.",
+            "Work done twice",
+            "GPU h",
+            "low",
+            "Work since the last checkpoint of jobs that were killed, at their speed alone.",
         ),
         "events": Metric("Events", "count", "", "Arrivals and completions."),
         "events_per_s": Metric(
-            "Speed of the simulation", "per second", "", "Events per second of processor time, on one core.",
+            "Speed of the simulation",
+            "per second",
+            "",
+            "Events per second of processor time, on one core.",
         ),
         "records": Metric("Ledger records", "count", "", "One for each input of the placer."),
         "cpu_s": Metric("Processor time", "s", "", "That the simulation took."),
         "wall_s": Metric("Time taken", "s", "", "Real time that the simulation took."),
         "ledger_hash": Metric("Ledger hash", "", "", "Id of the ledger's last record; it covers every byte."),
     }
-)  # fmt: skip
+)
 
 UNFINISHED = (
     "failed_jobs",

@@ -1,4 +1,5 @@
-"""Time series and Gantt bars of one run, bounded in size: small enough for charts and to send between processes."""
+"""Time series and Gantt bars of one run, bounded in size: small enough for charts and to send between
+processes."""
 
 from array import array
 from collections import Counter
@@ -36,7 +37,8 @@ MAX_DETAILED = 6  # policies with charts of their own, so that a page stays belo
 
 
 class Curve(NamedTuple):
-    """Step function: `value[i]` holds from `at_s[i]` until the next; the last point repeats the value at the end."""
+    """Step function: `value[i]` holds from `at_s[i]` until the next; the last point repeats the value at the
+    end."""
 
     at_s: Reals
     value: Reals
@@ -69,7 +71,8 @@ class Gantt(NamedTuple):
 
 
 class Heat(NamedTuple):
-    """Share of each node's GPUs that was held. Shape (rows, bins), 0 … 100. `per_row`: nodes averaged into one row."""
+    """Share of each node's GPUs that was held. Shape (rows, bins), 0 … 100. `per_row`: nodes averaged into
+    one row."""
 
     edges_s: Reals
     percent: NDArray[np.uint8]
@@ -207,10 +210,12 @@ def _notes(jobs: Mapping[int, Job]) -> Mapping[int, JobNote]:
             job.model,
             job.gpus,
             job.owner,
-            job.name if job.name and names[job.name] == 1 else f"{job.name} {job.job_id[:ID_CHARACTERS]}".strip(),
+            job.name
+            if job.name and names[job.name] == 1
+            else f"{job.name} {job.job_id[:ID_CHARACTERS]}".strip(),
         )
         for index, job in jobs.items()
-    }  # fmt: skip
+    }
 
 
 def curve_of(at_s: Reals, value: Reals, end_s: float) -> Curve:
@@ -250,7 +255,8 @@ def _turns(timeline: Timeline) -> Sequence[tuple[Sharing, Sequence[str]]]:
 
 
 def _gantt(timeline: Timeline, end_s: float, max_bars: int) -> Gantt:
-    """All bars if they are few enough; else some nodes, and for these as much time around the busiest moment as fits."""
+    """All bars if they are few enough; else some nodes, and for these as much time around the busiest moment
+    as fits."""
     everything = bars = _merged(timeline.bars)
     nodes = [(node.spec.node_id, len(node.spec.gpus)) for node in timeline.state.nodes.values()]
     shown = _nodes_that_fit(bars, [gpus for _, gpus in nodes], max_bars)
@@ -302,7 +308,8 @@ def _window(bars: Rows, middle_ms: float, end_ms: float, max_bars: int) -> tuple
 
 
 def _nodes_that_fit(bars: Rows, gpus: Sequence[int], max_bars: int) -> int:
-    """Number of nodes, from the first on, within `MAX_LANES` GPUs and `max_bars` bars, but with at least `MIN_LANES` GPUs."""
+    """Number of nodes, from the first on, within `MAX_LANES` GPUs and `max_bars` bars, but with at least
+    `MIN_LANES` GPUs."""
     counts = np.cumsum(np.bincount(bars["node"], minlength=len(gpus)))
     lanes = np.cumsum(gpus)
     too_many = (lanes > MAX_LANES) | ((counts > max_bars) & (lanes > MIN_LANES))

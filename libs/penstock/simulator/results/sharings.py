@@ -1,6 +1,7 @@
 """Intervals in which jobs shared GPUs and took turns: folded from a ledger beside the bars of a Gantt chart.
 
-A sharing lasts from one change of a group's members to the next. In the chart its members are beside each other, each on a part of the GPUs.
+A sharing lasts from one change of a group's members to the next. In the chart its members are beside each
+other, each on a part of the GPUs.
 """
 
 from collections.abc import Iterator, Sequence
@@ -35,8 +36,8 @@ class Sharing:
 
 
 class Piece(NamedTuple):
-    """A part of the time in which a task holds its GPUs. `sharing`: `ALONE`, or an index of `Sharings.found`; then the task has
-    the part `place` of `parts`, counted from 0."""
+    """A part of the time in which a task holds its GPUs. `sharing`: `ALONE`, or an index of `Sharings.found`;
+    then the task has the part `place` of `parts`, counted from 0."""
 
     start_ms: int
     end_ms: int

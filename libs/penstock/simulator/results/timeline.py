@@ -34,7 +34,8 @@ from penstock.simulator.traces.jobs import Shape, shape_of
 
 SIZES = (1, 2, 4, 8, 16, 32, 64)  # GPUs of the jobs whose free capacity is counted: the sizes in traces
 EXITED, STOPPED, STILL, SHARED = 0, 1, 2, 3
-"""End of a bar: its task exited by itself; its job was ordered to stop; it has not ended yet; the members of its group changed, and the task goes on."""
+"""End of a bar: its task exited by itself; its job was ordered to stop; it has not ended yet; the members of
+its group changed, and the task goes on."""
 NEVER = -1
 QUEUED = frozenset({JobStatus.SUBMITTED, JobStatus.QUEUED})
 TASK_ENDS = external_events.TaskExited | external_events.OrderRefused | ledger.TaskLost
@@ -43,18 +44,30 @@ BAR = np.dtype(
     [
         (name, np.int64)
         for name in (
-            "job", "node", "y", "height", "start_ms", "end_ms", "attempt", "how", "sharing", "place", "parts",
+            "job",
+            "node",
+            "y",
+            "height",
+            "start_ms",
+            "end_ms",
+            "attempt",
+            "how",
+            "sharing",
+            "place",
+            "parts",
         )
     ]
-)  # fmt: skip
-"""A rectangle of the Gantt chart: `job` is an index of `Timeline.jobs`, `node` the node's ordinal, `y` and `height` as in `Block`, `sharing`, `place` and `parts` as in `Piece`."""
+)
+"""A rectangle of the Gantt chart: `job` is an index of `Timeline.jobs`, `node` the node's ordinal, `y` and
+`height` as in `Block`, `sharing`, `place` and `parts` as in `Piece`."""
 STEP = np.dtype(
     [(name, np.float64) for name in ("at_ms", "held", "working", "waiting", "gpus")]
     + [("startable", np.float64, (len(SIZES),))]
-)  # fmt: skip
-"""Values that hold from `at_ms` until the next row. `held`, `working`: GPUs given to jobs, and GPUs of jobs that run and
-are not being stopped; shares count as fractions. `waiting`: jobs in the queue. `gpus`: of the nodes that are not gone.
-`startable`: per size of `SIZES`, number of further jobs of that size that could start, if no other did."""
+)
+"""Values that hold from `at_ms` until the next row. `held`, `working`: GPUs given to jobs, and GPUs of jobs
+that run and are not being stopped; shares count as fractions. `waiting`: jobs in the queue. `gpus`: of the
+nodes that are not gone. `startable`: per size of `SIZES`, number of further jobs of that size that could
+start, if no other did."""
 
 Rows = NDArray[np.void]
 
@@ -73,7 +86,8 @@ class Job:
     ended_ms: int = NEVER
     outcome: str = ""
     ran_ms: int = 0
-    """Run time from the start of all its tasks until the first was stopped or exited; all attempts together."""
+    """Run time from the start of all its tasks until the first was stopped or exited; all attempts
+    together."""
     running_since_ms: int = NEVER
     waiting: bool = False
     """Whether it is in the queue."""
@@ -105,7 +119,8 @@ class Block(NamedTuple):
 
 @dataclass(slots=True)
 class Timeline:
-    """Fold of a ledger: call `take` with each record's bytes in order, or `take_event`; then read the fields."""
+    """Fold of a ledger: call `take` with each record's bytes in order, or `take_event`; then read the
+    fields."""
 
     replica: Replica = field(default_factory=Replica)
     state: CellState = field(init=False)
@@ -114,10 +129,12 @@ class Timeline:
     now_ms: int = 0
     preemptions: int = 0
     core_changes: int = 0
-    """Changes of running tasks' cores, except those that slow a task; `slowed`: steps that slow a task for a training beside it, by cores or bandwidth."""
+    """Changes of running tasks' cores, except those that slow a task; `slowed`: steps that slow a task for a
+    training beside it, by cores or bandwidth."""
     slowed: int = 0
     prelaunches: int = 0
-    """Attempts that launched before their GPUs were free; `given_back`: of these, attempts that never got them."""
+    """Attempts that launched before their GPUs were free; `given_back`: of these, attempts that never got
+    them."""
     given_back: int = 0
     early_ms: "array[int]" = field(default_factory=lambda: array("q"))
     """For their tasks, from the start of the process until it had its GPUs."""
@@ -204,7 +221,8 @@ class Timeline:
                 self._bar(job, job.tasks[task_id].place, self._blocks.pop(task_id, ()), STILL)
 
     def _note(self) -> None:
-        """Adds a row of `steps` for the present moment, if it differs from the last; the row may still change."""
+        """Adds a row of `steps` for the present moment, if it differs from the last; the row may still
+        change."""
         state, width = self.state, STEP.itemsize // 8
         if state.capacity_version != self._capacity_version:
             self._capacity_version = state.capacity_version
@@ -413,7 +431,8 @@ class Timeline:
 
 
 def _shelve(blocks: list[Block], share: int, base: int) -> list[Block]:
-    """Assigns a share to the gaps of its GPU, lowest first, split if necessary; the excess overlaps at the top."""
+    """Assigns a share to the gaps of its GPU, lowest first, split if necessary; the excess overlaps at the
+    top."""
     pieces: list[Block] = []
     y, left = base, share
     for block in [*sorted(blocks), Block(base + WHOLE_GPU, 0)]:

@@ -1,9 +1,10 @@
 """Simulated estimator: the service's own fold of the simulated ledger, tiers and remaining times.
 
-Ideal: the whole estimator. Departures: a job's resources stay as its trace requests them, since job models do not measure memory; and
-no models are trained, which takes a service's worker processes minutes. So the run time of a job comes from the ended runs of the same owner, command,
-model and batch size, for another number of iterations from their steps, else from the nearest runs of the same model, else there is
-none; and the remaining time of a running job comes from the steps that it reports.
+Ideal: the whole estimator. Departures: a job's resources stay as its trace requests them, since job models do
+not measure memory; and no models are trained, which takes a service's worker processes minutes. So the run
+time of a job comes from the ended runs of the same owner, command, model and batch size, for another number
+of iterations from their steps, else from the nearest runs of the same model, else there is none; and the
+remaining time of a running job comes from the steps that it reports.
 """
 
 from collections.abc import MutableMapping, Sequence
@@ -23,7 +24,8 @@ from penstock_services.estimator.core.step_time.tier import StepTier
 
 
 class SimulatedEstimator:
-    """A `Service`. `needs`: job → resources in the trace; the submitter puts them in, and they are taken out here."""
+    """A `Service`. `needs`: job → resources in the trace; the submitter puts them in, and they are taken out
+    here."""
 
     writes = Topic.ESTIMATES
 

@@ -1,12 +1,14 @@
-"""Port for services of a simulated cell: they read the ledger and telemetry in order, and publish answers and proposals.
+"""Port for services of a simulated cell: they read the ledger and telemetry in order, and publish answers and
+proposals.
 
-A service is a core with a loop around it: it reads new records, computes, publishes, and reads the records that have come meanwhile. So
-a simulated service receives a record `delay_s` after it was written; its events reach the placer after the *planning time*,
-simulated time that passes while it computes; and until then it receives nothing new. Records received together are one batch.
+A service is a core with a loop around it: it reads new records, computes, publishes, and reads the records
+that have come meanwhile. So a simulated service receives a record `delay_s` after it was written; its events
+reach the placer after the *planning time*, simulated time that passes while it computes; and until then it
+receives nothing new. Records received together are one batch.
 
-The placer checks proposals (LAW 1): late, repeated or invalid ones are refused, on its record, and affect no job.
-Values that could never be on the service's topic are dropped here, as the topic's rights and the event's schema do on a log:
-values that are not events, events of other topics, fields out of range.
+The placer checks proposals (LAW 1): late, repeated or invalid ones are refused, on its record, and affect no
+job. Values that could never be on the service's topic are dropped here, as the topic's rights and the event's
+schema do on a log: values that are not events, events of other topics, fields out of range.
 """
 
 from collections import deque
@@ -27,14 +29,16 @@ Input = bytes | TelemetrySampled
 class Service(Protocol):
     """A service of the cell, without IO. An implementation can take part in a simulation.
 
-    It may hold state folded from its inputs, and must use neither clock nor unseeded random numbers, so that runs repeat.
+    It may hold state folded from its inputs, and must use neither clock nor unseeded random numbers, so that
+    runs repeat.
     """
 
     writes: Topic
     """The one topic that it may write to."""
 
     def answer(self, inputs: Sequence[Input]) -> Sequence[Event]:
-        """Takes all records and samples since the last call, at least one, in the ledger's order; returns its events, in order."""
+        """Takes all records and samples since the last call, at least one, in the ledger's order; returns its
+        events, in order."""
         ...
 
 
@@ -45,7 +49,8 @@ class Attached(NamedTuple):
     delay_s: float = 0.0
     """Time from a record to its reading."""
     planning_s: float | None = 0.0
-    """Time from the reading to the answer, if there is one; None: the real computing time, so that runs do not repeat."""
+    """Time from the reading to the answer, if there is one; None: the real computing time, so that runs do
+    not repeat."""
 
 
 class Services:

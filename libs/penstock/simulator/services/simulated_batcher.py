@@ -1,4 +1,5 @@
-"""The batcher of a simulated cell, with simulated planning time; it plans after all other events of a moment."""
+"""The batcher of a simulated cell, with simulated planning time; it plans after all other events of a
+moment."""
 
 from time import perf_counter
 
@@ -10,7 +11,8 @@ from penstock_services.placer.core.step import Step
 
 
 class SimulatedBatcher:
-    """`planning_s`: from a request for a plan to the plan, ≥ 0; None: the real computing time, so that runs do not repeat."""
+    """`planning_s`: from a request for a plan to the plan, ≥ 0; None: the real computing time, so that runs
+    do not repeat."""
 
     def __init__(self, planning_s: float | None = 0.0) -> None:
         self._batcher = Batcher()

@@ -1,4 +1,5 @@
-"""Adapter of a simulated cell to the core of a service that proposes: the core reads the placer's state, and takes no time."""
+"""Adapter of a simulated cell to the core of a service that proposes: the core reads the placer's state, and
+takes no time."""
 
 from typing import Generic, TypeVar
 

@@ -1,7 +1,9 @@
-"""Proposing services of a simulated cell: each is an adapter that runs the service's own core on the placer's state.
+"""Proposing services of a simulated cell: each is an adapter that runs the service's own core on the placer's
+state.
 
-A service folds the ledger's bytes itself. A simulated one reads the placer's state instead, which is equal at that moment and takes
-no time to fold. They act after all other events of a moment, so that a moment has one answer for all its events.
+A service folds the ledger's bytes itself. A simulated one reads the placer's state instead, which is equal at
+that moment and takes no time to fold. They act after all other events of a moment, so that a moment has one
+answer for all its events.
 """
 
 from collections.abc import Sequence

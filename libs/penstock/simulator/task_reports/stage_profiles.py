@@ -1,7 +1,9 @@
-"""Stage profiles of simulated jobs, as the estimator would have measured them: the trace's stage times, with an optional error.
+"""Stage profiles of simulated jobs, as the estimator would have measured them: the trace's stage times, with
+an optional error.
 
-A trace in Muri's format has storage and CPU in one figure, the time of two of the four slots: half of it counts as each. The error is the same for all jobs of a
-kind, which share one profile; it does not affect the jobs' speeds.
+A trace in Muri's format has storage and CPU in one figure, the time of two of the four slots: half of it
+counts as each. The error is the same for all jobs of a kind, which share one profile; it does not affect the
+jobs' speeds.
 """
 
 from zlib import crc32

@@ -1,7 +1,9 @@
-"""Progress reports of simulated training scripts: iterations done and the mean time of a step, as `penstock.sdk.progress` reports them.
+"""Progress reports of simulated training scripts: iterations done and the mean time of a step, as
+`penstock.sdk.progress` reports them.
 
-Ideal: the SDK's own rule, a report whenever the iterations since the first have grown by a tenth. Departure: whenever the time since the start has
-doubled, so that a job costs some ten records and not a hundred; and only jobs whose trace counts iterations report any.
+Ideal: the SDK's own rule, a report whenever the iterations since the first have grown by a tenth. Departure:
+whenever the time since the start has doubled, so that a job costs some ten records and not a hundred; and
+only jobs whose trace counts iterations report any.
 """
 
 import heapq
@@ -65,7 +67,8 @@ class StepReports:
     def report(
         self, job: TraceJob, share: float, node_id: str, task_id: str, now_s: float
     ) -> StepsMeasured | None:
-        """A report after `share` of the job's work, 0 – 1. None: no iteration was completed since the latest report."""
+        """A report after `share` of the job's work, 0 – 1. None: no iteration was completed since the latest
+        report."""
         known = self._attempts.get(job.job_id)
         if known is None or not job.iterations:
             return None

@@ -1,4 +1,5 @@
-"""Telemetry of simulated nodes: losses, step times and memory traffic, published like by node-reporters, on changes.
+"""Telemetry of simulated nodes: losses, step times and memory traffic, published like by node-reporters, on
+changes.
 
 The placer does not read telemetry: it goes to the simulated and the attached services of the cell.
 """
@@ -15,7 +16,8 @@ from penstock.simulator.services.simulated_services import SimulatedService
 from penstock.simulator.task_reports.loss_reports import LossReports
 
 STEP_MS = 1_000.0
-"""Step time on the requested resources of a job whose trace has no iterations. An assumption: only its ratio to others matters."""
+"""Step time on the requested resources of a job whose trace has no iterations. An assumption: only its ratio
+to others matters."""
 TRAFFIC_POINTS = 5.0
 """Change in percent of a node's memory bandwidth at which it is published again. An assumption."""
 
@@ -103,7 +105,8 @@ class Telemetry:
         )
 
     def _takes_of(self, pace: Pace, state: CellState, now_ms: int) -> None:
-        """Publishes the use of each task of a job without GPUs: an equal part of the job's use of its node."""
+        """Publishes the use of each task of a job without GPUs: an equal part of the job's use of its
+        node."""
         job = state.jobs.get(pace.job_id)
         if job is None or pace.job.gpus:
             return
@@ -120,7 +123,8 @@ class Telemetry:
             self._send(sample, state, now_ms)
 
     def _task(self, pace: Pace, state: CellState, now_ms: int) -> None:
-        """Publishes the step time of a training's chief: once after each change of its cores, else if it differs."""
+        """Publishes the step time of a training's chief: once after each change of its cores, else if it
+        differs."""
         job = state.jobs.get(pace.job_id)
         if job is None or not job.tasks:
             return

@@ -1,8 +1,8 @@
 """Arrivals of jobs that never end until the cluster is full, to measure the fragmentation of a packing.
 
-Source: the evaluation of the openb traces. Its rules: a seeded permutation of the jobs, then single ones sampled with
-replacement, until they ask for more than the cluster has; one job a second; a job that finds no place at once is
-dropped, but counts as arrived. The result of such a run is `Figures.full_load_allocation`.
+Source: the evaluation of the openb traces. Its rules: a seeded permutation of the jobs, then single ones
+sampled with replacement, until they ask for more than the cluster has; one job a second; a job that finds no
+place at once is dropped, but counts as arrived. The result of such a run is `Figures.full_load_allocation`.
 """
 
 from collections.abc import Sequence

@@ -1,15 +1,16 @@
 """Cluster descriptions: parser of a short text, a file that lists nodes, or the nodes of a data set.
 
-`8x8` is 8 nodes with 8 GPUs, `4x8+2x4` mixes them, `80x5x28@V100` adds cores per node and the GPU model, `4x0x8` has
-no GPUs; `nodes.csv` has a line per node; `openb` is the data set's.
+`8x8` is 8 nodes with 8 GPUs, `4x8+2x4` mixes them, `80x5x28@V100` adds cores per node and the GPU model,
+`4x0x8` has no GPUs; `nodes.csv` has a line per node; `openb` is the data set's.
 
 | file | columns that it must have | may have |
 |---|---|---|
 | ours | node_id, cores, host_memory_mib, gpus, gpu_model | gpu_memory_mib, rack, domain, bandwidth_mbps |
 | openb's | sn, cpu_milli, memory_mib, gpu, model | |
 
-openb counts cores in thousandths, a node here has whole ones. So its nodes, and the pods on them, count in eighths
-of a core: a request is rounded to the nearest. The bound of 1,024 cores per node is the 128 cores of its largest.
+openb counts cores in thousandths, a node here has whole ones. So its nodes, and the pods on them, count in
+eighths of a core: a request is rounded to the nearest. The bound of 1,024 cores per node is the 128 cores of
+its largest.
 """
 
 import re
@@ -68,7 +69,8 @@ class Cluster(NamedTuple):
 
 
 def cluster_of(text: str) -> Cluster:
-    """The cluster of a text such as `8x8`, a path, or the name of a data set. Raises `BadCluster`, and `BadFile` for a file's content."""
+    """The cluster of a text such as `8x8`, a path, or the name of a data set. Raises `BadCluster`, and
+    `BadFile` for a file's content."""
     if text in NODE_SETS and not Path(text).is_file():
         return read_nodes(data_path(NODE_SETS[text], f"cluster {text}", text))
     path = Path(text)
@@ -80,7 +82,8 @@ def cluster_of(text: str) -> Cluster:
 def nodes_of(text: str) -> tuple[NodeSpec, ...]:
     """The nodes, `n00000` first. Raises `BadCluster`.
 
-    Memory, and cores where the text has none, are so plentiful that only GPUs limit: most traces do not have them.
+    Memory, and cores where the text has none, are so plentiful that only GPUs limit: most traces do not have
+    them.
     """
     found: list[NodeSpec] = []
     for part in text.split("+"):
@@ -155,7 +158,8 @@ def _our_node(row: Row) -> dict[str, Any]:
 
 
 def _openb_node(row: Row) -> dict[str, Any]:
-    """Arguments of `_node`. The source has no racks and no GPU memory: 16 nodes a rack, and memory enough for all."""
+    """Arguments of `_node`. The source has no racks and no GPU memory: 16 nodes a rack, and memory enough for
+    all."""
     gpus = row.whole("gpu", most=MAX_GPUS_PER_NODE)
     most_milli = MAX_CORES_PER_NODE * 1_000 // OPENB_SLICES_PER_CORE
     milli = row.whole("cpu_milli", least=1_000 // OPENB_SLICES_PER_CORE, most=most_milli)

@@ -1,7 +1,7 @@
 """Feasibility check: whether a cluster can ever hold a job, before anything runs.
 
-A worker must fit on some empty node, and all workers together must not need more than the cluster has. This is
-necessary, not sufficient: a gang whose workers fit one by one may still not fit together.
+A worker must fit on some empty node, and all workers together must not need more than the cluster has. This
+is necessary, not sufficient: a gang whose workers fit one by one may still not fit together.
 """
 
 from collections import Counter

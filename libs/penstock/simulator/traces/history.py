@@ -1,12 +1,12 @@
 """Export of a cell's jobs from its ledger: a fold over its events gives a trace to simulate.
 
-A job's run time is measured by the ledger's own clock: from the moment when all its tasks ran to the moment when
-the last had ended or the attempt was ordered to stop; all attempts together. A job that never ran has none: it
-cannot be part of a trace, and is counted. A job that still runs counts with its run time so far: up to the last record of
-a file, or up to the present time of a cell.
+A job's run time is measured by the ledger's own clock: from the moment when all its tasks ran to the moment
+when the last had ended or the attempt was ordered to stop; all attempts together. A job that never ran has
+none: it cannot be part of a trace, and is counted. A job that still runs counts with its run time so far: up
+to the last record of a file, or up to the present time of a cell.
 
-The gateway streams only the events that it still has, so the first of them may be about jobs without earlier events:
-no state of the cell can be folded from them, so this module reads single events.
+The gateway streams only the events that it still has, so the first of them may be about jobs without earlier
+events: no state of the cell can be folded from them, so this module reads single events.
 """
 
 from collections.abc import Iterator, Mapping
@@ -211,13 +211,26 @@ def mixed(node: NodeSpec) -> bool:
 def node_rows(nodes: Mapping[str, NodeSpec]) -> Iterator[tuple[str, ...]]:
     """Lines of a list of nodes, as `--cluster nodes.csv` reads them; the header first."""
     yield (
-        "node_id", "cores", "host_memory_mib", "gpus", "gpu_model", "gpu_memory_mib", "rack", "domain",
+        "node_id",
+        "cores",
+        "host_memory_mib",
+        "gpus",
+        "gpu_model",
+        "gpu_memory_mib",
+        "rack",
+        "domain",
         "bandwidth_mbps",
-    )  # fmt: skip
+    )
     for node in nodes.values():
         first = node.gpus[0] if node.gpus else None
         yield (
-            node.node_id, str(node.cores), str(node.host_memory_mib), str(len(node.gpus)),
-            first.model if first else "", str(first.memory_mib) if first else "", node.rack, node.domain,
+            node.node_id,
+            str(node.cores),
+            str(node.host_memory_mib),
+            str(len(node.gpus)),
+            first.model if first else "",
+            str(first.memory_mib) if first else "",
+            node.rack,
+            node.domain,
             str(node.bandwidth_mbps),
-        )  # fmt: skip
+        )

@@ -28,7 +28,8 @@ class TraceJob(NamedTuple):
     iterations: int | None = None
     stages: Stages | None = None
     cores: float | None = None
-    """Cores of all its workers, like its memory; fractions are allowed. None: not given, and then only GPUs limit."""
+    """Cores of all its workers, like its memory; fractions are allowed. None: not given, and then only GPUs
+    limit."""
     host_memory_mib: int | None = None
     gpu_memory_mib: int | None = None
     """Memory on each of its GPUs."""
@@ -39,7 +40,8 @@ class TraceJob(NamedTuple):
     workers: int | None = None
     """Number of workers; None: as few as the nodes allow."""
     min_workers: int | None = None
-    """Set for a moldable job: it starts with any number from this to `workers`, and its batch size is that of all workers. None: with `workers` exactly."""
+    """Set for a moldable job: it starts with any number from this to `workers`, and its batch size is that of
+    all workers. None: with `workers` exactly."""
     parameter_servers: int = 0
     server_gpus: int = 0
     """GPUs of each parameter server, beside those of the workers."""

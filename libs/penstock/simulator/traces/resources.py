@@ -1,4 +1,5 @@
-"""Resource request of a trace's job, per worker. Requests that the trace does not have are small, so that only GPUs limit."""
+"""Resource request of a trace's job, per worker. Requests that the trace does not have are small, so that
+only GPUs limit."""
 
 from collections.abc import Iterator, Sequence
 from math import ceil, floor
@@ -15,10 +16,11 @@ GPU_MEMORY_MIB = 1_024
 
 
 def cores_of(job: TraceJob, workers: int, slices_per_core: int) -> int:
-    """Cores of one worker whose job has a number of cores, ≥ 1. Whole cores are rounded up: half a core cannot be allocated.
+    """Cores of one worker whose job has a number of cores, ≥ 1. Whole cores are rounded up: half a core
+    cannot be allocated.
 
-    Slices are rounded to the nearest: the error is at most 1/16 of a core and evens out, while rounding up would
-    ask for more cores than the trace does (openb: 0.4 points of allocation under dot-product).
+    Slices are rounded to the nearest: the error is at most 1/16 of a core and evens out, while rounding up
+    would ask for more cores than the trace does (openb: 0.4 points of allocation under dot-product).
     """
     cores = round((job.cores or 0.0) * slices_per_core / workers, 6)
     return max(1, ceil(cores) if slices_per_core == 1 else floor(cores + 0.5))

@@ -1,18 +1,25 @@
-"""State machine of the batcher beside the fold of the ledger: when it plans, which problem is solved, and what it proposes.
+"""State machine of the batcher beside the fold of the ledger: when it plans, which problem is solved, and
+what it proposes.
 
 Its driver (the service's shell, or a simulation) folds the ledger and passes each fact after it was folded:
 
     batcher.see(fact)                                   # each, in order
     while (work := batcher.next(state, now_ms)) is not None:
-        proposal = batcher.answered(state, work, solve(work))   # `solve` runs elsewhere; meanwhile facts are folded
-    batcher.due_ms(state)                               # call `next` again at that time, even without a new fact
+        proposal = batcher.answered(state, work, solve(work))   # `solve` runs elsewhere; meanwhile facts are
+        folded
+    batcher.due_ms(state)                               # call `next` again at that time, even without a new
+    fact
 
-One plan is under way at a time: from the question until the placer has answered the proposal. Facts that arrive meanwhile lead to one more plan.
+One plan is under way at a time: from the question until the placer has answered the proposal. Facts that
+arrive meanwhile lead to one more plan.
 
-- Under a profile with a *batch* stage it plans while the placer's window is open: towards the window's end, so that the whole burst is in
-  the plan, and at once where more jobs wait than one plan holds. A plan that is ready after the window's end is not sent.
-- Under a profile with a *regroup* stage it plans at once after each fact that may change which jobs run (`triggers`).
-- Under a profile with both, the batch stage plans a window in which the regroup stage found no job to stop and none to share.
+- Under a profile with a *batch* stage it plans while the placer's window is open: towards the window's end,
+  so that the whole burst is in the plan, and at once where more jobs wait than one plan holds. A plan that is
+  ready after the window's end is not sent.
+- Under a profile with a *regroup* stage it plans at once after each fact that may change which jobs run
+  (`triggers`).
+- Under a profile with both, the batch stage plans a window in which the regroup stage found no job to stop
+  and none to share.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -83,7 +90,8 @@ class _Stage(NamedTuple):
 
 @lru_cache(KNOWN_PROFILES)
 def _stages(settings: PlacerSettings) -> Mapping[Kind, _Stage]:
-    """In the order in which they are asked. Empty: these settings plan nothing, or they come from a newer placer, whose profile this version does not know."""
+    """In the order in which they are asked. Empty: these settings plan nothing, or they come from a newer
+    placer, whose profile this version does not know."""
     found: dict[Kind, _Stage] = {}
     profile = known_profile(settings)
     if profile is None:
@@ -117,7 +125,8 @@ def _known(work: Work) -> _Stage:
 
 @contextmanager
 def _at(state: CellState, now_ms: int) -> Iterator[None]:
-    """The state at a time after its last record: running jobs have advanced, and timers due by then count as due."""
+    """The state at a time after its last record: running jobs have advanced, and timers due by then count as
+    due."""
     was_ms, state.now_ms = state.now_ms, max(state.now_ms, now_ms)
     try:
         yield
@@ -197,7 +206,8 @@ class Batcher:
         return max(state.now_ms, window_ms - lead_ms)
 
     def next(self, state: CellState, now_ms: int) -> Work | None:
-        """The next question, if it is due; `answered` or `failed` follows. `now_ms`: the ledger's time, which goes on without records."""
+        """The next question, if it is due; `answered` or `failed` follows. `now_ms`: the ledger's time, which
+        goes on without records."""
         due_ms = self.due_ms(state)
         if due_ms is None or due_ms > now_ms:
             return None
@@ -216,7 +226,8 @@ class Batcher:
         return None
 
     def _batch_follows(self, state: CellState) -> bool:
-        """Whether the batch stage has yet to plan this window: it plans the starts where no job shares or stops."""
+        """Whether the batch stage has yet to plan this window: it plans the starts where no job shares or
+        stops."""
         return (
             "batch" in _stages(state.settings)
             and len(state.queue) >= LEAST_BURST

@@ -1,4 +1,5 @@
-"""Truncation of a plan to a proposal within the bounds of one: the plan's first units are proposed, the rest is cut off."""
+"""Truncation of a plan to a proposal within the bounds of one: the plan's first units are proposed, the rest
+is cut off."""
 
 from collections.abc import Sequence
 from typing import NamedTuple, TypeVar
@@ -34,7 +35,8 @@ class Planned(NamedTuple):
 
 
 class Bounded(NamedTuple):
-    """`proposal`: None where there is nothing to do. `cut`: the plan goes on, and the next proposal has the rest."""
+    """`proposal`: None where there is nothing to do. `cut`: the plan goes on, and the next proposal has the
+    rest."""
 
     proposal: PlanProposed | None
     cut: bool
@@ -43,8 +45,9 @@ class Bounded(NamedTuple):
 def proposal_of(state: CellState, planned: Planned, proposal_id: str, valid_until_ms: int) -> Bounded:
     """`state`: the one that `planned` was made on; the versions of the waiting jobs are named.
 
-    Ideal: the versions of everything that it touches. Departure: a node's version changes with every exit on it, and a running job's with
-    every checkpoint; the placer checks capacity and members on its current state, so these versions would refuse what still fits.
+    Ideal: the versions of everything that it touches. Departure: a node's version changes with every exit on
+    it, and a running job's with every checkpoint; the placer checks capacity and members on its current
+    state, so these versions would refuse what still fits.
     """
     units = _first(planned.units)
     stops, ranks = planned.stops[:MAX_PLANNED_STOPS], planned.ranks[:MAX_RANKS]

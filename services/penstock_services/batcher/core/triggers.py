@@ -1,7 +1,8 @@
 """Replanning triggers: ledger events after which a plan of which jobs run may come out differently.
 
-Ideal: every change of a plan's inputs. Departure: remaining times change all the time, and the effects of the batcher's own plan (jobs
-that it stopped queue again, jobs that it placed start) are planned already; neither asks for another plan.
+Ideal: every change of a plan's inputs. Departure: remaining times change all the time, and the effects of the
+batcher's own plan (jobs that it stopped queue again, jobs that it placed start) are planned already; neither
+asks for another plan.
 """
 
 from penstock.model.decisions import ledger_events

@@ -1,7 +1,9 @@
-"""Main loop of the batcher service: fold the ledger, ask the core whether a plan is due, plan in a worker process, append the proposal.
+"""Main loop of the batcher service: fold the ledger, ask the core whether a plan is due, plan in a worker
+process, append the proposal.
 
-It holds no state beside the ledger's. After any failure it folds anew and plans anew (crash-only): a plan that was sent twice
-has the same id, and the placer answers the second as it answered the first. No job waits for it longer than a window lasts.
+It holds no state beside the ledger's. After any failure it folds anew and plans anew (crash-only): a plan
+that was sent twice has the same id, and the placer answers the second as it answered the first. No job waits
+for it longer than a window lasts.
 """
 
 import asyncio
@@ -140,7 +142,8 @@ async def run(
     ready: asyncio.Event | None = None,
     worker: Worker | None = None,
 ) -> None:
-    """Works until `stop` is set; see penstock.runtime.service. The topics must exist. `worker`: in which plans are computed. Raises `NotAllowed`, `ConfigurationError`."""
+    """Works until `stop` is set; see penstock.runtime.service. The topics must exist. `worker`: in which
+    plans are computed. Raises `NotAllowed`, `ConfigurationError`."""
     worker = worker or Worker()
 
     async def attempt(used: Log, traces: Tracing, replica: Replica, is_ready: asyncio.Event) -> None:

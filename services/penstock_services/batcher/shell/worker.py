@@ -1,4 +1,5 @@
-"""Worker process in which plans are computed: alive as long as the settings leave something to plan, each plan bounded in time."""
+"""Worker process in which plans are computed: alive as long as the settings leave something to plan, each
+plan bounded in time."""
 
 import asyncio
 import logging
@@ -21,8 +22,8 @@ class TooLong(PenstockError):
 
 
 class Worker:
-    """Computes one plan at a time. Once warm it stays: a burst comes after a long time without events, and a cold start takes longer
-    than most windows last."""
+    """Computes one plan at a time. Once warm it stays: a burst comes after a long time without events, and a
+    cold start takes longer than most windows last."""
 
     def __init__(self, solving: Callable[[Work], Any] = solve) -> None:
         """`solving`: the function that the worker runs; importable there."""
@@ -31,7 +32,8 @@ class Worker:
         self._warming: asyncio.Future[None] | None = None
 
     def warm_up(self) -> "asyncio.Future[None]":
-        """The settings leave something to plan: the worker starts, imports its modules, and waits. Nothing if it has done so. Done when it is warm."""
+        """The settings leave something to plan: the worker starts, imports its modules, and waits. Nothing if
+        it has done so. Done when it is warm."""
         if self._warming is None:
             self._warming = asyncio.ensure_future(self._begin())
         return self._warming
@@ -63,5 +65,6 @@ class Worker:
 
 
 def import_all(_solving: Callable[[Work], Any]) -> None:
-    """Runs in the worker. The function arrives by its name, so its module has been imported, with all that it needs but for what only matchings need."""
+    """Runs in the worker. The function arrives by its name, so its module has been imported, with all that it
+    needs but for what only matchings need."""
     import scipy.optimize  # noqa: F401

@@ -1,15 +1,17 @@
-"""State machine of the contention-guard beside the fold of the ledger: when cores and caps of running tasks are changed, and how.
+"""State machine of the contention-guard beside the fold of the ledger: when cores and caps of running tasks
+are changed, and how.
 
-Its driver (the service's shell, or a simulation) folds the ledger and passes each fact after it was folded, and each window of telemetry
-that has changed:
+Its driver (the service's shell, or a simulation) folds the ledger and passes each fact after it was folded,
+and each window of telemetry that has changed:
 
     guard.see(state, fact, now_ms)
     guard.observe(state, window, now_ms)
     while (proposal := guard.next(state, now_ms)) is not None: ...  # send it
     guard.due_ms(state)                       # call `next` again at that time, even without news
 
-One proposal per task is under way at a time. Its state beside the ledger's follows from telemetry, and is lost at a restart: an interrupted
-search gives back the cores of the placement, and a training's best speed is learned anew.
+One proposal per task is under way at a time. Its state beside the ledger's follows from telemetry, and is
+lost at a restart: an interrupted search gives back the cores of the placement, and a training's best speed is
+learned anew.
 """
 
 import heapq
@@ -52,7 +54,8 @@ Adjusting = CoresProposed | ThrottleProposed
 
 
 class _Sent(NamedTuple):
-    """A proposal that the placer has not answered yet, or has refused: nothing is proposed for the task until then."""
+    """A proposal that the placer has not answered yet, or has refused: nothing is proposed for the task until
+    then."""
 
     proposal_id: str
     until_ms: int
@@ -71,7 +74,8 @@ def guards(settings: PlacerSettings) -> bool:
 
 
 class ContentionGuard:
-    """`observed`: how many windows were used; `unsettled`: how many searches ended without a speed that settled."""
+    """`observed`: how many windows were used; `unsettled`: how many searches ended without a speed that
+    settled."""
 
     def __init__(self) -> None:
         self._nodes: dict[str, Node] = {}
@@ -82,7 +86,8 @@ class ContentionGuard:
         self._jobs_due: dict[str, None] = {}
         self._nodes_due: dict[str, None] = {}
         self._steps: dict[str, list[Change]] = {}
-        """By node id, changes of a decided step that are not proposed yet: one step is for all tasks of a node, whenever the placer answers."""
+        """By node id, changes of a decided step that are not proposed yet: one step is for all tasks of a
+        node, whenever the placer answers."""
         self._sent: dict[str, _Sent] = {}
         """By task id."""
         self._timers: list[tuple[int, str, str]] = []
@@ -152,7 +157,8 @@ class ContentionGuard:
         return "" if task is None else task.place.node_id
 
     def _decided(self, state: CellState, fact: CoresDecided | BandwidthDecided, now_ms: int) -> None:
-        """A training has other cores: its speed changes from now on. A training whose cores an operator has set is left alone."""
+        """A training has other cores: its speed changes from now on. A training whose cores an operator has
+        set is left alone."""
         node = self._nodes.setdefault(fact.node_id, Node())
         if isinstance(fact, CoresDecided):
             if (pace := self._paces.get(fact.task_id)) is not None:
@@ -195,7 +201,8 @@ class ContentionGuard:
             self._nodes_due[each] = None
 
     def observe(self, state: CellState, window: NodeWindow, now_ms: int) -> None:
-        """Takes a window that has changed, or is delivered again. Entries of tasks that do not run are ignored; times are the reader's clock, not a node's."""
+        """Takes a window that has changed, or is delivered again. Entries of tasks that do not run are
+        ignored; times are the reader's clock, not a node's."""
         if _stage(state.settings) is None or window.node_id not in state.nodes:
             return
         node = self._nodes.setdefault(window.node_id, Node())
@@ -235,7 +242,8 @@ class ContentionGuard:
                 search.settling.clock_came_back(window.begin_ms)
 
     def _search(self, state: CellState, job: JobState, speed: Speed | None = None) -> Search | None:
-        """Begins with the first report of a job whose cores may be searched for; not for a job that is expected to end before."""
+        """Begins with the first report of a job whose cores may be searched for; not for a job that is
+        expected to end before."""
         stage = _stage(state.settings)
         if stage is None or job.status is not JobStatus.RUNNING:
             return None
@@ -258,8 +266,8 @@ class ContentionGuard:
         return self._timers[0][0] if self._timers else None
 
     def next(self, state: CellState, now_ms: int) -> Adjusting | None:
-        """The next proposal. `now_ms`: the ledger's time, which goes on without records. If a stage raises, its job or node is not due any
-        more: each input leads to one attempt."""
+        """The next proposal. `now_ms`: the ledger's time, which goes on without records. If a stage raises,
+        its job or node is not due any more: each input leads to one attempt."""
         stage = _stage(state.settings)
         if state.frozen or stage is None:
             self._nodes_due.update(dict.fromkeys(self._steps))
@@ -389,7 +397,8 @@ class ContentionGuard:
     # ------------------------------------------------------------------------------------------ proposals
 
     def _proposed(self, state: CellState, change: Change, now_ms: int) -> Adjusting | None:
-        """The proposal, unless one is under way for the task; a proposal that the placer would refuse on this state is not sent."""
+        """The proposal, unless one is under way for the task; a proposal that the placer would refuse on this
+        state is not sent."""
         task_id, cores = change.task_id, change.cores
         sent = self._sent.get(task_id)
         if sent is not None and now_ms < sent.until_ms:
@@ -451,4 +460,5 @@ CHANGES: Mapping[type[Event], Callable[[Any], str]] = MappingProxyType(
         ledger_events.JobEnded: _job,
     }
 )
-"""Ledger events after which a job starts or stops being measured, or its node's tasks change → the function that gives its job id."""
+"""Ledger events after which a job starts or stops being measured, or its node's tasks change → the function
+that gives its job id."""

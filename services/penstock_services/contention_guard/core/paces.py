@@ -1,4 +1,5 @@
-"""Telemetry of nodes and their tasks: present pressure, and the speed of trainings relative to their best with the same cores."""
+"""Telemetry of nodes and their tasks: present pressure, and the speed of trainings relative to their best
+with the same cores."""
 
 from dataclasses import dataclass, field
 
@@ -7,18 +8,21 @@ from penstock.scheduling.acting.settling import Settling, Speed
 from penstock.scheduling.acting.telemetry_windows import NodeWindow, TaskWindow
 
 UNSETTLED = 3
-"""Number of different reports from which on their slowest counts as a training's speed before one has settled; a job's first steps take other times."""
+"""Number of different reports from which on their slowest counts as a training's speed before one has
+settled; a job's first steps take other times."""
 
 
 @dataclass(slots=True)
 class Slowest:
-    """The slowest of the different reports of a speed that has not settled: below it a training whose steps vary is slow too."""
+    """The slowest of the different reports of a speed that has not settled: below it a training whose steps
+    vary is slow too."""
 
     speed: Speed | None = None
     reports: int = 0
 
     def observe(self, found: Speed) -> None:
-        """A report that differs from the one before. What is slower by `FALLS` is no such report but a loss, once there are enough."""
+        """A report that differs from the one before. What is slower by `FALLS` is no such report but a loss,
+        once there are enough."""
         if self.speed is None or self.speed.by_steps != found.by_steps:
             self.speed, self.reports = found, 1
         elif self.reports < UNSETTLED or found.per_s > (1 - FALLS) * self.speed.per_s:
@@ -77,13 +81,14 @@ class Pace:
         self.latest_ms = min(self.latest_ms, begin_ms - 1)
 
     def counts_ms(self, node: "Node") -> int:
-        """Ledger time from which on its speed is measured after the latest change on its node: at once where a window arrived since, else
-        when it would have reported another speed. 0: at once."""
+        """Ledger time from which on its speed is measured after the latest change on its node: at once where
+        a window arrived since, else when it would have reported another speed. 0: at once."""
         speed = self.settling.speed
         return 0 if self.latest_ms > node.after_ms or speed is None else node.changed_ms + speed.quiet_ms
 
     def lost(self, node: "Node", now_ms: int) -> float | None:
-        """Part of its best speed that it has lost, 0 – 1, since the latest change on its node. None: not known (yet)."""
+        """Part of its best speed that it has lost, 0 – 1, since the latest change on its node. None: not
+        known (yet)."""
         self._learn(now_ms)
         speed = self.settling.speed
         if speed is None or now_ms < self.counts_ms(node):

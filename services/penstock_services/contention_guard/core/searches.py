@@ -1,8 +1,10 @@
-"""Search for the number of cores of one running training: which number its workers have, the measured speeds, and how it ends.
+"""Search for the number of cores of one running training: which number its workers have, the measured speeds,
+and how it ends.
 
-A search changes nothing before the speed at the start has settled. After a probe it waits for its nodes' answers, then for the speed to settle
-(`penstock.scheduling.acting.settling`). It ends where the stage decides so, or at the start's cores: when the speed never settles, a node cannot obey,
-a probe is refused, or other jobs come to share its GPUs in turns. A restart in between gives back the cores of the placement.
+A search changes nothing before the speed at the start has settled. After a probe it waits for its nodes'
+answers, then for the speed to settle (`penstock.scheduling.acting.settling`). It ends where the stage decides
+so, or at the start's cores: when the speed never settles, a node cannot obey, a probe is refused, or other
+jobs come to share its GPUs in turns. A restart in between gives back the cores of the placement.
 """
 
 from dataclasses import dataclass, field
@@ -123,7 +125,8 @@ class Search:
         ]
 
     def answered(self, job: JobState, latest_ms: int, now_ms: int) -> None:
-        """Begins to measure if all nodes have applied the wanted cores. `latest_ms`: begin of the node's latest window."""
+        """Begins to measure if all nodes have applied the wanted cores. `latest_ms`: begin of the node's
+        latest window."""
         if self.ended or self.settling is not None:
             return
         adjusted = [job.tasks[task_id].cores_adjusted for task_id in self.workers]
@@ -137,7 +140,8 @@ class Search:
             self.until_ms = now_ms + max(MEASURES_MS, int(MEASURES_STEPS * step_ms))
 
     def refused(self, why: str) -> None:
-        """A probe is not possible: the best measured number of cores stays. An end with fewer cores is not, since the settings have changed: the start's stay."""
+        """A probe is not possible: the best measured number of cores stays. An end with fewer cores is not,
+        since the settings have changed: the start's stay."""
         if self.ended:
             self.cores = max(self.cores, self.start)
         else:
@@ -168,7 +172,8 @@ def search_of(state: CellState, job: JobState, guard: Guard, latest_ms: int) -> 
 
 
 def takes_ms(speed: Speed) -> int:
-    """How long a search may take for a training of that speed: the start and each probe until it has settled. A training that ends before gains nothing."""
+    """How long a search may take for a training of that speed: the start and each probe until it has settled.
+    A training that ends before gains nothing."""
     return (1 + MAX_CORE_PROBES) * speed.quiet_ms
 
 
@@ -178,7 +183,8 @@ def alone(job: JobState) -> bool:
 
 
 def _may_change(state: CellState, job: JobState) -> bool:
-    """Members of groups hold their cores together, and the speed of a job that shares a GPU is not its own."""
+    """Members of groups hold their cores together, and the speed of a job that shares a GPU is not its
+    own."""
     return (
         job.status is JobStatus.RUNNING
         and alone(job)
@@ -188,7 +194,8 @@ def _may_change(state: CellState, job: JobState) -> bool:
 
 
 def most_of(state: CellState, workers: tuple[str, ...]) -> int:
-    """Cores that each of them could have: the free cores of a node are divided among its workers. 0: they may not be changed now."""
+    """Cores that each of them could have: the free cores of a node are divided among its workers. 0: they may
+    not be changed now."""
     found = [running(state, task_id) for task_id in workers]
     tasks = [one for one in found if isinstance(one, Running)]
     if len(tasks) < len(workers):

@@ -1,4 +1,5 @@
-"""What the eliminator sees of a node (`penstock.scheduling.acting.eliminator`): what is short on it, its trainings and the jobs beside them. Pure."""
+"""What the eliminator sees of a node (`penstock.scheduling.acting.eliminator`): what is short on it, its
+trainings and the jobs beside them. Pure."""
 
 from collections.abc import Mapping
 
@@ -14,13 +15,15 @@ from penstock_services.contention_guard.core.paces import Node, Pace
 from penstock_services.contention_guard.core.searches import alone
 
 RESERVE = 13
-"""Steps down that are reserved for a job after its release: from 1,024 cores to one takes ten, and its cap has three."""
+"""Steps down that are reserved for a job after its release: from 1,024 cores to one takes ten, and its cap
+has three."""
 Paces = Mapping[str, Pace]
 """By task id, of running tasks with telemetry."""
 
 
 def pressure(state: CellState, spec: NodeState, node: Node, paces: Paces) -> NodeView:
-    """Which resources are short on a node, without its tasks yet: windows come often, and most change nothing."""
+    """Which resources are short on a node, without its tasks yet: windows come often, and most change
+    nothing."""
     stalled = [
         pace.stalled
         for task_id, job_id in spec.tasks.items()

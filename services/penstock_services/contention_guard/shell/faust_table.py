@@ -1,22 +1,32 @@
-"""Subprocess with one Faust app: windows of telemetry in a table that is rebuilt from its changelog topic on Kafka.
+"""Subprocess with one Faust app: windows of telemetry in a table that is rebuilt from its changelog topic on
+Kafka.
 
-Started by `FaustWindows`, which sends one line of JSON (`Asked`) and receives frames: the length in four bytes, then a JSON array of windows.
-The first frame has all windows, each later one the changed windows. A frame with an object (`Refused`) is the last one. The process ends when its
-standard input does, so with its parent.
+Started by `FaustWindows`, which sends one line of JSON (`Asked`) and receives frames: the length in four
+bytes, then a JSON array of windows. The first frame has all windows, each later one the changed windows. A
+frame with an object (`Refused`) is the last one. The process ends when its standard input does, so with its
+parent.
 
-The windows are those of `penstock.scheduling.acting.telemetry_windows`. Faust has the consumer group, the table and its changelog, and no part in
-decisions. Ideal: at-least-once, as Faust promises it. Departures of faust-streaming 0.15.3, and the workarounds:
+The windows are those of `penstock.scheduling.acting.telemetry_windows`. Faust has the consumer group, the
+table and its changelog, and no part in decisions. Ideal: at-least-once, as Faust promises it. Departures of
+faust-streaming 0.15.3, and the workarounds:
 
-- It commits a sample while the change of the table still lies in a buffer, and goes on where that change could not be written. Here a
-  sample is acknowledged once its change is in the changelog, in the order of reading, and a failed write ends the process.
-- Its windowed tables expire by the machine's clock, never after a rebuild, and not in the changelog. Here the table has `HELD_WINDOWS`
-  slots per node that are reused: nothing is deleted, so that compaction bounds the changelog.
-- A recovery waits for the last record of the changelog, which compaction may have removed if it was a deletion. There are none.
-- Its consumer hands the partitions to read to a thread as a set that it changes meanwhile, and an empty set stands for all: records then read
-  from a paused partition are lost to a group without positions. Here the thread gets a copy.
-- An agent that raises is started again, and the records that it had read are lost. Here any error ends the process; the service begins anew (crash-only).
-- Without a broker its stop hangs and leaves threads and tasks that cannot be cancelled. Hence a process, which ends for certain.
-- Environment variables override its settings, and it would create topics and serve HTTP. Here it gets no environment, and may do neither.
+- It commits a sample while the change of the table still lies in a buffer, and goes on where that change
+  could not be written. Here a sample is acknowledged once its change is in the changelog, in the order of
+  reading, and a failed write ends the process.
+- Its windowed tables expire by the machine's clock, never after a rebuild, and not in the changelog. Here the
+  table has `HELD_WINDOWS` slots per node that are reused: nothing is deleted, so that compaction bounds the
+  changelog.
+- A recovery waits for the last record of the changelog, which compaction may have removed if it was a
+  deletion. There are none.
+- Its consumer hands the partitions to read to a thread as a set that it changes meanwhile, and an empty set
+  stands for all: records then read from a paused partition are lost to a group without positions. Here the
+  thread gets a copy.
+- An agent that raises is started again, and the records that it had read are lost. Here any error ends the
+  process; the service begins anew (crash-only).
+- Without a broker its stop hangs and leaves threads and tasks that cannot be cancelled. Hence a process,
+  which ends for certain.
+- Environment variables override its settings, and it would create topics and serve HTTP. Here it gets no
+  environment, and may do neither.
 """
 
 import asyncio
@@ -91,13 +101,15 @@ class Transport(aiokafka.Transport):
 
 
 class _Places:
-    """Slots of the table and their windows, per node. Slots are reused: those of windows that are not held any more, the oldest one's first."""
+    """Slots of the table and their windows, per node. Slots are reused: those of windows that are not held
+    any more, the oldest one's first."""
 
     def __init__(self) -> None:
         self._nodes: dict[str, dict[int, int]] = {}
 
     def of(self, window: NodeWindow, held: Set[int]) -> int:
-        """Its slot, 0 – HELD_WINDOWS - 1. No two slots have windows of one time. `held`: begins of the node's windows that are held, this one among them."""
+        """Its slot, 0 – HELD_WINDOWS - 1. No two slots have windows of one time. `held`: begins of the node's
+        windows that are held, this one among them."""
         places = self._nodes.setdefault(window.node_id, {})
         if window.begin_ms not in places:
             free = set(range(HELD_WINDOWS)) - set(places.values())
@@ -159,7 +171,8 @@ class WindowTable:
                 await asyncio.wait_for(self._caught_up.wait(), CATCH_UP_S)
                 return
         raise LogError(
-            f"Faust has read nothing of {Topic.TELEMETRY} for {CATCH_UP_S:.0f} s; it is behind in {self._behind(self._assigned or ())}"
+            f"Faust has read nothing of {Topic.TELEMETRY} for {CATCH_UP_S:.0f} s; it is behind in "
+            f"{self._behind(self._assigned or ())}"
         )
 
     async def read(self) -> Sequence[NodeWindow]:
@@ -171,7 +184,8 @@ class WindowTable:
         return changed
 
     async def stop(self) -> None:
-        """Leaves the group. May hang, and may leave threads: the caller bounds it, and ends the process after it."""
+        """Leaves the group. May hang, and may leave threads: the caller bounds it, and ends the process after
+        it."""
         await self._app.stop()
 
     # --- Faust -------------------------------------------------------------------------------------------
@@ -203,14 +217,22 @@ class WindowTable:
         )
         app.transport = Transport(app.conf.broker_consumer, app)
         raw: dict[str, Any] = {
-            "key_type": bytes, "value_type": bytes, "key_serializer": "raw", "value_serializer": "raw",
-            "partitions": NODE_PARTITIONS, "allow_empty": True,
-        }  # fmt: skip
+            "key_type": bytes,
+            "value_type": bytes,
+            "key_serializer": "raw",
+            "value_serializer": "raw",
+            "partitions": NODE_PARTITIONS,
+            "allow_empty": True,
+        }
         changelog = app.topic(Topic.GUARD_WINDOWS, acks=False, **raw)
         self._table = app.Table(
-            "windows", key_type=bytes, value_type=bytes, changelog_topic=changelog,
-            partitions=NODE_PARTITIONS, on_recover=self._rebuild,
-        )  # type: ignore[assignment]  # fmt: skip
+            "windows",
+            key_type=bytes,
+            value_type=bytes,
+            changelog_topic=changelog,
+            partitions=NODE_PARTITIONS,
+            on_recover=self._rebuild,
+        )  # type: ignore[assignment]
         app.agent(app.topic(Topic.TELEMETRY, **raw), name="windows")(self._follow)  # type: ignore[arg-type]
         return app
 
@@ -243,9 +265,13 @@ class WindowTable:
         """Merges the sample. Returns the write of its change, if there is any."""
         message: Any = event.message  # its headers are the pairs that aiokafka read
         record = Record(
-            Partition(message.topic, message.partition), message.offset, message.value or b"",
-            wire_headers(message.headers), message.key, round(message.timestamp * 1_000),
-        )  # fmt: skip
+            Partition(message.topic, message.partition),
+            message.offset,
+            message.value or b"",
+            wire_headers(message.headers),
+            message.key,
+            round(message.timestamp * 1_000),
+        )
         try:
             one = sampled(record)
         except EventError as error:  # invalid telemetry is skipped
@@ -346,7 +372,8 @@ async def _parent_gone() -> None:
 
 
 class _Process:
-    """Serves one parent. `out`: the pipe to it; `write` blocks while the parent does not read, and Kafka's heartbeats go on in their own thread."""
+    """Serves one parent. `out`: the pipe to it; `write` blocks while the parent does not read, and Kafka's
+    heartbeats go on in their own thread."""
 
     def __init__(self, asked: Asked, out: BinaryIO) -> None:
         self._asked = asked

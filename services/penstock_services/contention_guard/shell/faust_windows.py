@@ -1,6 +1,8 @@
-"""Telemetry windows on Kafka: the adapter of the port `Windows` whose reader is Faust in a process of its own.
+"""Telemetry windows on Kafka: the adapter of the port `Windows` whose reader is Faust in a process of its
+own.
 
-Why a process: see `faust_table`. After any failure of it `read` raises `LogError`, and the service's next attempt starts another one.
+Why a process: see `faust_table`. After any failure of it `read` raises `LogError`, and the service's next
+attempt starts another one.
 """
 
 import asyncio
@@ -69,7 +71,8 @@ class FaustWindows:
         return changed
 
     async def close(self) -> None:
-        """As `Windows`. Samples that were read and are not in the changelog are read again by the next one."""
+        """As `Windows`. Samples that were read and are not in the changelog are read again by the next
+        one."""
         if self._receiving is not None:
             self._receiving.cancel()
             await asyncio.gather(self._receiving, return_exceptions=True)
@@ -85,7 +88,8 @@ class FaustWindows:
             await process.wait()
 
     async def _next(self) -> Sequence[NodeWindow]:
-        """Windows since the last call; a first frame may be empty. Raises the error that ended the process."""
+        """Windows since the last call; a first frame may be empty. Raises the error that ended the
+        process."""
         assert self._receiving is not None, "`begin` comes first"
         await self._news.wait()
         if self._receiving.done():

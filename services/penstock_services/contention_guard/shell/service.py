@@ -1,4 +1,5 @@
-"""Main loop of the contention-guard service (`penstock.runtime.following.proposing`): reads windows of telemetry, proposes cores and caps of memory bandwidth."""
+"""Main loop of the contention-guard service (`penstock.runtime.following.proposing`): reads windows of
+telemetry, proposes cores and caps of memory bandwidth."""
 
 import asyncio
 import logging
@@ -92,7 +93,8 @@ async def run(
     log: Log | None = None,
     ready: asyncio.Event | None = None,
 ) -> None:
-    """Works until `stop` is set; see penstock.runtime.service. The topics must exist. Raises `NotAllowed`, `ConfigurationError`."""
+    """Works until `stop` is set; see penstock.runtime.service. The topics must exist. Raises `NotAllowed`,
+    `ConfigurationError`."""
 
     async def attempt(used: Log, traces: Tracing, replica: Replica, is_ready: asyncio.Event) -> None:
         await Watcher(settings, used, traces, replica).work(is_ready)

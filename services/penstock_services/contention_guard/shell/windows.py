@@ -1,7 +1,9 @@
-"""Tumbling windows of telemetry per node, as a port to the reader that merges the samples of the telemetry topic.
+"""Tumbling windows of telemetry per node, as a port to the reader that merges the samples of the telemetry
+topic.
 
 `LogWindows` reads the topic with the log's own reader, on every log. Merging is idempotent and commutative
-(`penstock.scheduling.acting.telemetry_windows`), so an adapter may deliver a window again, or one that is older than the one returned before.
+(`penstock.scheduling.acting.telemetry_windows`), so an adapter may deliver a window again, or one that is
+older than the one returned before.
 """
 
 from collections.abc import Iterable, Sequence, Set
@@ -16,13 +18,14 @@ class Windows(Protocol):
     """Reads windows of all nodes. Not for concurrent use."""
 
     async def begin(self) -> Sequence[NodeWindow]:
-        """Once, before `read`: the retained windows up to now, per node in rising order of time. Raises `LogError`."""
+        """Once, before `read`: the retained windows up to now, per node in rising order of time. Raises
+        `LogError`."""
         ...
 
     async def read(self) -> Sequence[NodeWindow]:
-        """Waits for windows that have changed since they were returned, and returns their present state: at least one, also
-        windows that have not ended yet, within a second of the sample. Per node in rising order of time; nodes may interleave. Cancelling it loses nothing.
-        Raises `LogError`.
+        """Waits for windows that have changed since they were returned, and returns their present state: at
+        least one, also windows that have not ended yet, within a second of the sample. Per node in rising
+        order of time; nodes may interleave. Cancelling it loses nothing. Raises `LogError`.
         """
         ...
 
@@ -38,7 +41,8 @@ class Held:
         self._nodes: dict[str, dict[int, NodeWindow]] = {}
 
     def add(self, one: Sampled) -> NodeWindow | None:
-        """The window after the merge; None: nothing new, no field of a window, or its window is dropped already."""
+        """The window after the merge; None: nothing new, no field of a window, or its window is dropped
+        already."""
         if not matters(one.sample):
             return None
         node_id, begin_ms = one.sample.node_id, window_of(one.at_ms)

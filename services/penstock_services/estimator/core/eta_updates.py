@@ -1,7 +1,8 @@
 """Publication of ETAs: when a job's remaining time is published, and with which value.
 
-Once per attempt as soon as it has reported steps, and again when the time left has changed by more than a tenth against the
-published one, less the time since then, or has left the published interval. Depends on the ledger's time alone.
+Once per attempt as soon as it has reported steps, and again when the time left has changed by more than a
+tenth against the published one, less the time since then, or has left the published interval. Depends on the
+ledger's time alone.
 """
 
 import math
@@ -29,7 +30,8 @@ MAX_LEFT_MS = 3.2e12  # a hundred years
 MAX_STEPS = float(1 << 53)
 RUNS_APART = 0.15  # standard deviation of ln step between runs of one job on as many GPUs
 CONDITIONS_APART = 0.42
-"""Standard deviation of ln step between conditions: nine in ten within a factor of two, the loss of two jobs that take turns on a GPU."""
+"""Standard deviation of ln step between conditions: nine in ten within a factor of two, the loss of two jobs
+that take turns on a GPU."""
 UNKNOWN_KIND = Learned()
 MAX_ENDED = 1_000  # jobs that have ended and are still cached here
 
@@ -44,7 +46,8 @@ class EtaUpdates:
         """Job → attempt, the latest published remaining time."""
 
     def open(self) -> Iterator[str]:
-        """Live jobs with reports newer than the latest published time in the ledger: to be answered after a restart."""
+        """Live jobs with reports newer than the latest published time in the ledger: to be answered after a
+        restart."""
         for job_id in list(self._state.stepped):
             job = self._state.live.get(job_id)
             progress = None if job is None else job.progress
@@ -54,7 +57,8 @@ class EtaUpdates:
                 yield job_id
 
     def next(self, job_id: str) -> EtaEstimated | None:
-        """The ETA to publish now; None: nothing new, or nothing is known. A returned value counts as published."""
+        """The ETA to publish now; None: nothing new, or nothing is known. A returned value counts as
+        published."""
         job = self._state.live.get(job_id)
         progress = None if job is None else job.progress
         if job is None or progress is None or not progress.at_ms:
@@ -122,9 +126,11 @@ class EtaUpdates:
 
 
 def in_conditions(progress: Progress, undisturbed: tuple[float, float] | None) -> tuple[float, float] | None:
-    """(ln step in s, its standard deviation) before any window of the present conditions, from the undisturbed step.
+    """(ln step in s, its standard deviation) before any window of the present conditions, from the
+    undisturbed step.
 
-    Or from the job's own step in other conditions here. Each holds less precisely in these conditions; the more precise one counts.
+    Or from the job's own step in other conditions here. Each holds less precisely in these conditions; the
+    more precise one counts.
     """
     found = []
     if undisturbed is not None:

@@ -1,11 +1,13 @@
-"""Interference between jobs that share a GPU: their slowdown, learned per pair of kinds (model, batch size) and GPU model.
+"""Interference between jobs that share a GPU: their slowdown, learned per pair of kinds (model, batch size)
+and GPU model.
 
-Speed beside another = time of a step alone / time of a step beside it, both as scripts report them; alone as the same job was measured
-before or after, else as jobs of its kind were. Runs of a pair are averaged. Only jobs of one GPU, and only two at a time, are measured.
-Source: Gavel (OSDI '20) §3.2 measures pairs beforehand; here the cell's own runs are the measurements.
+Speed beside another = time of a step alone / time of a step beside it, both as scripts report them; alone as
+the same job was measured before or after, else as jobs of its kind were. Runs of a pair are averaged. Only
+jobs of one GPU, and only two at a time, are measured. Source: Gavel (OSDI '20) §3.2 measures pairs
+beforehand; here the cell's own runs are the measurements.
 
-A pair's speeds are facts about programs, and a name does not prove which program runs: jobs of other owners may have it (decision 70). So
-an owner's estimates use only the pairs that this owner's jobs were part of.
+A pair's speeds are facts about programs, and a name does not prove which program runs: jobs of other owners
+may have it (decision 70). So an owner's estimates use only the pairs that this owner's jobs were part of.
 """
 
 from collections import OrderedDict
@@ -89,7 +91,8 @@ class Interference:
             self._put(kind, other, mean)
 
     def alone(self, kind: Kind, step_ms: float) -> None:
-        """A job of this kind had a GPU to itself; NaN: its steps were not measured, and nothing is learned."""
+        """A job of this kind had a GPU to itself; NaN: its steps were not measured, and nothing is
+        learned."""
         if isfinite(step_ms) and step_ms > 0:
             self._put_alone(kind, step_ms)
             self._new.alone_ms[kind] = step_ms

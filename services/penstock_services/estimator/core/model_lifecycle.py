@@ -1,4 +1,5 @@
-"""Life cycle of a learned model: when training is due, how a candidate is evaluated, when it is promoted, how it is loaded again."""
+"""Life cycle of a learned model: when training is due, how a candidate is evaluated, when it is promoted, how
+it is loaded again."""
 
 import math
 from collections import deque
@@ -52,7 +53,8 @@ class ModelKind(Generic[Model]):
     min_teaching: int
     """Fewer predict worse than the history of their own keys, and leave no test set."""
     fit: Callable[[Sequence[FinishedRun], Model | None], Model]
-    """Trains on these runs; a model of nearly the same runs supplies slow-to-learn hyperparameters. Raises `ValueError`: nothing to learn."""
+    """Trains on these runs; a model of nearly the same runs supplies slow-to-learn hyperparameters. Raises
+    `ValueError`: nothing to learn."""
     evaluate: Callable[[Model, Sequence[FinishedRun]], dict[str, float]]
     """Its metrics on these runs, `error` among them."""
     error: str
@@ -65,7 +67,8 @@ class ModelKind(Generic[Model]):
     """Whether a sound run contradicts its prediction; None: there was none."""
 
     def train(self, runs: Sequence[FinishedRun], current: Model | None) -> Trained | None:
-        """Learns from all runs; promoted if, learned from the older ones, it is no worse than `current` on the newest.
+        """Learns from all runs; promoted if, learned from the older ones, it is no worse than `current` on
+        the newest.
 
         Hyperparameters come from the older runs alone, so that the test set stays unseen. None if
         too few runs can be used. `current` was trained on some of the newest, which is in its favour.
@@ -90,9 +93,15 @@ class ModelKind(Generic[Model]):
         digest = digest_of(body)
         ended_ms = [run.measured.ended_ms for run in teaching]
         return Trained(
-            version_of(self.name, digest), digest, body, len(teaching), int(min(ended_ms)), int(max(ended_ms)),
-            metrics, promoted,
-        )  # fmt: skip
+            version_of(self.name, digest),
+            digest,
+            body,
+            len(teaching),
+            int(min(ended_ms)),
+            int(max(ended_ms)),
+            metrics,
+            promoted,
+        )
 
     def read(self, body: bytes, digest: str) -> InUse[Model]:
         """Raises `BadModel`, also for another digest's model."""

@@ -14,7 +14,8 @@ from penstock_services.estimator.core.records.runs import NO_CARD, Allocation, C
 
 
 class Capacity(NamedTuple):
-    """Of each resource the maximum over the nodes that a job may use; the maxima may be of different nodes."""
+    """Of each resource the maximum over the nodes that a job may use; the maxima may be of different
+    nodes."""
 
     gpus: int
     cores: int
@@ -23,7 +24,8 @@ class Capacity(NamedTuple):
 
 
 class NodeCapacity:
-    """A fold of the nodes. Cards stay known after their node has left: attempts that ran there are yet to end."""
+    """A fold of the nodes. Cards stay known after their node has left: attempts that ran there are yet to
+    end."""
 
     def __init__(self) -> None:
         self._cards: dict[str, Card] = {}
@@ -57,14 +59,16 @@ class NodeCapacity:
         return self._named
 
     def allocation_of(self, places: Sequence[TaskPlacement]) -> Allocation:
-        """Allocation of an attempt's workers (at least one); all of them get the same. A gang on unlike cards has none by name."""
+        """Allocation of an attempt's workers (at least one); all of them get the same. A gang on unlike cards
+        has none by name."""
         first = places[0]
         found = {self._cards.get(place.node_id, NO_CARD) for place in places} if first.gpus else {NO_CARD}
         card = found.pop() if len(found) == 1 else Card("", min(card.memory_mib for card in found))
         return Allocation(len(first.gpus), first.gpu_share_milli, len(first.cores), card)
 
     def max(self, spec: JobSpec, gpus: int) -> Capacity | None:
-        """Capacity for a worker with so many GPUs of the models that the job allows; None: there is no such node now."""
+        """Capacity for a worker with so many GPUs of the models that the job allows; None: there is no such
+        node now."""
         allowed = spec.gpu_models if gpus else ()
         fitting = [
             (shape.gpus, shape.cores, shape.host_memory_mib, shape.gpu_memory_mib)
@@ -84,7 +88,8 @@ class NodeCapacity:
         )
 
     def gpu_nodes(self, allowed: Collection[str]) -> list[tuple[str, Mapping[int, int]]]:
-        """(GPU model, GPUs on a node → nodes) of those allowed (none named: all), the most GPUs first; without mixed nodes."""
+        """(GPU model, GPUs on a node → nodes) of those allowed (none named: all), the most GPUs first;
+        without mixed nodes."""
         sizes: dict[str, Counter[int]] = {}
         for shape, nodes in self._shapes.items():
             if shape.gpu_model and (not allowed or shape.gpu_model in allowed):

@@ -1,5 +1,5 @@
-"""Publisher of running jobs' remaining times, beside the loop that estimates submissions: one job after the other, and
-other coroutines run in between."""
+"""Publisher of running jobs' remaining times, beside the loop that estimates submissions: one job after the
+other, and other coroutines run in between."""
 
 import asyncio
 

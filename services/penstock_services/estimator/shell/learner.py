@@ -1,7 +1,8 @@
-"""Learning beside the estimating loop: stores finished runs, and trains models when they are due, in a worker process.
+"""Learning beside the estimating loop: stores finished runs, and trains models when they are due, in a worker
+process.
 
-Answers never wait for it. While Postgres is down, runs are buffered here and written later; runs that are lost with the
-process are read again from the ledger, since runs and position are written together.
+Answers never wait for it. While Postgres is down, runs are buffered here and written later; runs that are
+lost with the process are read again from the ledger, since runs and position are written together.
 """
 
 import asyncio
@@ -52,7 +53,8 @@ class Training(NamedTuple):
 
 
 class Learner:
-    """One cell's learner. `use`: receives each model that answers from now on, by the name of its kind; `publish` appends an event."""
+    """One cell's learner. `use`: receives each model that answers from now on, by the name of its kind;
+    `publish` appends an event."""
 
     def __init__(
         self,
@@ -110,8 +112,10 @@ class Learner:
         end = (await log.end_offsets([ledger]))[ledger]  # later: the cell's own estimator may be writing
         if end < self.learned_from:
             raise ConfigurationError(
-                f"the runs of cell {self._cell} were read from a longer ledger (offset {self.learned_from}, this one "
-                f"ends at {end}). Give each log its own database; or, where this ledger has lost records, drop schema "
+                f"the runs of cell {self._cell} were read from a longer ledger (offset {self.learned_from}, "
+                "this one "
+                f"ends at {end}). Give each log its own database; or, where this ledger has lost records, "
+                "drop schema "
                 f"{estimator_schema(self._cell)}: all of it is learned again from the ledger"
             )
         replica = await load_latest_from(self._dsn, self._cell, log, ledger, Until(offset=self.learned_from))
@@ -219,8 +223,9 @@ class Learner:
 
 
 def train_on_latest(dsn: str, cell: str, kind: str, current: Trained | None) -> Training:
-    """One training, in the worker process: it reads its runs itself, so that the estimating loop neither decodes 10,000
-    rows nor sends them on, which alone would block it for half a second. Raises `StoreError`."""
+    """One training, in the worker process: it reads its runs itself, so that the estimating loop neither
+    decodes 10,000 rows nor sends them on, which alone would block it for half a second. Raises
+    `StoreError`."""
     [found] = [one for one in KINDS if one.name == kind]
     runs = asyncio.run(_latest(dsn, cell, found))
     model = None if current is None else found.read(current.body, current.sha256).model

@@ -17,7 +17,8 @@ FIRST_BACKOFF_S, LAST_BACKOFF_S = 0.05, 2.0  # between failed appends; a broker 
 
 
 class Publisher:
-    """One cell's publisher. Ids derive from content or cause, so that a repeat is recognised as a duplicate."""
+    """One cell's publisher. Ids derive from content or cause, so that a repeat is recognised as a
+    duplicate."""
 
     def __init__(self, log: Log, partition: Partition, cell: str) -> None:
         self._log = log
@@ -46,7 +47,8 @@ class Publisher:
         return Message(self._partition, value, headers, self._key)
 
     async def send(self, messages: Sequence[Message], what: str) -> None:
-        """Retries until the append succeeds: repeating it is harmless, leaving it out is not. `what`: description of the messages for the log."""
+        """Retries until the append succeeds: repeating it is harmless, leaving it out is not. `what`:
+        description of the messages for the log."""
         await retry(
             lambda: self._log.append(messages),
             (AppendFailed,),

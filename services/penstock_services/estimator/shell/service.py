@@ -1,8 +1,8 @@
 """Main loop of the estimator service: fold the ledger, estimate submissions, append, wait for the append.
 
-After a restart it folds the ledger (with Postgres from a snapshot on), estimates every job without an estimate in the
-ledger, and reads on from the placer's position. An estimate that is sent twice has the same id,
-and the placer rejects the second. The `Learner` stores the finished runs, beside this loop.
+After a restart it folds the ledger (with Postgres from a snapshot on), estimates every job without an
+estimate in the ledger, and reads on from the placer's position. An estimate that is sent twice has the same
+id, and the placer rejects the second. The `Learner` stores the finished runs, beside this loop.
 """
 
 import asyncio
@@ -87,7 +87,8 @@ class Estimator:
         )
 
     async def catch_up(self) -> Reader:
-        """Folds the existing ledger and estimates jobs without an estimate; returns the reader to go on with."""
+        """Folds the existing ledger and estimates jobs without an estimate; returns the reader to go on
+        with."""
         offset = await self.fold_ledger()
         reader = self._log.reader(
             {self._jobs: self.state.jobs_offset, self._ledger_partition: offset}, batch_ms=BATCH_MS
@@ -181,7 +182,8 @@ class Estimator:
         self._steps.prepare(specs)
 
     def _submission(self, record: Record) -> tuple[JobSubmitted, Envelope] | None:
-        """Submission in one record of the jobs topic; None when there is none, or it cannot be decoded: the placer writes a dead letter."""
+        """Submission in one record of the jobs topic; None when there is none, or it cannot be decoded: the
+        placer writes a dead letter."""
         try:
             envelope = from_wire(record.headers, record.value, self._jobs.topic)
         except EventError:
@@ -190,7 +192,8 @@ class Estimator:
         return (submitted, envelope) if isinstance(submitted, JobSubmitted) else None
 
     def _again(self, job_id: str, job: LiveJob, spec: JobSpec) -> Message:
-        """The estimate of a job that is in the ledger: its first, or that of the attempt after a failed one."""
+        """The estimate of a job that is in the ledger: its first, or that of the attempt after a failed
+        one."""
         key = job.info.key if spec.min_workers is None else None
         return self._message(job_id, spec, job.event_id, None, key, job.attempt)
 
@@ -203,7 +206,8 @@ class Estimator:
         key: bytes | None = None,
         attempt: int = 0,
     ) -> Message:
-        """`cause`: id of the submission's event; `traceparent`: its context, if it is still known; `key`: None for that of `spec`."""
+        """`cause`: id of the submission's event; `traceparent`: its context, if it is still known; `key`:
+        None for that of `spec`."""
         started_ms, began_s = wall_ms(), time.perf_counter()
         found = self.estimate(spec, key)
         attributes: dict[str, Attribute] = {
@@ -244,7 +248,8 @@ class Estimator:
         return profile(asked, self.state.nodes, runs, WIDE if model is None else model.model.prior)
 
     def _stages(self) -> list[Message]:
-        """Stage profiles that are not published yet. The id is a digest of the content, so that a repeat is recognised."""
+        """Stage profiles that are not published yet. The id is a digest of the content, so that a repeat is
+        recognised."""
         messages = []
         for event, cause in self.state.stages.news():
             digest = sha256(encode(event)).hexdigest()[:32]

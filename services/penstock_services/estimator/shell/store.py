@@ -36,7 +36,8 @@ MAX_STAGES = STAGE_KEYS * (STAGE_OWNERS + 1)  # as many as the registry in memor
 _STAGE_COLUMNS = ("model", "batch_size", "gpus", "owner", "first_seq", "last_seq", *StageProfile._fields)
 INSERT_RUN = "INSERT INTO runs VALUES ($1, $2, $3, $4, $5) ON CONFLICT (seq) DO NOTHING"
 INSERT_STAGES = (
-    f"INSERT INTO stages ({', '.join(_STAGE_COLUMNS)}) VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13) "
+    f"INSERT INTO stages ({', '.join(_STAGE_COLUMNS)}) VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, "
+    "$12, $13) "
     "ON CONFLICT (model, batch_size, gpus, owner) DO UPDATE SET "
     + ", ".join(f"{name} = excluded.{name}" for name in ("last_seq", *StageProfile._fields))
 )
@@ -47,7 +48,8 @@ INSERT_PAIRS = (
     "SET own = excluded.own, other = excluded.other, runs = excluded.runs, last_seq = excluded.last_seq"
 )
 INSERT_ALONE = (
-    "INSERT INTO steps_alone VALUES ($1, $2, $3, $4, $5, $6) ON CONFLICT (owner, model, batch_size, gpu_model) DO UPDATE "
+    "INSERT INTO steps_alone VALUES ($1, $2, $3, $4, $5, $6) ON CONFLICT (owner, model, batch_size, "
+    "gpu_model) DO UPDATE "
     "SET step_ms = excluded.step_ms, last_seq = excluded.last_seq"
 )
 
@@ -78,7 +80,8 @@ async def _connect(dsn: str, settings: Mapping[str, str]) -> asyncpg.Connection:
 
 
 async def _make_tables(dsn: str, schema: str) -> None:
-    """On a connection of its own that is closed: the server process behind it caches 2 MiB of catalog entries.
+    """On a connection of its own that is closed: the server process behind it caches 2 MiB of catalog
+    entries.
 
     Raises `StoreError`, or `ConfigurationError` for a schema of another version.
     """
@@ -98,7 +101,8 @@ class RunStore:
 
     @classmethod
     async def open(cls, dsn: str, cell: str) -> "RunStore":
-        """Connects and migrates. Raises `StoreError`, or `ConfigurationError` for a schema of another version."""
+        """Connects and migrates. Raises `StoreError`, or `ConfigurationError` for a schema of another
+        version."""
         schema = estimator_schema(cell)
         await _make_tables(dsn, schema)
         connection = await _connect(dsn, {"search_path": schema, "jit": "off"})
@@ -126,7 +130,8 @@ class RunStore:
         stages: Iterable[Owned] = (),
         pairs: Learned = NOTHING_LEARNED,
     ) -> None:
-        """Writes runs, stages, pairs and position together; a run that exists already stays as it is. Raises `StoreError`."""
+        """Writes runs, stages, pairs and position together; a run that exists already stays as it is. Raises
+        `StoreError`."""
         with store_errors(f"{len(runs)} runs were not written"):
             async with self._connection.transaction():
                 await self._connection.executemany(INSERT_RUN, [_row(run) for run in runs])
@@ -152,7 +157,8 @@ class RunStore:
                 )
 
     async def prune(self) -> None:
-        """Removes runs, stages, pairs, and models of each kind, beyond their maximum; the newest promoted models stay.
+        """Removes runs, stages, pairs, and models of each kind, beyond their maximum; the newest promoted
+        models stay.
 
         Raises `StoreError`.
         """
@@ -173,9 +179,11 @@ class RunStore:
                     MAX_PAIR_ROWS,
                 )
             await self._connection.execute(
-                "DELETE FROM models WHERE version IN (SELECT version FROM (SELECT version, promoted, row_number() OVER "
+                "DELETE FROM models WHERE version IN (SELECT version FROM (SELECT version, promoted, "
+                "row_number() OVER "
                 "(PARTITION BY kind ORDER BY trained_seq DESC) AS age, row_number() OVER "
-                "(PARTITION BY kind, promoted ORDER BY trained_seq DESC) AS age_of_such FROM models) AS known "
+                "(PARTITION BY kind, promoted ORDER BY trained_seq DESC) AS age_of_such FROM models) AS "
+                "known "
                 "WHERE age > $1 AND NOT (promoted AND age_of_such = 1))",
                 MAX_MODELS,
             )
@@ -191,18 +199,20 @@ class RunStore:
                         yield run
 
     async def trained_seq(self, kind: str) -> int:
-        """Number of the newest run in the training set of the newest model of this kind; -1: there is no model. Raises `StoreError`."""
+        """Number of the newest run in the training set of the newest model of this kind; -1: there is no
+        model. Raises `StoreError`."""
         with store_errors("models could not be read"):
             query = "SELECT coalesce(max(trained_seq), -1) FROM models WHERE kind = $1"
             found: int = await self._connection.fetchval(query, kind)
         return found
 
     async def stages(self) -> Sequence[Owned]:
-        """For `StageRegistry.put`: keys in the order of their latest change, of each key the owners in the order in which they
-        first measured. Raises `StoreError`."""
+        """For `StageRegistry.put`: keys in the order of their latest change, of each key the owners in the
+        order in which they first measured. Raises `StoreError`."""
         with store_errors("stages could not be read"):
             rows = await self._connection.fetch(
-                f"SELECT {', '.join(_STAGE_COLUMNS)}, max(last_seq) OVER (PARTITION BY model, batch_size, gpus) AS changed "
+                f"SELECT {', '.join(_STAGE_COLUMNS)}, max(last_seq) OVER (PARTITION BY model, batch_size, "
+                "gpus) AS changed "
                 "FROM stages ORDER BY changed, owner = '', first_seq, owner"
             )
         return [
@@ -219,10 +229,12 @@ class RunStore:
         """For `Interference.put`. Raises `StoreError`."""
         with store_errors("pairs could not be read"):
             alone = await self._connection.fetch(
-                "SELECT owner, model, batch_size, gpu_model, step_ms FROM steps_alone ORDER BY last_seq, owner, model"
+                "SELECT owner, model, batch_size, gpu_model, step_ms FROM steps_alone ORDER BY last_seq, "
+                "owner, model"
             )
             pairs = await self._connection.fetch(
-                "SELECT owner, model, batch_size, gpu_model, other_owner, other_model, other_batch_size, own, other, runs "
+                "SELECT owner, model, batch_size, gpu_model, other_owner, other_model, other_batch_size, "
+                "own, other, runs "
                 "FROM pairs ORDER BY last_seq, owner, model"
             )
         return Learned(
@@ -240,7 +252,8 @@ class RunStore:
         return await self._runs("SELECT body FROM runs WHERE rejected = '' ORDER BY seq DESC LIMIT $1", count)
 
     async def latest_steps(self, count: int, of_one: int) -> list[FinishedRun]:
-        """The newest sound runs that reported steps, at most `of_one` of one owner, oldest first. Raises `StoreError`."""
+        """The newest sound runs that reported steps, at most `of_one` of one owner, oldest first. Raises
+        `StoreError`."""
         return await self._runs(
             "SELECT body FROM (SELECT *, row_number() OVER (PARTITION BY owner ORDER BY seq DESC) "
             "AS age FROM runs WHERE rejected = '' AND with_steps) AS known WHERE age <= $2 "
@@ -259,17 +272,27 @@ class RunStore:
         """Saving the same version twice has no effect. Raises `StoreError`."""
         with store_errors(f"model {model.version} was not written"):
             await self._connection.execute(
-                "INSERT INTO models VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10) ON CONFLICT (version) DO UPDATE "
+                "INSERT INTO models VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10) ON CONFLICT (version) "
+                "DO UPDATE "
                 "SET promoted = excluded.promoted, trained_seq = excluded.trained_seq",
-                model.version, trained_seq, model.sha256, model.body, model.runs, model.first_run_ms,
-                model.last_run_ms, orjson.dumps(model.metrics).decode(), model.promoted, kind,
-            )  # fmt: skip
+                model.version,
+                trained_seq,
+                model.sha256,
+                model.body,
+                model.runs,
+                model.first_run_ms,
+                model.last_run_ms,
+                orjson.dumps(model.metrics).decode(),
+                model.promoted,
+                kind,
+            )
 
     async def promoted_models(self, kind: str) -> list[Trained]:
         """Newest first: if one is damaged, the next is tried. Raises `StoreError`."""
         with store_errors("models could not be read"):
             rows = await self._connection.fetch(
-                "SELECT version, sha256, body, runs, first_run_ms, last_run_ms, metrics, promoted FROM models "
+                "SELECT version, sha256, body, runs, first_run_ms, last_run_ms, metrics, promoted FROM "
+                "models "
                 "WHERE promoted AND kind = $1 ORDER BY trained_seq DESC",
                 kind,
             )

@@ -36,7 +36,8 @@ class Role(StrEnum):
     READ = "read"
     """Look at the cell, and at all of its tenant's jobs; of others' at what `visible` shows."""
     OPERATE = "operate"
-    """Command nodes, cancel any job and, with `read`, see all of it; hand in estimates and proposals, replay, verify and rebuild."""
+    """Command nodes, cancel any job and, with `read`, see all of it; hand in estimates and proposals, replay,
+    verify and rebuild."""
     NODE = "node"
     """Be the reporter of one node."""
 
@@ -103,7 +104,8 @@ class Caller(NamedTuple):
         raise Problem(
             403,
             "other_tenant",
-            f"{what} belongs to {owner}, and this token to {self.tenant or 'no tenant'}; use a token of {owner}, or one with the role operate",
+            f"{what} belongs to {owner}, and this token to {self.tenant or 'no tenant'}; use a token of "
+            f"{owner}, or one with the role operate",
         )
 
 
@@ -171,7 +173,8 @@ def _entry(words: list[str]) -> tuple[bytes, Caller]:
 
 
 def _named(field: str, value: str) -> str:
-    """A name that is valid in events, so that no job is accepted that readers would reject. Raises `ValueError`."""
+    """A name that is valid in events, so that no job is accepted that readers would reject. Raises
+    `ValueError`."""
     try:
         return msgspec.convert(value, Identifier)
     except msgspec.ValidationError as error:

@@ -1,4 +1,5 @@
-"""Rendering of a job's output as text or as JSON lines: prefixes, whole lines where several tasks write, and unreadable logs. Pure."""
+"""Rendering of a job's output as text or as JSON lines: prefixes, whole lines where several tasks write, and
+unreadable logs. Pure."""
 
 import codecs
 import re

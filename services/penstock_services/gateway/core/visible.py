@@ -1,7 +1,9 @@
-"""Visibility of a job's fields to a caller: its tenant and operators see all of it, others only its scheduling. Pure.
+"""Visibility of a job's fields to a caller: its tenant and operators see all of it, others only its
+scheduling. Pure.
 
-Every reader sees: which job of which tenant waits or runs where since when, on how much, and why. The rest may hold data for
-its tenant alone: program, variables, names, output, errors. A new field of a row is hidden until it is listed here.
+Every reader sees: which job of which tenant waits or runs where since when, on how much, and why. The rest
+may hold data for its tenant alone: program, variables, names, output, errors. A new field of a row is hidden
+until it is listed here.
 """
 
 from collections.abc import Mapping
@@ -16,20 +18,58 @@ HIDDEN = "hidden"
 """Key of a row with hidden fields: the names of those fields, whose values are null."""
 OF_JOBS = frozenset(
     {
-        "job_id", "seq", "owner", "status", "workers", "parameter_servers", "attempt", "infrastructure_retries", "submitted_seq",
-        "token", "submitted_ms", "queued_ms", "placed_ms", "running_ms", "ended_ms", "outcome", "stop_reason", "unschedulable",
-        "nodes", "gpus", "cores", "unproven", "eta", "now_ms",
+        "job_id",
+        "seq",
+        "owner",
+        "status",
+        "workers",
+        "parameter_servers",
+        "attempt",
+        "infrastructure_retries",
+        "submitted_seq",
+        "token",
+        "submitted_ms",
+        "queued_ms",
+        "placed_ms",
+        "running_ms",
+        "ended_ms",
+        "outcome",
+        "stop_reason",
+        "unschedulable",
+        "nodes",
+        "gpus",
+        "cores",
+        "unproven",
+        "eta",
+        "now_ms",
     }
-)  # fmt: skip
+)
 OF_EVENTS = frozenset(
     {"seq", "n", "at_ms", "type", "kind", "term", "job_id", "node_id", "task_id", "explanation"}
 )
 OF_REASONS = frozenset(
     {
-        "job_id", "seq", "record_ms", "now_ms", "status", "reason", "text", "next_step", "now_or_never", "histogram", "feasible", "position",
-        "ahead", "waited_ms", "unproven", "owner", "detail", "placement", "start",
+        "job_id",
+        "seq",
+        "record_ms",
+        "now_ms",
+        "status",
+        "reason",
+        "text",
+        "next_step",
+        "now_or_never",
+        "histogram",
+        "feasible",
+        "position",
+        "ahead",
+        "waited_ms",
+        "unproven",
+        "owner",
+        "detail",
+        "placement",
+        "start",
     }
-)  # fmt: skip
+)
 QUOTING = frozenset({"penstock.input.rejected", "penstock.input.dead_lettered"})
 """Events without a job whose reason may quote the client's input."""
 
@@ -45,7 +85,8 @@ def job_for(caller: Caller, row: Row) -> Row:
 
 
 def event_for(caller: Caller, row: Row, owner: str | None) -> Row:
-    """An event's or decision's row. `owner`: of its job; None: it has no job, or one that has left the tables."""
+    """An event's or decision's row. `owner`: of its job; None: it has no job, or one that has left the
+    tables."""
     if row["job_id"] is None:
         return row if sees_all(caller) or row.get("type") not in QUOTING else _only(OF_EVENTS, row)
     own = owner is not None and caller.may_act_for(owner)
@@ -53,7 +94,8 @@ def event_for(caller: Caller, row: Row, owner: str | None) -> Row:
 
 
 def reason_for(caller: Caller, row: Row, owner: str) -> Row:
-    """An answer to `why`, or a row of the queue. Between attempts and after the end its details are the error."""
+    """An answer to `why`, or a row of the queue. Between attempts and after the end its details are the
+    error."""
     if caller.may_act_for(owner):
         return row
     figures = row.get("reason") not in (None, Reason.HELD, Reason.BACKOFF, Reason.AWAITING_ESTIMATE)

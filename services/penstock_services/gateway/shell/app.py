@@ -226,7 +226,8 @@ def build_app(gateway: Gateway) -> Any:
 
 
 def required_roles() -> dict[tuple[str, str], tuple[Role, ...]]:
-    """(method, path) of every route → its roles, of which it requires one. Raises LookupError for a route that requires none."""
+    """(method, path) of every route → its roles, of which it requires one. Raises LookupError for a route
+    that requires none."""
     found = {}
     for part in PARTS:
         for route in part.router.routes:

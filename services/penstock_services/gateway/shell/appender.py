@@ -29,7 +29,8 @@ class Appender:
         answer_within_s: float,
         operator_key: bytes | None = None,
     ) -> None:
-        """`operator_key`: signs events about nodes from operators and watches; None: the placer trusts its log."""
+        """`operator_key`: signs events about nodes from operators and watches; None: the placer trusts its
+        log."""
         self._log = log
         self._cell, self._cell_index = settings.cell, settings.cell_index
         self._key = operator_key
@@ -61,7 +62,10 @@ class Appender:
             async with asyncio.timeout(self._answer_within_s):
                 await asyncio.shield(append)
         except TimeoutError:
-            detail = f"the log has not answered within {self._answer_within_s:g} s; the outcome is unknown. {SAME_AGAIN}"
+            detail = (
+                f"the log has not answered within {self._answer_within_s:g} s; the outcome is unknown. "
+                f"{SAME_AGAIN}"
+            )
             raise Problem(503, "log_down", detail, retry_after_s=DOWN_RETRY_S) from None
         except AppendFailed as error:
             detail = f"the log failed ({error}); the outcome is unknown. {SAME_AGAIN}"

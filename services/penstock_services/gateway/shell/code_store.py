@@ -1,6 +1,8 @@
-"""Content-addressed store of code archives in a folder, by tenant and SHA-256: written whole, bounded, with least recently used (LRU) eviction.
+"""Content-addressed store of code archives in a folder, by tenant and SHA-256: written whole, bounded, with
+least recently used (LRU) eviction.
 
-A tenant reads only its own archives, so knowing another's digest is not enough. Callers without a tenant share one place.
+A tenant reads only its own archives, so knowing another's digest is not enough. Callers without a tenant
+share one place.
 """
 
 import asyncio
@@ -43,7 +45,8 @@ class CodeStore:
     async def put(
         self, tenant: str | None, digest: str, chunks: AsyncIterator[bytes], live: Collection[str]
     ) -> int:
-        """Stores an archive and returns its size in bytes. `live`: digests that jobs still need. Raises `Problem`."""
+        """Stores an archive and returns its size in bytes. `live`: digests that jobs still need. Raises
+        `Problem`."""
         path = self.path(tenant, digest)
         part = path.with_name(f".{secrets.token_hex(8)}")
         try:
@@ -77,7 +80,8 @@ class CodeStore:
         return size
 
     def _make_room(self, size: int, live: Collection[str]) -> None:
-        """Removes partial files of killed gateways, and the oldest archives that no job needs. Raises `Problem` 507 where that is not enough."""
+        """Removes partial files of killed gateways, and the oldest archives that no job needs. Raises
+        `Problem` 507 where that is not enough."""
         for part in self._folder.glob("*/.*"):
             with suppress(FileNotFoundError):
                 if part.stat().st_mtime < wall_ms() / 1_000 - PART_S:
@@ -91,7 +95,10 @@ class CodeStore:
                 path.unlink(missing_ok=True)
                 excess -= found.st_size
         if excess > 0:
-            detail = f"live jobs need all {self._limit_bytes >> 20} MiB of stored code; try again when some have ended"
+            detail = (
+                f"live jobs need all {self._limit_bytes >> 20} MiB of stored code; try again when some "
+                "have ended"
+            )
             raise Problem(507, "no_room", detail)
 
     def _stored(self) -> Iterator[tuple[Path, os.stat_result]]:

@@ -1,4 +1,5 @@
-"""OpenAPI document of the gateway: the part generated from the routes, and the models of bodies that the handlers read themselves."""
+"""OpenAPI document of the gateway: the part generated from the routes, and the models of bodies that the
+handlers read themselves."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -72,7 +73,8 @@ def _add(schemas: dict[str, Any], kind: type[Value]) -> dict[str, Any]:
 
 
 def _say_rules_of_jobs(properties: dict[str, Any]) -> None:
-    """Adds a job's rules, as far as JSON Schema can express them: the published schemas of events stay as they are."""
+    """Adds a job's rules, as far as JSON Schema can express them: the published schemas of events stay as
+    they are."""
     command = properties["command"]
     command["prefixItems"] = [{**command["items"], "minLength": 1}]
     for name in ("env", "secrets"):
@@ -91,7 +93,8 @@ def _just(name: str, pattern: str) -> dict[str, Any]:
 
 
 def _events(schemas: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
-    """(wire type, schema of its data) of every event that is accepted; adds the schemas that they refer to."""
+    """(wire type, schema of its data) of every event that is accepted; adds the schemas that they refer
+    to."""
     for wire_type, model in REGISTRY.items():
         if model.TOPIC in TOPICS and model is not JobCommandRun:
             more = NARROWER.get(model)

@@ -1,4 +1,5 @@
-"""Streams as signs of life of pipelines: reports to the ledger whether jobs that are tied to their follower have one (decision 138)."""
+"""Streams as signs of life of pipelines: reports to the ledger whether jobs that are tied to their follower
+have one (decision 138)."""
 
 import asyncio
 import logging

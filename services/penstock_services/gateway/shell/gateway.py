@@ -1,4 +1,5 @@
-"""Dependencies of every request handler (log, store, replica, worker pools), and the helpers that handlers share."""
+"""Dependencies of every request handler (log, store, replica, worker pools), and the helpers that handlers
+share."""
 
 import asyncio
 import secrets
@@ -72,7 +73,8 @@ class Gateway:
     connections: dict[str, object] = field(default_factory=dict)
     """Node → its standing connection."""
     broken: "dict[str, asyncio.Future[None]]" = field(default_factory=dict)
-    """Node whose connection has just broken → the task that reports it, unless the node reconnects in time."""
+    """Node whose connection has just broken → the task that reports it, unless the node reconnects in
+    time."""
 
     def __post_init__(self) -> None:
         self.followers = Followers(f"gateway-{secrets.token_hex(8)}", time.monotonic())
@@ -84,7 +86,8 @@ class Gateway:
         return await self.workers.run(replay_fresh, self.settings, FRESH_RECORDS)
 
     async def fresh(self) -> None:
-        """Later reads see at least the records that this gateway has folded so far, if the projector keeps up."""
+        """Later reads see at least the records that this gateway has folded so far, if the projector keeps
+        up."""
         await self.store.projected(self.follower.state.seq, FRESH_WITHIN_S)
 
     async def fresh_rows(self, query: str, *arguments: Any) -> list[orjson.Fragment]:
@@ -103,7 +106,10 @@ async def require_live(request: Request) -> None:
     decode."""
     found = gateway_of(request).follower.undecodable
     if found is not None:
-        detail = f"{found}. The cell stands still before that record; jobs, nodes and events are listed as of then. For operators: {found.remedy}"
+        detail = (
+            f"{found}. The cell stands still before that record; jobs, nodes and events are listed as "
+            f"of then. For operators: {found.remedy}"
+        )
         raise Problem(409, "ledger_undecodable", detail)
 
 

@@ -3,15 +3,22 @@
 | variable | meaning | default |
 |---|---|---|
 | `PENSTOCK_GATEWAY_BIND` | `host:port` to listen on | `127.0.0.1:8742` |
-| `PENSTOCK_TOKENS` | file of hashed bearer tokens with their roles (`core/access.py`), mode 0600, read again when it changes; every request then needs one | none: loopback only, for the user who runs the gateway |
-| `PENSTOCK_OPERATOR_KEY` | file of 32 random bytes, mode 0600, which the placer has, too: signs what operators do to nodes. `trust-log`: the placer trusts every writer of its log | required |
-| `PENSTOCK_GATEWAY_TLS_CERT` | PEM file: its certificate, then those between it and the authority; with it the gateway speaks `https` only; SIGHUP reads both files again | none: `http` |
+| `PENSTOCK_TOKENS` | file of hashed bearer tokens with their roles (`core/access.py`), mode 0600, read again
+when it changes; every request then needs one | none: loopback only, for the user who runs the gateway |
+| `PENSTOCK_OPERATOR_KEY` | file of 32 random bytes, mode 0600, which the placer has, too: signs what
+operators do to nodes. `trust-log`: the placer trusts every writer of its log | required |
+| `PENSTOCK_GATEWAY_TLS_CERT` | PEM file: its certificate, then those between it and the authority; with it
+the gateway speaks `https` only; SIGHUP reads both files again | none: `http` |
 | `PENSTOCK_GATEWAY_TLS_KEY` | PEM file of the certificate's key, mode 0600, without a passphrase | none |
 | `PENSTOCK_GATEWAY_IN_FLIGHT` | requests that may wait for the log at once; beyond: 429 | `2000` |
-| `PENSTOCK_NODE_LOG_KEY` | file of 32 random bytes, mode 0600, which the node-reporters have, too: authenticates readers of tasks' output. Not needed for nodes with a token in `PENSTOCK_TOKENS` | none |
-| `PENSTOCK_NODE_LOG_CA` | PEM file of the authority of node-reporters that serve output with TLS; `system`: those of this machine | `system` |
-| `PENSTOCK_NODE_LOG_ARCHIVE` | folder (`file:///…`) or store (`s3://…`) of the output of tasks whose node is gone, as the node-reporters have it | none |
-| `PENSTOCK_CODE_DIR` | folder for the code that jobs are sent with (`--sync`), one for all gateways of a cell; at most 16 GiB | none: no code |
+| `PENSTOCK_NODE_LOG_KEY` | file of 32 random bytes, mode 0600, which the node-reporters have, too:
+authenticates readers of tasks' output. Not needed for nodes with a token in `PENSTOCK_TOKENS` | none |
+| `PENSTOCK_NODE_LOG_CA` | PEM file of the authority of node-reporters that serve output with TLS; `system`:
+those of this machine | `system` |
+| `PENSTOCK_NODE_LOG_ARCHIVE` | folder (`file:///…`) or store (`s3://…`) of the output of tasks whose node is
+gone, as the node-reporters have it | none |
+| `PENSTOCK_CODE_DIR` | folder for the code that jobs are sent with (`--sync`), one for all gateways of a
+cell; at most 16 GiB | none: no code |
 """
 
 import ipaddress
@@ -62,8 +69,10 @@ class Options:
             TokenFile(found.tokens)
         elif not is_loopback(host):
             raise ConfigurationError(
-                f"PENSTOCK_GATEWAY_BIND: {host} can be reached from other machines, and whoever reaches the gateway "
-                "runs commands on the nodes; set PENSTOCK_TOKENS (`penstock token` makes them), or bind to 127.0.0.1"
+                f"PENSTOCK_GATEWAY_BIND: {host} can be reached from other machines, and whoever reaches the "
+                "gateway "
+                "runs commands on the nodes; set PENSTOCK_TOKENS (`penstock token` makes them), or bind to "
+                "127.0.0.1"
             )
         options = cls(
             host,

@@ -13,7 +13,8 @@ from penstock_services.gateway.core.problems import BadField, invalid
 
 
 async def refuse_unknown(request: Request) -> None:
-    """Raises `Problem` 400 for a parameter that the OpenAPI document does not name: it would have no effect."""
+    """Raises `Problem` 400 for a parameter that the OpenAPI document does not name: it would have no
+    effect."""
     if not request.query_params:
         return
     known = _known(request)
@@ -35,7 +36,8 @@ def _known(request: Request) -> list[str] | None:
 
 
 def query_parameters(dependant: Dependant) -> Iterator[str]:
-    """Names as in the OpenAPI document; generating that takes a third of a second, in which no other request is answered."""
+    """Names as in the OpenAPI document; generating that takes a third of a second, in which no other request
+    is answered."""
     yield from (field.alias for field in dependant.query_params)
     for needed in dependant.dependencies:
         yield from query_parameters(needed)

@@ -55,8 +55,10 @@ def listening_socket(options: Options) -> socket.socket:
     keep_alive(found)
     if options.certificate is None and not is_loopback(options.host):
         logger.warning(
-            "%s can be reached from other machines and is not encrypted: tokens and jobs pass in clear text; set "
-            "PENSTOCK_GATEWAY_TLS_CERT and PENSTOCK_GATEWAY_TLS_KEY, or bind to 127.0.0.1 behind a proxy that encrypts",
+            "%s can be reached from other machines and is not encrypted: tokens and jobs pass in clear text; "
+            "set "
+            "PENSTOCK_GATEWAY_TLS_CERT and PENSTOCK_GATEWAY_TLS_KEY, or bind to 127.0.0.1 behind a proxy "
+            "that encrypts",
             options.host,
         )
     return found
@@ -91,7 +93,8 @@ async def serve(
     listener: socket.socket | None = None,
     tls: ServerCertificate | None = None,
 ) -> None:
-    """As `run`, with given options and, for port 0, a socket that is already bound. `tls`: by default that of the options."""
+    """As `run`, with given options and, for port 0, a socket that is already bound. `tls`: by default that of
+    the options."""
     settings.need_dsn("the gateway")
     tls = tls or options.tls()
     listener = listener or listening_socket(options)
@@ -110,7 +113,8 @@ async def _attempt(
     listener: socket.socket,
     ready: asyncio.Event,
 ) -> None:
-    """One attempt: log, store, replica, server; ends by an exception or cancellation and leaves nothing open."""
+    """One attempt: log, store, replica, server; ends by an exception or cancellation and leaves nothing
+    open."""
     store = Store(settings.need_dsn("the gateway"), settings.cell, settings.log_url)
     start_fork_server()
     key = options.operator_key

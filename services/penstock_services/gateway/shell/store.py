@@ -241,10 +241,12 @@ class Store:
     # --------------------------------------------------------------------------- standing connections
 
     async def enter_connection(self, node_id: str, connection_id: str) -> bool:
-        """Records this as the node's latest connection to any gateway of the cell. False where Postgres is down."""
+        """Records this as the node's latest connection to any gateway of the cell. False where Postgres is
+        down."""
         self._standing.add(connection_id)
         return await self._noted(
-            f"INSERT INTO {self._own}.connections (node_id, connection_id) VALUES ($1, $2) ON CONFLICT (node_id) "
+            f"INSERT INTO {self._own}.connections (node_id, connection_id) VALUES ($1, $2) ON CONFLICT "
+            "(node_id) "
             "DO UPDATE SET connection_id = excluded.connection_id, seen_at = excluded.seen_at",
             node_id,
             connection_id,
@@ -264,15 +266,18 @@ class Store:
         self._standing.discard(connection_id)
 
     async def remove_connection(self, node_id: str, connection_id: str | None = None) -> None:
-        """Removes the entry: the node's reporter has ended regularly, or this connection's break is reported."""
+        """Removes the entry: the node's reporter has ended regularly, or this connection's break is
+        reported."""
         await self._noted(
-            f"DELETE FROM {self._own}.connections WHERE node_id = $1 AND connection_id = coalesce($2, connection_id)",
+            f"DELETE FROM {self._own}.connections WHERE node_id = $1 AND connection_id = coalesce($2, "
+            "connection_id)",
             node_id,
             connection_id,
         )
 
     async def call_roll(self) -> tuple[datetime, int]:
-        """Asks all gateways for their connections. Returns the time by Postgres' clock, and the number of entries. Raises `Problem`."""
+        """Asks all gateways for their connections. Returns the time by Postgres' clock, and the number of
+        entries. Raises `Problem`."""
         [row] = await self.fetch(
             f"SELECT now(), (SELECT count(*) FROM {self._own}.connections) FROM pg_notify($1, $2)",
             ROLL_CALL,

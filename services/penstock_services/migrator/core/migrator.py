@@ -1,16 +1,19 @@
-"""State machine of the migrator beside the fold of the ledger: when jobs' convergence is evaluated, and which moves are proposed.
+"""State machine of the migrator beside the fold of the ledger: when jobs' convergence is evaluated, and which
+moves are proposed.
 
-Its driver (the service's shell, or a simulation) folds the ledger and passes each fact after it was folded, and each loss
-that it reads from telemetry:
+Its driver (the service's shell, or a simulation) folds the ledger and passes each fact after it was folded,
+and each loss that it reads from telemetry:
 
     migrator.see(state, fact, now_ms)
     migrator.observe(state, sample, now_ms)
     while (proposal := migrator.next(state, now_ms)) is not None: ...  # send it
     migrator.due_ms(state)                       # call `next` again at that time, even without news
 
-One proposal is under way at a time. A refused one is not repeated: the job asks again when its loss falls still slower. Its state
-beside the ledger's are monitors, one for each job that has reported a loss. They follow from the runs of the job's attempts, which the ledger's state
-has (`JobState.runs`), and from the samples of these runs in the order of their times: whether a sample is read in time or after a restart is the same.
+One proposal is under way at a time. A refused one is not repeated: the job asks again when its loss falls
+still slower. Its state beside the ledger's are monitors, one for each job that has reported a loss. They
+follow from the runs of the job's attempts, which the ledger's state has (`JobState.runs`), and from the
+samples of these runs in the order of their times: whether a sample is read in time or after a restart is the
+same.
 """
 
 import heapq
@@ -37,7 +40,8 @@ from penstock.scheduling.acting.migrate import PROPOSER, Migrate, Seen
 from penstock.scheduling.profiles import known_profile
 
 EARLY_MS = 1_000
-"""A sample's time may be earlier than its run's beginning by the latency of the ledger's appends, at most by so much."""
+"""A sample's time may be earlier than its run's beginning by the latency of the ledger's appends, at most by
+so much."""
 
 
 class _Watched:
@@ -50,7 +54,8 @@ class _Watched:
         self.attempt = attempt
 
     def advance(self, job: JobState, now_ms: int) -> None:
-        """Ends the runs that were over at `now_ms`, with the evaluations that were due in them, and begins those that followed."""
+        """Ends the runs that were over at `now_ms`, with the evaluations that were due in them, and begins
+        those that followed."""
         for run in job.runs:
             if run.attempt < self.attempt:
                 continue
@@ -95,7 +100,8 @@ class Migrator:
         self._watched: dict[str, _Watched] = {}
         """By job id."""
         self._behind: dict[str, None] = {}
-        """Ids of jobs whose latest sample is of a run that is over: their monitors are to reach the present before anything else."""
+        """Ids of jobs whose latest sample is of a run that is over: their monitors are to reach the present
+        before anything else."""
         self._looks: list[tuple[int, str]] = []
         """(due at ms, job id); outdated entries are skipped."""
         self._asking: dict[str, None] = {}
@@ -151,10 +157,12 @@ class Migrator:
         self._at(job_id, watched.monitor)
 
     def observe(self, state: CellState, sample: TelemetrySampled, at_ms: int) -> None:
-        """Takes a sample of telemetry. `at_ms`: when the log took it, by the ledger's clock: no node's clock is trusted.
+        """Takes a sample of telemetry. `at_ms`: when the log took it, by the ledger's clock: no node's clock
+        is trusted.
 
-        A sample counts if its task's attempt ran at that time, also one that is over, of a job that has not ended. One of an earlier attempt that comes
-        after a loss of a later one, or after its attempt's end, is ignored.
+        A sample counts if its task's attempt ran at that time, also one that is over, of a job that has not
+        ended. One of an earlier attempt that comes after a loss of a later one, or after its attempt's end,
+        is ignored.
         """
         stage = _stage(state.settings)
         found = _run_of(state, sample, at_ms)
@@ -213,7 +221,8 @@ class Migrator:
         return ask_ms if look_ms is None else min(look_ms, ask_ms)
 
     def next(self, state: CellState, now_ms: int) -> MigrationProposed | None:
-        """Evaluates the losses that are due, and returns a proposal. `now_ms`: the ledger's time, which goes on without records."""
+        """Evaluates the losses that are due, and returns a proposal. `now_ms`: the ledger's time, which goes
+        on without records."""
         while (due_ms := self.due_ms(state)) is not None and due_ms <= now_ms:
             if self._behind:
                 self._catch_up(state, now_ms)
@@ -252,7 +261,8 @@ class Migrator:
 
 
 def _run_of(state: CellState, sample: TelemetrySampled, at_ms: int) -> tuple[JobState, int, int] | None:
-    """The job of the sample's task, and the attempt and the beginning of its run. None: it did not run at that time, or the ledger's state does not have that run any more."""
+    """The job of the sample's task, and the attempt and the beginning of its run. None: it did not run at
+    that time, or the ledger's state does not have that run any more."""
     if sample.task_id is None:
         return None
     job_id, *rest = sample.task_id.rsplit(".", 2)
@@ -289,4 +299,5 @@ CHANGES: Mapping[type[Event], Callable[[Any], str]] = MappingProxyType(
         MoveGivenUp: _job,
     }
 )
-"""Ledger events after which a job's losses are evaluated or not, or moves may come out differently → the function that gives its job id."""
+"""Ledger events after which a job's losses are evaluated or not, or moves may come out differently → the
+function that gives its job id."""

@@ -1,6 +1,8 @@
-"""Main loop of the migrator service (`penstock.runtime.following.proposing`): reads losses from telemetry, proposes moves.
+"""Main loop of the migrator service (`penstock.runtime.following.proposing`): reads losses from telemetry,
+proposes moves.
 
-After a restart it reads the retained telemetry of all attempts of the jobs that have not ended: categories follow from that.
+After a restart it reads the retained telemetry of all attempts of the jobs that have not ended: categories
+follow from that.
 """
 
 import asyncio
@@ -50,7 +52,8 @@ class Watcher(Proposing[Sampled, MigrationProposed]):
         }
 
     def evidence(self, proposal: MigrationProposed) -> Iterator[Evidence]:
-        """The latest windows of the job's loss: it was to move after them, or its category, on which the move's required gain depends, follows from them."""
+        """The latest windows of the job's loss: it was to move after them, or its category, on which the
+        move's required gain depends, follows from them."""
         for window in self._migrator.windows(proposal.job_id):
             found = {f"penstock.{name}": value for name, value in window._asdict().items()}
             began_ms, ended_ms = (found.pop(f"penstock.{name}") for name in ("began_ms", "ended_ms"))
@@ -64,7 +67,8 @@ async def run(
     log: Log | None = None,
     ready: asyncio.Event | None = None,
 ) -> None:
-    """Works until `stop` is set; see penstock.runtime.service. The topics must exist. Raises `NotAllowed`, `ConfigurationError`."""
+    """Works until `stop` is set; see penstock.runtime.service. The topics must exist. Raises `NotAllowed`,
+    `ConfigurationError`."""
 
     async def attempt(used: Log, traces: Tracing, replica: Replica, is_ready: asyncio.Event) -> None:
         await Watcher(settings, used, traces, replica).work(is_ready)

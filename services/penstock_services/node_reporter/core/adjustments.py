@@ -1,7 +1,9 @@
-"""Adjustments of tasks: cores and memory bandwidth. The row has the desired state before it is applied, and the answer after it.
+"""Adjustments of tasks: cores and memory bandwidth. The row has the desired state before it is applied, and
+the answer after it.
 
-An order older than the last applied one changes nothing (`Adjusted.token`, one per kind). An order that comes before its task's program
-runs is applied when it does; a repeated start has its cores already. An unanswered order is applied again after a restart.
+An order older than the last applied one changes nothing (`Adjusted.token`, one per kind). An order that comes
+before its task's program runs is applied when it does; a repeated start has its cores already. An unanswered
+order is applied again after a restart.
 """
 
 from collections.abc import Iterable, Iterator
@@ -18,7 +20,8 @@ MAX_DETAIL_CHARS = 1_000  # ShortText holds 1,024
 
 
 def adjust(state: NodeState, order: SetCores | SetBandwidth) -> Iterator[Decision]:
-    """Stores and applies a new order; a repeat is answered as before, or applied again where there is no answer yet."""
+    """Stores and applies a new order; a repeat is answered as before, or applied again where there is no
+    answer yet."""
     task = state.tasks.get(order.task_id)
     if task is None or task.status is Status.STOPPING or order.token < task.token:
         yield Note(f"{order.task_id}: {order.TYPE} {order.token} finds no running task; ignored")
@@ -38,8 +41,8 @@ def adjust(state: NodeState, order: SetCores | SetBandwidth) -> Iterator[Decisio
 
 
 def unconfirmed(tasks: Iterable[Task]) -> Iterator[Decision]:
-    """Applies the unconfirmed desired states of these tasks, in the order of the decisions: tasks that give up cores come
-    before tasks that get them."""
+    """Applies the unconfirmed desired states of these tasks, in the order of the decisions: tasks that give
+    up cores come before tasks that get them."""
     asked = [each for task in tasks if task.status is Status.RUNNING for each in _asked(task)]
     yield from (act for _, found, act in sorted(asked, key=lambda each: each[0]) if found.answer is None)
 
@@ -58,7 +61,8 @@ def _asked(task: Task, token: int | None = None) -> Iterator[tuple[int, Adjusted
 
 
 def done(state: NodeState, given: Done) -> Iterator[Decision]:
-    """The shell has set it and read it back, or could not. Not reported where a newer order, or the task's end, has come meanwhile."""
+    """The shell has set it and read it back, or could not. Not reported where a newer order, or the task's
+    end, has come meanwhile."""
     task = state.tasks.get(given.task_id)
     if task is None or task.token != given.token:
         return

@@ -11,17 +11,32 @@ from penstock.model.nouns.nodes import NodeSpec
 from penstock.model.nouns.types import WHOLE_GPU
 
 INHERITED = (
-    "PATH", "HOME", "USER", "LOGNAME", "SHELL", "LANG", "LC_ALL", "LC_CTYPE", "TZ", "TMPDIR",
-    "VIRTUAL_ENV", "CONDA_PREFIX", "LD_LIBRARY_PATH", "CUDA_HOME", "CUDA_MPS_PIPE_DIRECTORY", "SSL_CERT_FILE", "SSL_CERT_DIR",
-)  # fmt: skip
+    "PATH",
+    "HOME",
+    "USER",
+    "LOGNAME",
+    "SHELL",
+    "LANG",
+    "LC_ALL",
+    "LC_CTYPE",
+    "TZ",
+    "TMPDIR",
+    "VIRTUAL_ENV",
+    "CONDA_PREFIX",
+    "LD_LIBRARY_PATH",
+    "CUDA_HOME",
+    "CUDA_MPS_PIPE_DIRECTORY",
+    "SSL_CERT_FILE",
+    "SSL_CERT_DIR",
+)
 """All variables that pass from the reporter to a task: no address, password or failpoint of Penstock."""
 TMP, SHM = "/tmp", "/dev/shm"
 DEFAULT_PATH = "/usr/local/bin:/usr/bin:/bin"
 
 
 def base_environment(reporter: Mapping[str, str], own: Collection[str] = ()) -> dict[str, str]:
-    """The minimum that programs expect. `own`: folders of the reporter's own Python environment, which is not the task's: neither on its PATH,
-    nor named as its virtual environment."""
+    """The minimum that programs expect. `own`: folders of the reporter's own Python environment, which is not
+    the task's: neither on its PATH, nor named as its virtual environment."""
     found = {name: reporter[name] for name in INHERITED if name in reporter and reporter[name] not in own}
     folders = [folder for folder in found.get("PATH", "").split(":") if folder and folder not in own]
     found["PATH"] = ":".join(folders) or DEFAULT_PATH
@@ -145,10 +160,12 @@ def _torchrun(order: StartTask, gang: Mapping[int, Peer], workers: Sequence[int]
 
 
 def _memory_limits(order: StartTask, node: NodeSpec, *, mps: bool) -> dict[str, str]:
-    """Variables by which frameworks, and MPS, observe the memory limit of a task that shares its GPUs from its start on; none for other tasks.
+    """Variables by which frameworks, and MPS, observe the memory limit of a task that shares its GPUs from
+    its start on; none for other tasks.
 
-    PyTorch has no variable for it: `penstock.sdk.gpu_memory`. Of MPS's limits only that of memory: a share is a mean over the run, and a
-    limit of its threads would slow bursts of computation even while the GPU is free.
+    PyTorch has no variable for it: `penstock.sdk.gpu_memory`. Of MPS's limits only that of memory: a share is
+    a mean over the run, and a limit of its threads would slow bursts of computation even while the GPU is
+    free.
     """
     limit_mib = order.gpu_memory_limit_mib
     total_mib = {gpu.uuid: gpu.memory_mib for gpu in node.gpus}.get(next(iter(order.gpu_uuids), ""), 0)
@@ -179,7 +196,8 @@ def private_places(order: StartTask) -> dict[str, int]:
 
 
 def _batch_sizes(order: StartTask, workers: Sequence[int]) -> dict[str, str]:
-    """Batch sizes of all workers and of this one: the first ones have one sample more where the batch does not divide. None for a job without a global batch."""
+    """Batch sizes of all workers and of this one: the first ones have one sample more where the batch does
+    not divide. None for a job without a global batch."""
     whole = order.global_batch_size
     if whole is None:
         return {}

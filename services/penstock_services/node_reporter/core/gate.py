@@ -1,7 +1,8 @@
-"""Gate of a prelaunched task (`StartTask.prelaunch`): it launches while other tasks live on its GPUs, and gets them when these are proven dead.
+"""Gate of a prelaunched task (`StartTask.prelaunch`): it launches while other tasks live on its GPUs, and
+gets them when these are proven dead.
 
-Its process runs up to the gate, which is a lock that its shim holds (`penstock.sdk.gate`); the start is reported when the gate opens. At most one
-task is gated on a GPU, and later orders for that GPU wait for it.
+Its process runs up to the gate, which is a lock that its shim holds (`penstock.sdk.gate`); the start is
+reported when the gate opens. At most one task is gated on a GPU, and later orders for that GPU wait for it.
 """
 
 from collections.abc import Iterator
@@ -14,7 +15,8 @@ from penstock_services.node_reporter.core.state import LIVE, NodeState, Put, Sta
 
 
 def launches(state: NodeState, task: Task) -> bool:
-    """Whether a task that has to wait for its GPUs may launch meanwhile: only if live tasks hold them, and no other task waits."""
+    """Whether a task that has to wait for its GPUs may launch meanwhile: only if live tasks hold them, and no
+    other task waits."""
     waiting = (other for other in state.tasks.values() if other.gated or other.status is Status.WAITING)
     return task.order is not None and task.order.prelaunch and fits(waiting, task)
 
@@ -34,7 +36,8 @@ def opened(state: NodeState, at_ms: int) -> Iterator[Put]:
 
 
 def open_again(state: NodeState) -> Iterator[OpenGate]:
-    """For a reporter that has just started: the one before may have died between recording the opening and opening the gate."""
+    """For a reporter that has just started: the one before may have died between recording the opening and
+    opening the gate."""
     for task in state.live():
         if task.opened_ms is not None and task.started_ms is not None:
             yield OpenGate(task.task_id, task.token)

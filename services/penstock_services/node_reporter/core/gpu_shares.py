@@ -1,7 +1,9 @@
-"""Sharing of GPUs between tasks: which tasks exclude each other, whether one more fits beside the present ones, and the memory limit of each.
+"""Sharing of GPUs between tasks: which tasks exclude each other, whether one more fits beside the present
+ones, and the memory limit of each.
 
-Parts of GPUs add up. Whole GPUs are shared by companions alone, tasks of one group in the ledger. The order of the later one names the
-earlier one, which runs on and gets no message about it; so a task's companions are those named in its order, and those whose orders name it.
+Parts of GPUs add up. Whole GPUs are shared by companions alone, tasks of one group in the ledger. The order
+of the later one names the earlier one, which runs on and gets no message about it; so a task's companions are
+those named in its order, and those whose orders name it.
 """
 
 from collections.abc import Iterable
@@ -22,7 +24,8 @@ def _names(one: Task, other: Task) -> bool:
 
 
 def exclude(one: Task, other: Task) -> bool:
-    """Whether the cell cannot want both at once: they have a GPU in common, one of them has it whole, and they are no companions."""
+    """Whether the cell cannot want both at once: they have a GPU in common, one of them has it whole, and
+    they are no companions."""
     if not set(one.gpus) & set(other.gpus) or WHOLE_GPU not in (one.share_milli, other.share_milli):
         return False
     return not companions(one, other)
@@ -42,9 +45,11 @@ def fits(others: Iterable[Task], task: Task) -> bool:
 
 
 def promised_mib(state: NodeState, task_id: str, token: int) -> int:
-    """GPU memory that the task may hold on each of its GPUs now; 0: it has them alone, or no amount was promised.
+    """GPU memory that the task may hold on each of its GPUs now; 0: it has them alone, or no amount was
+    promised.
 
-    A member of a group has its GPUs alone until a companion's program runs, and again when all companions are proven dead.
+    A member of a group has its GPUs alone until a companion's program runs, and again when all companions are
+    proven dead.
     """
     task = state.tasks.get(task_id)
     if task is None or task.token != token or task.order is None or not task.gpus:

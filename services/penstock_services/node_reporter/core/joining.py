@@ -1,4 +1,5 @@
-"""Joining of a node to the cell, and the cell's answer: it counts, it has to be repeated, or the node makes way for another machine."""
+"""Joining of a node to the cell, and the cell's answer: it counts, it has to be repeated, or the node makes
+way for another machine."""
 
 from collections.abc import Iterator
 
@@ -12,7 +13,8 @@ from penstock_services.node_reporter.core.state import Accept, NodeState
 
 
 class JoinAgain(msgspec.Struct, frozen=True):
-    """The joining did not count: the journal was lost, and the clock is behind its former value. Join above this incarnation."""
+    """The joining did not count: the journal was lost, and the clock is behind its former value. Join above
+    this incarnation."""
 
     above: int
 
@@ -38,8 +40,9 @@ def joining(state: NodeState, spec: NodeSpec, public_key: str | None) -> NodeJoi
 
 
 def join_answered(state: NodeState, order: AnswerJoin) -> Iterator[Accept | JoinAgain | Fence]:
-    """An answer to an older joining of this machine has no effect. A boot that joins above one whose joining counted, and
-    that still runs, is of another machine, though it has the same machine id, as after an image was cloned."""
+    """An answer to an older joining of this machine has no effect. A boot that joins above one whose joining
+    counted, and that still runs, is of another machine, though it has the same machine id, as after an image
+    was cloned."""
     own = (order.boot_id, order.incarnation) == (state.boot_id, state.incarnation)
     own &= order.public_key in (None, state.public_key)
     others = None not in (order.machine_id, state.machine_id) and order.machine_id != state.machine_id
@@ -50,7 +53,8 @@ def join_answered(state: NodeState, order: AnswerJoin) -> Iterator[Accept | Join
         yield JoinAgain(order.highest_incarnation)
     elif own and order.public_key is not None:
         yield Fence(
-            "its id is bound to another key: of another machine, or of this one before it lost its state folder"
+            "its id is bound to another key: of another machine, or of this one before it lost its state "
+            "folder"
         )
     elif own and order.verdict == "other_machine":
         yield Fence(f"its id is another machine's: {order.machine_id} has it, and is not proven gone")

@@ -4,15 +4,20 @@ The shell first makes the changes durable (fsync when an order was decided on, L
 
 | input | answer |
 |---|---|
-| `OrderRead` StartTask | refuse, wait for a predecessor, spawn, spawn up to its gate (`gate`), or repeat the earlier answer |
-| `OrderRead` StopTask | SIGTERM now or when rank 0 has ended, and SIGKILL after the grace, or make sure that the task never starts (`stops`) |
-| `OrderRead` SetCores, SetBandwidth | record it, apply it to a running task, report the result (`adjustments`) |
+| `OrderRead` StartTask | refuse, wait for a predecessor, spawn, spawn up to its gate (`gate`), or repeat the
+earlier answer |
+| `OrderRead` StopTask | SIGTERM now or when rank 0 has ended, and SIGKILL after the grace, or make sure that
+the task never starts (`stops`) |
+| `OrderRead` SetCores, SetBandwidth | record it, apply it to a running task, report the result
+(`adjustments`) |
 | `OrderRead` CheckpointTask | ask the running task's processes that save, else a line in the service's log |
 | `Unsaved` | report that nothing is saved, and why |
 | `OrderRead` HandOverCheckpoint | record it: from now on that node may fetch it |
-| `Spawned` | report the start, unless its gate is closed; if it was to be stopped or adjusted meanwhile, do that |
+| `Spawned` | report the start, unless its gate is closed; if it was to be stopped or adjusted meanwhile, do
+that |
 | `Resumed`, `Done` | adjust unconfirmed tasks; report the result |
-| `Gone` | the whole process tree is proven dead: report the exit, tell ranks that wait for it to end, open gates, start waiting tasks |
+| `Gone` | the whole process tree is proven dead: report the exit, tell ranks that wait for it to end, open
+gates, start waiting tasks |
 | `Stepped` | the task keeps to its own cores (`lending`) |
 | `GraceOver` | SIGKILL |
 | `OrderRead` AnswerJoin | join again, or make way for the machine that has this node id |
@@ -159,7 +164,8 @@ def _of_another_version(state: NodeState, order: AnswerJoin) -> Iterator[Decisio
     if order.version in ("", __version__) or order.incarnation != state.accepted:
         return
     yield Note(
-        f"the placer is of Penstock {order.version}, this node-reporter of {__version__}: of what the later one says "
+        f"the placer is of Penstock {order.version}, this node-reporter of {__version__}: of what the later "
+        "one says "
         "the earlier one ignores what it does not know"
     )
 
@@ -225,7 +231,8 @@ def _start(state: NodeState, order: StartTask, context: Context) -> Iterator[Dec
 
 
 def _peers(state: NodeState, order: StartTask) -> tuple[Peer, ...]:
-    """Peers of a large gang: those of the order named by `peers_of`, whose task may have ended since. Raises `ValueError`."""
+    """Peers of a large gang: those of the order named by `peers_of`, whose task may have ended since. Raises
+    `ValueError`."""
     bearer_id = order.peers_of or ""
     if (bearer_id, order.token) in state.gangs:
         return state.gangs[bearer_id, order.token]
@@ -351,7 +358,8 @@ def _gone(state: NodeState, given: Gone) -> Iterator[Decision]:
 
 
 def _succeeds(state: NodeState, order: StartTask, exited: TaskExited) -> bool:
-    """Whether a job that saves has certainly succeeded with this exit: it has one task, and no later attempt of it is here."""
+    """Whether a job that saves has certainly succeeded with this exit: it has one task, and no later attempt
+    of it is here."""
     done = exited.cause == "exited" and exited.exit_code == 0
     if not done or order.checkpoint is None or len(order.peers) != 1:
         return False
@@ -395,7 +403,10 @@ def _left(cause: str, number: int) -> str:
         return ""
     one = number == 1
     if cause == "stopped":
-        return f"{number} {'process' if one else 'processes'} did not end within the grace and {'was' if one else 'were'} killed"
+        return (
+            f"{number} {'process' if one else 'processes'} did not end within the grace and "
+            f"{'was' if one else 'were'} killed"
+        )
     return f"{number} {'process' if one else 'processes'} left running {'was' if one else 'were'} ended"
 
 

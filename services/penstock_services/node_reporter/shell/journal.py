@@ -1,8 +1,9 @@
-"""Write-ahead journal of the node: one SQLite file with tokens, tasks, the next order to read, and the outbox of unsent events.
+"""Write-ahead journal of the node: one SQLite file with tokens, tasks, the next order to read, and the outbox
+of unsent events.
 
-Ideal: every change is on disk before anything follows from it. Departure: only changes on which LAW 4 rests (orders
-accepted or refused) wait for the disk; state that the task folders or a new boot id prove again after a crash of
-the machine is written without waiting, and still survives the death of this process.
+Ideal: every change is on disk before anything follows from it. Departure: only changes on which LAW 4 rests
+(orders accepted or refused) wait for the disk; state that the task folders or a new boot id prove again after
+a crash of the machine is written without waiting, and still survives the death of this process.
 
 Bounded: the core drops ended tasks beyond `MAX_ENDED_REMEMBERED`, and events are deleted once acknowledged.
 """
@@ -122,8 +123,8 @@ class Journal:
     def _settle(self) -> None:
         """Copies the write-ahead log of an earlier process into the database, and waits for the disk.
 
-        A sync that failed leaves its transaction readable but perhaps not on the disk, and the next sync of the
-        same file may well succeed: only a new write proves it. Nothing may be recovered from it before.
+        A sync that failed leaves its transaction readable but perhaps not on the disk, and the next sync of
+        the same file may well succeed: only a new write proves it. Nothing may be recovered from it before.
         """
         busy, _, _ = self._db.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()
         if busy:
@@ -202,7 +203,8 @@ class Journal:
                 (task.task_id, task.token, self._changed, msgspec.json.encode(task).decode()),
             )
             self._db.executemany(
-                "INSERT INTO gpu_tokens VALUES (?, ?) ON CONFLICT (uuid) DO UPDATE SET token = max(token, excluded.token)",
+                "INSERT INTO gpu_tokens VALUES (?, ?) ON CONFLICT (uuid) DO UPDATE SET token = max(token, "
+                "excluded.token)",
                 [(gpu, task.token) for gpu in task.gpus],
             )
         elif isinstance(change, Break):
@@ -218,13 +220,15 @@ class Journal:
                 (change.order.job_id, change.order.token, row),
             )
             self._db.execute(
-                "DELETE FROM handovers WHERE token < (SELECT token FROM handovers ORDER BY token DESC LIMIT 1 OFFSET ?)",
+                "DELETE FROM handovers WHERE token < (SELECT token FROM handovers ORDER BY token DESC LIMIT "
+                "1 OFFSET ?)",
                 (MAX_HANDOVERS - 1,),
             )
         elif isinstance(change, Forget):
             self._db.execute("DELETE FROM tasks WHERE task_id = ?", (change.task_id,))
             self._db.execute(
-                "INSERT INTO meta VALUES ('forgotten_token', ?) ON CONFLICT (key) DO UPDATE SET value = max(value, excluded.value)",
+                "INSERT INTO meta VALUES ('forgotten_token', ?) ON CONFLICT (key) DO UPDATE SET value = "
+                "max(value, excluded.value)",
                 (change.token,),
             )
 

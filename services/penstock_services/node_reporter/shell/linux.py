@@ -143,7 +143,8 @@ class LinuxHost:
             self._base["TMPDIR"] = TMP
 
     def _isolation(self, why: str) -> Isolation:
-        """The enforced isolation. A task of the same user that can write to the cgroups' files is confined by none of them."""
+        """The enforced isolation. A task of the same user that can write to the cgroups' files is confined by
+        none of them."""
         groups, plan = self._cgroups, self._confinement
         return Isolation(
             exits=plan.exits,
@@ -183,8 +184,8 @@ class LinuxHost:
 
     @property
     def _lease(self) -> Path:
-        """File with the contact for launcher and shims, which take no queries; with the boot of its clock, and the
-        longest lease."""
+        """File with the contact for launcher and shims, which take no queries; with the boot of its clock,
+        and the longest lease."""
         return self.options.state_dir / "lease"
 
     def contact(self) -> float | None:
@@ -272,7 +273,8 @@ class LinuxHost:
         return Spawner(lock, self._marks, plan, callbacks, self.request, contact)
 
     def request(self, order: StartTask, until_s: float | None, *, gated: bool) -> dict[str, Any]:
-        """The launcher's request for a task, whose folder is created. `gated`: it has no GPU yet. Raises `SecretMissing`, `JournalFailed`."""
+        """The launcher's request for a task, whose folder is created. `gated`: it has no GPU yet. Raises
+        `SecretMissing`, `JournalFailed`."""
         options, secrets = self.options, self._secrets.resolve(order.secrets, order.owner)
         folder = self._folder((order.task_id, order.token))
         work = None if order.workdir and order.code is None else folder / WORK
@@ -383,7 +385,8 @@ class LinuxHost:
             (folder / CODE).unlink()
 
     def _give(self, folder: Path, paths: Sequence[Path]) -> None:
-        """Gives these paths of a task's folder to its user; without mounts of its own the task must be able to pass through to them."""
+        """Gives these paths of a task's folder to its user; without mounts of its own the task must be able
+        to pass through to them."""
         if self._user is None:
             return
         with state_folder():
@@ -481,7 +484,8 @@ def _write_secret(path: Path, data: bytes) -> None:
 
 
 def confine(choice: IsolationChoice, groups: Cgroups, user: TaskUser | None) -> tuple[Confinement, str]:
-    """The confinement of each task, and why no better one is possible. Raises `ConfigurationError` where the choice is not available."""
+    """The confinement of each task, and why no better one is possible. Raises `ConfigurationError` where the
+    choice is not available."""
     plan, errors = Confinement(user=user and user[:3]), ["--isolation asks for nothing better"]
     if choice in (IsolationChoice.AUTO, IsolationChoice.PID_NAMESPACE):
         plan, errors = find_confinement(user)

@@ -94,9 +94,15 @@ class Node:
     """See the module's docstring. Everything runs on one event loop; nothing is used concurrently."""
 
     def __init__(
-        self, options: Options, settings: Settings, host: Host, log: Log, journal: Journal, lock: int,
+        self,
+        options: Options,
+        settings: Settings,
+        host: Host,
+        log: Log,
+        journal: Journal,
+        lock: int,
         traces: Tracing,
-    ) -> None:  # fmt: skip
+    ) -> None:
         spec = host.spec
         self.options = options
         self.host = host
@@ -238,8 +244,8 @@ class Node:
         return Outgoing(id_, Message(self._nodes, value, headers, self.spec.node_id.encode()))
 
     def _spawn(self, order: StartTask) -> None:
-        """Asks the launcher for one task, once the lease allows. A folder that cannot be created is left to recovery
-        (`JournalFailed`)."""
+        """Asks the launcher for one task, once the lease allows. A folder that cannot be created is left to
+        recovery (`JournalFailed`)."""
         key = (order.task_id, order.token)
         if self._order(key) is None:  # it was dropped together with its predecessor
             return
@@ -257,7 +263,8 @@ class Node:
             self._later(Gone(*key, Outcome(exited_ms=wall_ms(), failure=str(error))))
 
     def _open(self, key: Key) -> None:
-        """A task gets its GPUs. A task whose device group cannot be changed runs without them, and reports that itself."""
+        """A task gets its GPUs. A task whose device group cannot be changed runs without them, and reports
+        that itself."""
         order = self._order(key)
         try:
             self.host.allow_gpus(key, () if order is None else order.gpu_uuids)
@@ -304,7 +311,8 @@ class Node:
         task.add_done_callback(tasks.discard)
 
     async def _sweep(self, key: Key) -> None:
-        """The shim was killed: ends the remaining processes of its task, however long that takes, before it is reported."""
+        """The shim was killed: ends the remaining processes of its task, however long that takes, before it
+        is reported."""
         while True:
             try:
                 count = await asyncio.to_thread(self.host.end_task, key)
@@ -359,7 +367,8 @@ class Node:
     # ---------------------------------------------------------------------------------- orders
 
     async def live(self, start: int, faults: "asyncio.Queue[GpuFaulted]") -> None:
-        """Reads orders from offset `start`, and faults, until cancelled. Raises the error that ended this session."""
+        """Reads orders from offset `start`, and faults, until cancelled. Raises the error that ended this
+        session."""
         await first_of(
             self.outbox.run(),
             self._apply(),
@@ -373,7 +382,8 @@ class Node:
         await first_of(self.outbox.run(), self._apply(), self._leave())
 
     async def fence(self) -> None:
-        """Stops all tasks, for a machine that may not be this node, or whose lease is over; returns when they are proven dead."""
+        """Stops all tasks, for a machine that may not be this node, or whose lease is over; returns when they
+        are proven dead."""
         self._give_up_held()
         await first_of(self.outbox.run(), self._apply(), self._stop_all())
 
@@ -382,7 +392,8 @@ class Node:
         self.feed([Gone(*key, outcome) for key in self.lease.give_up()], durable=False)
 
     def _answer_probe(self) -> None:
-        """Joins again, with all living tasks, which run on. Raises `LeaseLapsed` when the answer comes too late for them."""
+        """Joins again, with all living tasks, which run on. Raises `LeaseLapsed` when the answer comes too
+        late for them."""
         self._give_up_held()
         if self.lease.lapsed():
             raise LeaseLapsed("a probe was read after the lease")
@@ -445,7 +456,8 @@ class Node:
         self.journal.close()
 
     async def _read_orders(self, start: int) -> None:
-        """Obeys nothing before the log has acknowledged the join: a join that is sent again later would deny a newer task."""
+        """Obeys nothing before the log has acknowledged the join: a join that is sent again later would deny
+        a newer task."""
         await self._joined.wait()
         reader = self.log.reader({self.orders: start})
         self.lease.taken(start)

@@ -1,7 +1,8 @@
 """Ports of the node-reporter: the machine under it, its launcher of tasks and a task's progress stream.
 
-`linux.py`, `spawner.py` and `fifo.py` are the real adapters; the fault laboratory of the tests has simulated ones.
-Decisions, the journal's contents and the order of recovery are above these ports, so both run the same code.
+`linux.py`, `spawner.py` and `fifo.py` are the real adapters; the fault laboratory of the tests has simulated
+ones. Decisions, the journal's contents and the order of recovery are above these ports, so both run the same
+code.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -43,7 +44,8 @@ class SecretMissing(NotStartable):
 
 
 class Immortal(PenstockError):
-    """Processes that SIGKILL did not end in time (uninterruptible sleep): their resources may not be given out."""
+    """Processes that SIGKILL did not end in time (uninterruptible sleep): their resources may not be given
+    out."""
 
 
 class Started(msgspec.Struct, frozen=True):
@@ -65,7 +67,8 @@ class Started(msgspec.Struct, frozen=True):
 
 
 class Failure(msgspec.Struct, frozen=True):
-    """Why a program could not be started: at which stage, with which errno. `cause`: by `programs.cause_of`."""
+    """Why a program could not be started: at which stage, with which errno. `cause`: by
+    `programs.cause_of`."""
 
     stage: str
     errno: int
@@ -82,19 +85,23 @@ class Exit(msgspec.Struct, frozen=True):
     cpu_ms: int
     max_rss_kib: int
     oom: bool = False
-    """Its cgroup counted an OOM kill, of any process; a program may go on without that process and succeed."""
+    """Its cgroup counted an OOM kill, of any process; a program may go on without that process and
+    succeed."""
     failure: Failure | None = None
     unpacked_ns: int = 0
-    """Time after all of its code was unpacked, by the clock of its folder's file system; 0: none was. See `code`."""
+    """Time after all of its code was unpacked, by the clock of its folder's file system; 0: none was. See
+    `code`."""
     lapsed: bool = False
     """It was ended because its lease ended."""
     left: int = 0
-    """Processes that its program left running, or that a stop did not end within the grace; they were killed."""
+    """Processes that its program left running, or that a stop did not end within the grace; they were
+    killed."""
     pids: bool = False
     """The kernel refused it a process or thread beyond its limit; a program may go on without that and
     succeed."""
     exhausted: tuple[str, str] = ("", "")
-    """Memory that its last lines report as exhausted, and the name of that error; empty: none. See `last_lines`."""
+    """Memory that its last lines report as exhausted, and the name of that error; empty: none. See
+    `last_lines`."""
 
 
 class Enforced(NamedTuple):
@@ -122,8 +129,10 @@ class Launcher(Protocol):
     def pid(self) -> int: ...
 
     def spawn(self, order: StartTask, until_s: float | None, *, gated: bool) -> None:
-        """Asks for one task. `gated`: it stops at its gate until that is opened, and can open no GPU where devices are enforced. `until_s`: the end of its lease, by the boot-time clock, at which it is ended unless
-        contact was recorded (`Host.renew`) before; None: it has no lease. Raises `NotStartable`, and `JournalFailed` when its folder cannot be created."""
+        """Asks for one task. `gated`: it stops at its gate until that is opened, and can open no GPU where
+        devices are enforced. `until_s`: the end of its lease, by the boot-time clock, at which it is ended
+        unless contact was recorded (`Host.renew`) before; None: it has no lease. Raises `NotStartable`, and
+        `JournalFailed` when its folder cannot be created."""
         ...
 
     def attach(self, key: Key, shim: int, shim_start: int | None) -> bool:
@@ -160,7 +169,8 @@ class ProgressStream(Protocol):
 
 
 class Pressure(NamedTuple):
-    """Pressure of the processor: how long some thread has waited for a core. Source: the kernel's accounting/psi.rst."""
+    """Pressure of the processor: how long some thread has waited for a core. Source: the kernel's
+    accounting/psi.rst."""
 
     waited_us: int
     """In total."""
@@ -169,7 +179,8 @@ class Pressure(NamedTuple):
 
 
 class PressureTrigger(Protocol):
-    """Fires when threads of a group of tasks, or of the machine, have waited for cores: `core.stalls.LEAST_PERCENT` of the last window."""
+    """Fires when threads of a group of tasks, or of the machine, have waited for cores:
+    `core.stalls.LEAST_PERCENT` of the last window."""
 
     def watch(self, fired: Callable[[], None]) -> None:
         """Calls `fired` on the event loop, at most once a window, during the stall."""
@@ -196,7 +207,8 @@ class Meters(Protocol):
         ...
 
     def gpu_memory_of(self, shim: int, uuid: str) -> int | None:
-        """MiB of the GPU with this UUID that processes below a shim hold; None where it cannot be measured."""
+        """MiB of the GPU with this UUID that processes below a shim hold; None where it cannot be
+        measured."""
         ...
 
     def pressure(self, groups: Sequence[str] | None) -> PressureTrigger | None:
@@ -208,7 +220,8 @@ class Meters(Protocol):
         ...
 
     def traffic(self, key: Key | None) -> Mapping[str, int]:
-        """Bytes by memory controller that this followed task has moved, or the machine (None). Empty: not available, now or at all."""
+        """Bytes by memory controller that this followed task has moved, or the machine (None). Empty: not
+        available, now or at all."""
         ...
 
     def follow_traffic(self, key: Key, shim: int) -> None:
@@ -230,9 +243,11 @@ class Host(Protocol):
     def meters(self) -> Meters: ...
 
     async def lock(self) -> int:
-        """Takes the state folder's lock. Its holder can rely on it: no more task starts without a `started.json`.
+        """Takes the state folder's lock. Its holder can rely on it: no more task starts without a
+        `started.json`.
 
-        Raises `JournalFailed` when the folder cannot be made, `ConfigurationError` when another reporter has it.
+        Raises `JournalFailed` when the folder cannot be made, `ConfigurationError` when another reporter has
+        it.
         """
         ...
 
@@ -243,18 +258,21 @@ class Host(Protocol):
         ...
 
     def keys(self) -> NodeKeys:
-        """The machine's own keys, created once: the cell identifies the node by them. Raises `JournalFailed`."""
+        """The machine's own keys, created once: the cell identifies the node by them. Raises
+        `JournalFailed`."""
         ...
 
     def launch(self, lock: int, callbacks: Callbacks) -> Launcher: ...
 
     async def fetch(self, order: StartTask) -> CheckpointFetched | None:
-        """Fetches the code of this task, creates its job's folder of checkpoints and fetches the one to resume at. Returns the result of the
-        latter; None: it need not be fetched. Raises `NotStartable`. May be cancelled."""
+        """Fetches the code of this task, creates its job's folder of checkpoints and fetches the one to
+        resume at. Returns the result of the latter; None: it need not be fetched. Raises `NotStartable`. May
+        be cancelled."""
         ...
 
     def hand_over(self, orders: Mapping[str, HandOverCheckpoint]) -> None:
-        """Job → the node that may fetch its checkpoint; from now on, as the mapping is at the time of each request."""
+        """Job → the node that may fetch its checkpoint; from now on, as the mapping is at the time of each
+        request."""
         ...
 
     def checkpoints(self, order: StartTask) -> str:
@@ -270,7 +288,8 @@ class Host(Protocol):
         ...
 
     def renew(self, contact_s: float, lease_s: float) -> None:
-        """Records contact, for the shims that watch the leases of running tasks, and the longest of these. Raises `JournalFailed`."""
+        """Records contact, for the shims that watch the leases of running tasks, and the longest of these.
+        Raises `JournalFailed`."""
         ...
 
     def started(self, key: Key) -> Started | None:
@@ -286,11 +305,13 @@ class Host(Protocol):
         ...
 
     def end_task(self, key: Key) -> int:
-        """Kills the remaining processes of a task whose shim was killed; returns how many. May block. Raises `Immortal`."""
+        """Kills the remaining processes of a task whose shim was killed; returns how many. May block. Raises
+        `Immortal`."""
         ...
 
     def end_orphans(self, known: set[int]) -> int:
-        """Kills this reporter's processes that are neither one of `known` (pids) nor below one; returns how many. Raises `Immortal`."""
+        """Kills this reporter's processes that are neither one of `known` (pids) nor below one; returns how
+        many. Raises `Immortal`."""
         ...
 
     def ask_to_save(self, key: Key, *, by_sdk: bool) -> bool:
@@ -307,7 +328,8 @@ class Host(Protocol):
         ...
 
     def set_affinity(self, key: Key, cores: Sequence[int], cap_percent: int | None) -> Enforced | None:
-        """Pins every thread of a task's processes, adapts a cap of this percentage to its new cores, and reads both back. None: the task has ended."""
+        """Pins every thread of a task's processes, adapts a cap of this percentage to its new cores, and
+        reads both back. None: the task has ended."""
         ...
 
     def allow_gpus(self, key: Key, uuids: Sequence[str]) -> None:
@@ -315,7 +337,8 @@ class Host(Protocol):
         ...
 
     def cap_bandwidth(self, key: Key, percent: int | None) -> Enforced | None:
-        """Caps the memory bandwidth of a task's processes, or lifts the cap, and reads it back. None: the task has ended."""
+        """Caps the memory bandwidth of a task's processes, or lifts the cap, and reads it back. None: the
+        task has ended."""
         ...
 
     def watch_gpus(self, deliver: Callable[[GpuFaulted], None]) -> None:

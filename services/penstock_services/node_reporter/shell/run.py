@@ -1,4 +1,5 @@
-"""Main loop of one node in sessions: lock, journal, recovery, join, work; after any failure the next session begins."""
+"""Main loop of one node in sessions: lock, journal, recovery, join, work; after any failure the next session
+begins."""
 
 import asyncio
 import logging
@@ -31,7 +32,8 @@ from penstock_services.node_reporter.shell.watchdogs.lease import LeaseLapsed
 FIRST_PAUSE_S = 0.1
 LONGEST_PAUSE_S = 10.0
 OTHER_MACHINE = (
-    "give this one another --node-id, or fence the other first; if it is the same machine with a new /etc/machine-id, "
+    "give this one another --node-id, or fence the other first; if it is the same machine with a new "
+    "/etc/machine-id, "
     "give it the former --machine-id"
 )
 MAX_WAITING_FAULTS = 256  # between two sessions
@@ -43,7 +45,8 @@ logger = logging.getLogger(__name__)
 
 
 def runner(options: Options, host: Host | None = None, *, own_process: bool = False) -> Run:
-    """The service's entry (see `penstock.runtime.service`) for one node with these options. `host`: this machine.
+    """The service's entry (see `penstock.runtime.service`) for one node with these options. `host`: this
+    machine.
 
     `own_process`: the reporter is alone in this process, which is killed when it hangs (`reporter_watch`).
     """
@@ -93,7 +96,8 @@ async def _connected(options: Options) -> AsyncIterator[None]:
 
 @asynccontextmanager
 async def _serving_logs(host: LinuxHost) -> AsyncIterator[None]:
-    """With a server of the tasks' output if gateway and node share a secret, and with copies to the archive, if one is named."""
+    """With a server of the tasks' output if gateway and node share a secret, and with copies to the archive,
+    if one is named."""
     options, work = host.options, []
     if options.log_archive is not None and not is_at(options.log_archive, options.log_dir):
         from penstock.runtime.files.log_archive import LogArchive
@@ -140,10 +144,16 @@ def _beside(work: Coroutine[Any, Any, None], what: str) -> "asyncio.Task[None]":
 
 
 async def _sessions(
-    options: Options, settings: Settings, host: Host, log: Log, traces: Tracing, stop: asyncio.Event,
+    options: Options,
+    settings: Settings,
+    host: Host,
+    log: Log,
+    traces: Tracing,
+    stop: asyncio.Event,
     ready: asyncio.Event | None,
-) -> None:  # fmt: skip
-    """One session after another until `stop`. Raises `ConfigurationError` when another reporter has the state folder."""
+) -> None:
+    """One session after another until `stop`. Raises `ConfigurationError` when another reporter has the state
+    folder."""
     backoff = Backoff(FIRST_PAUSE_S, LONGEST_PAUSE_S)
     anew = False
     cleared = asyncio.Event()
@@ -168,9 +178,18 @@ async def _sessions(
 
 
 async def _session(
-    options: Options, settings: Settings, host: Host, log: Log, traces: Tracing, stop: asyncio.Event,
-    ready: asyncio.Event | None, faults: "asyncio.Queue[GpuFaulted]", cleared: asyncio.Event, *, anew: bool,
-) -> None:  # fmt: skip
+    options: Options,
+    settings: Settings,
+    host: Host,
+    log: Log,
+    traces: Tracing,
+    stop: asyncio.Event,
+    ready: asyncio.Event | None,
+    faults: "asyncio.Queue[GpuFaulted]",
+    cleared: asyncio.Event,
+    *,
+    anew: bool,
+) -> None:
     """From the lock to the stop. `anew`: the journal's position is not in the log; start at the log's end.
 
     `cleared`: the faults of earlier starts are dropped, if that was requested.

@@ -1,4 +1,5 @@
-"""Drafts the one ledger record that answers an input (LAW 2), from the input's bytes. Shared by the shell and by replay."""
+"""Drafts the one ledger record that answers an input (LAW 2), from the input's bytes. Shared by the shell and
+by replay."""
 
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
@@ -52,7 +53,8 @@ class Forgery(NamedTuple):
 
 
 class Answer(NamedTuple):
-    """The record to write, the reason and text of its dead letter, if there is one, and the exceptions of deciding."""
+    """The record to write, the reason and text of its dead letter, if there is one, and the exceptions of
+    deciding."""
 
     draft: Draft
     envelope: Envelope | None = None
@@ -67,7 +69,8 @@ def answer_input(
     failure: Failure | None = None,
     forged: Callable[[CellState, Input, Envelope], Forgery | None] = lambda *_: None,
 ) -> Answer:
-    """Folds and decides one input. `failure`: that of an earlier attempt; `forged`: whether another sender than the named one wrote it."""
+    """Folds and decides one input. `failure`: that of an earlier attempt; `forged`: whether another sender
+    than the named one wrote it."""
     begin(core.state, *_order(moment))
     place = (found.topic, found.partition, found.offset)
     cause: dict[str, object] = {

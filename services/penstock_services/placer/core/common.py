@@ -14,7 +14,8 @@ from penstock.model.schema.event import Event
 
 MAX_PLACEMENTS_PER_RECORD = 32  # keeps a record of single-task jobs under 64 KiB
 RESCHEDULE = timer_id("cell", "place_more")
-"""The timer by which a cell reschedules; a request for a plan, a continuation and a wake-up coalesce in it."""
+"""The timer by which a cell reschedules; a request for a plan, a continuation and a wake-up coalesce in
+it."""
 
 
 def timer(
@@ -63,8 +64,8 @@ def launches_early(state: CellState, job: JobState, after: Sequence[str]) -> boo
 
 
 def start_deadline(state: CellState, job: JobState) -> ledger_events.TimerSet:
-    """Time by which all nodes must have answered the orders to start it; where it starts after other jobs, these may take their grace before, or the time
-    for which it waits for their end."""
+    """Time by which all nodes must have answered the orders to start it; where it starts after other jobs,
+    these may take their grace before, or the time for which it waits for their end."""
     before = [state.jobs[job_id].spec.grace_ms for job_id in job.after if job_id in state.jobs]
     if (late := state.timers.get(timer_id(job.job_id, "predecessor_timeout"))) is not None:
         before.append(late.at_ms - state.now_ms)
@@ -73,7 +74,8 @@ def start_deadline(state: CellState, job: JobState) -> ledger_events.TimerSet:
 
 
 def stop_deadline(state: CellState, job: JobState) -> Iterator[Event]:
-    """Time by which all nodes must have answered the orders to stop it; nothing where none of them can be probed."""
+    """Time by which all nodes must have answered the orders to stop it; nothing where none of them can be
+    probed."""
     stopping = (task for task in job.tasks.values() if task.status is TaskStatus.STOPPING)
     if any(state.nodes[task.place.node_id].leases for task in stopping):
         after_ms = job.spec.grace_ms + state.settings.launch_timeout_ms

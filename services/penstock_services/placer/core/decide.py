@@ -1,4 +1,5 @@
-"""Every choice of the placer. Reads the state, writes nothing: decisions are yielded one by one, and the step folds each before it asks for the next, so that a later choice sees the earlier ones.
+"""Every choice of the placer. Reads the state, writes nothing: decisions are yielded one by one, and the step
+folds each before it asks for the next, so that a later choice sees the earlier ones.
 
 One decider lives as long as its settings; it holds no state of its own that a decision could depend on.
 """
@@ -83,7 +84,8 @@ class Decider:
         self._rng = LazyRng(self.settings.seed)
 
     def failed(self, error: Exception) -> str:
-        """Notes what deciding raised; returns it in one line. The policy, which may be in disorder, is made anew."""
+        """Notes what deciding raised; returns it in one line. The policy, which may be in disorder, is made
+        anew."""
         self.errors.append(error)
         self.profile = profile_for(self.settings)
         return one_line(error)
@@ -148,7 +150,8 @@ class Decider:
                 yield from window.answered(state)
 
     def _arrived(self, state: CellState, job: JobState) -> Iterator[Event]:
-        """A job has just queued. Nothing was freed, so no other job is tried again, unless there is room that may have to be reserved."""
+        """A job has just queued. Nothing was freed, so no other job is tried again, unless there is room that
+        may have to be reserved."""
         reason = never_fits(state, job.demand) if state.nodes else None
         if reason is not None:
             yield from self.attempts.park(state, job, reason)
@@ -179,7 +182,8 @@ class Decider:
             yield from self._look_ahead(state)
 
     def _holds_up(self, head: JobState) -> bool:
-        """Whether everybody waits for the head of the queue; never for one on which the policy has just failed."""
+        """Whether everybody waits for the head of the queue; never for one on which the policy has just
+        failed."""
         return head.backfill_count >= self.settings.max_overtakes and head.job_id not in self.failed_jobs
 
     def _may_try(self, state: CellState, job: JobState) -> bool:
@@ -190,7 +194,8 @@ class Decider:
         )
 
     def _try(self, state: CellState, job: JobState, choose: Choose | None = None) -> Iterator[Event]:
-        """Places the job if it fits. If its policy raises, this job waits on; that choice is lost and no other.
+        """Places the job if it fits. If its policy raises, this job waits on; that choice is lost and no
+        other.
 
         `choose`: instead of the place stage alone.
         """
@@ -219,14 +224,16 @@ class Decider:
             yield start_deadline(state, job)
 
     def _freed(self, state: CellState) -> Iterator[Event]:
-        """Something was freed, and not by a plan that is being carried out. Where the profile regroups, the plan says who gets it."""
+        """Something was freed, and not by a plan that is being carried out. Where the profile regroups, the
+        plan says who gets it."""
         if self.profile.regroup is not None and may_help(state, self.profile.regroup):
             yield from window.freed(state)
         yield from self._place_waiting(state)
 
     def _place_waiting(self, state: CellState, *, made_way: bool = False) -> Iterator[Event]:
-        """Something was freed: FIFO with a bounded backfill window, or the profile's own order; equal demands are tried once. The cell may have
-        become smaller since the head of the queue was judged: it must not wait for ever. `made_way`: as in `units.carry_on`."""
+        """Something was freed: FIFO with a bounded backfill window, or the profile's own order; equal demands
+        are tried once. The cell may have become smaller since the head of the queue was judged: it must not
+        wait for ever. `made_way`: as in `units.carry_on`."""
         if state.moving:
             yield from moves.give_up_lost(state)
         if self.profile.preempt is not None:
@@ -293,7 +300,8 @@ class Decider:
     def _others_wait(
         self, state: CellState, head: JobState | None, reservation: PassReservation, reclaiming: Reclaiming
     ) -> bool:
-        """Whether no other job of the pass has a result: none can start, nodes are reserved, nothing can be reclaimed, no choice is known to fail, and the head of the queue is not to be parked."""
+        """Whether no other job of the pass has a result: none can start, nodes are reserved, nothing can be
+        reclaimed, no choice is known to fail, and the head of the queue is not to be parked."""
         if not (reservation.settled(state) and reclaiming.idle(state)) or self._known_failures:
             return False
         return head is None or never_fits(state, head.demand) is None
@@ -372,7 +380,8 @@ class Decider:
         yield from self._target_lost(state, event)
 
     def _target_lost(self, state: CellState, event: Any) -> Iterator[Event]:
-        """Something may not be used any more. Where targets of moves are given up, others may have the rest."""
+        """Something may not be used any more. Where targets of moves are given up, others may have the
+        rest."""
         given_up = bool(units_of_proposals(state))
         for decision in moves.give_up_lost(state):
             given_up = True
@@ -386,7 +395,8 @@ class Decider:
             yield from self._freed(state)
 
     def _reschedule(self, state: CellState) -> Iterator[Event]:
-        """Everything that a full record left over, then the plan or the queue. Each part is empty when it is done."""
+        """Everything that a full record left over, then the plan or the queue. Each part is empty when it is
+        done."""
         if not state.frozen:
             yield from self.membership.accept_losses(state)
         if state.index.cordoned:

@@ -1,4 +1,5 @@
-"""Explanations of placements without a policy's scores: units of plans, proposed or awaiting stops, and moves."""
+"""Explanations of placements without a policy's scores: units of plans, proposed or awaiting stops, and
+moves."""
 
 from collections.abc import Callable, Sequence
 
@@ -22,7 +23,8 @@ def explained(
     reason: str,
     moved: Moved | None = None,
 ) -> PlacementExplanation:
-    """The requested nodes are the only candidate. Of a move also why the other nodes were not candidates. `proposer`: empty for the profile."""
+    """The requested nodes are the only candidate. Of a move also why the other nodes were not candidates.
+    `proposer`: empty for the profile."""
     need, models = job.demand.worker, job.demand.where
     fitting = state.index.candidates(need, models)
     rejected: dict[str, int] = {}
@@ -59,7 +61,8 @@ class Stopped:
         self._worked_ms = job.kept_ms + ran_ms
 
     def moved(self, job: JobState, move: Move) -> Moved:
-        """With the work that the next attempt repeats: the work done when the move was decided, less that in its checkpoint."""
+        """With the work that the next attempt repeats: the work done when the move was decided, less that in
+        its checkpoint."""
         found = job.checkpoint
         unknown = job.spec.checkpoint == "signal" and found is None
         saved = None if found is None or not job.kept_ms else found.iteration

@@ -1,7 +1,8 @@
-"""Admission guards of inputs: which may change the state at all. A refused input still gets its record (`rejected`, LAW 2).
+"""Admission guards of inputs: which may change the state at all. A refused input still gets its record
+(`rejected`, LAW 2).
 
-Messages may come twice, late, or for jobs and tasks that have ended: each guard compares with the job's state,
-so that a duplicate cannot act twice (speed.md rule 10).
+Messages may come twice, late, or for jobs and tasks that have ended: each guard compares with the job's
+state, so that a duplicate cannot act twice (speed.md rule 10).
 """
 
 from collections.abc import Callable, Mapping
@@ -243,13 +244,15 @@ def _joined(state: CellState, event: external_events.NodeJoined) -> str | None:
 
 
 def _other_machine(node: NodeState, found: NodeSpec) -> bool:
-    """Whether a machine joins under the id of another one that is not proven gone: its boot proves nothing (LAW 5)."""
+    """Whether a machine joins under the id of another one that is not proven gone: its boot proves nothing
+    (LAW 5)."""
     ids = (node.spec.machine_id, found.machine_id)
     return None not in ids and ids[0] != ids[1] and node.status is not NodeStatus.GONE and not node.leaving
 
 
 def join_refusal(state: CellState, event: Event, reason: str) -> ledger_events.NodeJoinRefused | None:
-    """The answer to a node whose joining was refused; None for a duplicate of the valid joining, and for other inputs."""
+    """The answer to a node whose joining was refused; None for a duplicate of the valid joining, and for
+    other inputs."""
     if not isinstance(event, external_events.NodeJoined) or reason not in get_args(JoinRefusal):
         return None
     node, boot_id = state.nodes.get(event.node.node_id), event.node.boot_id

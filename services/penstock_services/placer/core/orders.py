@@ -74,7 +74,8 @@ def orders_of(state: CellState, fact: Event, seq: int) -> Sequence[Order]:
 
 
 def notices_of(state: CellState, fact: Event, orders: Sequence[Order]) -> Sequence[Notice]:
-    """Notices of one fact for the nodes' topic: that a probe is in the log, once it is; that it stayed unanswered.
+    """Notices of one fact for the nodes' topic: that a probe is in the log, once it is; that it stayed
+    unanswered.
 
     `orders`: those that follow from it.
     """
@@ -84,7 +85,8 @@ def notices_of(state: CellState, fact: Event, orders: Sequence[Order]) -> Sequen
 
 
 def outstanding_notices(state: CellState, orders: Iterable[Order]) -> Iterator[Notice]:
-    """At the start of a term, after the repeated orders: the placer before may have ended too early to send them."""
+    """At the start of a term, after the repeated orders: the placer before may have ended too early to send
+    them."""
     yield from _sent_probes(orders)
     for node in state.nodes.values():
         yield from _proof(node)
@@ -109,10 +111,11 @@ def _proof(node: NodeState) -> Iterator[NodeLeft]:
 
 
 def start_orders(state: CellState, job_id: str, token: int) -> list[Order]:
-    """For a placement read back as valid; before them the order to hand over its checkpoint. Empty when a later record has ended that attempt.
+    """For a placement read back as valid; before them the order to hand over its checkpoint. Empty when a
+    later record has ended that attempt.
 
-    The state may have run ahead of that record: a task lost to a reboot meanwhile must not start under the new
-    boot id, and one that is to stop again need not start (its stop order makes sure that it never will).
+    The state may have run ahead of that record: a task lost to a reboot meanwhile must not start under the
+    new boot id, and one that is to stop again need not start (its stop order makes sure that it never will).
     """
     job = state.jobs.get(job_id)
     if job is None or job.token != token:
@@ -150,9 +153,11 @@ def _reported(state: CellState, fact: OfTask, token: int) -> Sequence[Order]:
 
 
 def adjusting_orders(state: CellState, task: TaskState, up_to: int) -> Iterator[Order]:
-    """Adjustments of a running task that its node has not answered, oldest first. Tokens and `up_to` as in `outstanding`.
+    """Adjustments of a running task that its node has not answered, oldest first. Tokens and `up_to` as in
+    `outstanding`.
 
-    Cores also of a task that is being stopped: others may have the cores that it was to give up, and its save may take long.
+    Cores also of a task that is being stopped: others may have the cores that it was to give up, and its save
+    may take long.
     """
     if task.status not in (TaskStatus.RUNNING, TaskStatus.STOPPING):
         return
@@ -180,7 +185,8 @@ def _asked_to_save(state: CellState, fact: CheckpointDecided, token: int) -> Ite
 
 
 def _adjusted(state: CellState, fact: AdjustmentDecided, token: int) -> Iterator[Order]:
-    """For an adjustment read back as valid. Empty after a later one, an exit or, unless it is of cores, a stop."""
+    """For an adjustment read back as valid. Empty after a later one, an exit or, unless it is of cores, a
+    stop."""
     job = state.jobs.get(fact.job_id)
     task = None if job is None else job.tasks.get(fact.task_id)
     if task is not None:
@@ -228,7 +234,8 @@ def outstanding(state: CellState, node_ids: Iterable[str], up_to: int) -> Iterat
 
 
 def refusals(state: CellState, up_to: int) -> Iterator[AnswerJoin]:
-    """At the start of a term: joinings that did not count; the placer before may have ended before it answered their nodes."""
+    """At the start of a term: joinings that did not count; the placer before may have ended before it
+    answered their nodes."""
     for node_id, found in state.refused_joins.items():
         if found.token <= up_to:
             about = found.boot_id, found.incarnation, found.reason, found.token, found.public_key
@@ -236,10 +243,11 @@ def refusals(state: CellState, up_to: int) -> Iterator[AnswerJoin]:
 
 
 def orphan_orders(state: CellState, node_id: str, up_to: int) -> Iterator[Order]:
-    """Stops tasks that a joining node runs and the cell has dropped there: their job may be running elsewhere by now.
+    """Stops tasks that a joining node runs and the cell has dropped there: their job may be running elsewhere
+    by now.
 
-    Ideal: there is no such task, since only proof makes a node Gone. Departure: proof comes from people and other
-    systems too, and two machines may have one name. Tokens and `up_to` as in `outstanding`.
+    Ideal: there is no such task, since only proof makes a node Gone. Departure: proof comes from people and
+    other systems too, and two machines may have one name. Tokens and `up_to` as in `outstanding`.
     """
     for task_id, token in state.nodes[node_id].orphan_tasks.items():
         if token <= up_to:
@@ -310,7 +318,8 @@ def _gang(state: CellState, job: JobState) -> Gang:
 def _starts(state: CellState, job: JobState, tasks: Iterable[TaskState], gang: Gang) -> Iterator[StartTask]:
     """These tasks' orders. In a large gang the first on each node has the peers for the others there.
 
-    Ideal: the peers are in the log once for a gang. Departure: once for each of its nodes, packed (decision 33).
+    Ideal: the peers are in the log once for a gang. Departure: once for each of its nodes, packed (decision
+    33).
     """
     first: dict[str, str] = {}
     held = _held(job)
@@ -383,7 +392,8 @@ def _start(
 
 
 def _companions(state: CellState, job: JobState, rank: int) -> tuple[Companion, ...]:
-    """The other members' tasks of this rank that are not proven ended; also of members that joined after it."""
+    """The other members' tasks of this rank that are not proven ended; also of members that joined after
+    it."""
     if not job.group:
         return ()
     return tuple(

@@ -1,4 +1,5 @@
-"""Placer core with its ledger's chain, in memory: one event in, one valid record out (LAWs 2 and 3), without IO.
+"""Placer core with its ledger's chain, in memory: one event in, one valid record out (LAWs 2 and 3), without
+IO.
 
 For everything that drives the core without the placer's shell: the simulator, tests and benchmarks.
 """
@@ -17,10 +18,11 @@ Sink = Callable[[bytes], object]
 
 
 class Recorder:
-    """One cell, initially empty. `sink` receives each record's bytes; a record counts as read back once it is written.
+    """One cell, initially empty. `sink` receives each record's bytes; a record counts as read back once it is
+    written.
 
-    `partition`: of the input topics, in which the inputs count as read. `stops_at_bugs`: exceptions of deciding are
-    raised; a placer goes on.
+    `partition`: of the input topics, in which the inputs count as read. `stops_at_bugs`: exceptions of
+    deciding are raised; a placer goes on.
     """
 
     def __init__(self, sink: Sink | None = None, partition: int = 0, *, stops_at_bugs: bool = True) -> None:

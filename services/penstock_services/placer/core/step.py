@@ -1,8 +1,10 @@
-"""One step of the placer: one input in, one record's content out (LAW 2): guard, fold, decide, fold each decision at once.
+"""One step of the placer: one input in, one record's content out (LAW 2): guard, fold, decide, fold each
+decision at once.
 
-Ideal: deciding never fails. Departure: a policy has bugs. An exception costs the choice that raised it, not the fact:
-the input stays folded, with every decision taken before, and `ChoiceFailed` stands for the missing choice. What a later
-attempt or a replay must repeat, even with other random numbers or a fixed policy, is in `Failure`.
+Ideal: deciding never fails. Departure: a policy has bugs. An exception costs the choice that raised it, not
+the fact: the input stays folded, with every decision taken before, and `ChoiceFailed` stands for the missing
+choice. What a later attempt or a replay must repeat, even with other random numbers or a fixed policy, is in
+`Failure`.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -57,7 +59,8 @@ class Failure(NamedTuple):
 
 
 class DecisionNotFolded(Exception):
-    """The fold refuses a decision and has left the state half changed: it must be dropped. `decisions` were folded before."""
+    """The fold refuses a decision and has left the state half changed: it must be dropped. `decisions` were
+    folded before."""
 
     def __init__(self, decisions: int, error: str) -> None:
         super().__init__(error)
@@ -74,8 +77,8 @@ class PlacerCore:
     def step(self, event: Event, event_id: str, failure: Failure | None = None) -> Step:
         """Answers one input. The caller has set the state's seq, time and term (`begin`).
 
-        Own decisions are folded here: waiting to read them back would place twice. Raises the exceptions of folding the
-        input, and `DecisionNotFolded`.
+        Own decisions are folded here: waiting to read them back would place twice. Raises the exceptions of
+        folding the input, and `DecisionNotFolded`.
         """
         state = self.state
         reason = refusal(state, event)

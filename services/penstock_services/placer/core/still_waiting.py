@@ -1,7 +1,9 @@
-"""Cache of verdicts on waiting units of plans, by the nodes and jobs on which they depend: an unchanged unit is not tried again.
+"""Cache of verdicts on waiting units of plans, by the nodes and jobs on which they depend: an unchanged unit
+is not tried again.
 
-While many jobs are being stopped each exit would try every waiting unit, though it frees capacity on one node only. A unit's verdict
-depends on its jobs, on its nodes and the tasks there, and on the units with which it has nodes in common, directly or through others.
+While many jobs are being stopped each exit would try every waiting unit, though it frees capacity on one node
+only. A unit's verdict depends on its jobs, on its nodes and the tasks there, and on the units with which it
+has nodes in common, directly or through others.
 """
 
 from collections.abc import Collection, Sequence
@@ -23,7 +25,8 @@ class StillWaiting:
         """First job → units that waited at the last trial."""
         self._node_versions: dict[str, int] = {}
         self._stopping: dict[int, int] = {}
-        """Order → version of jobs that are being stopped: a start that is reported late changes nothing else."""
+        """Order → version of jobs that are being stopped: a start that is reported late changes nothing
+        else."""
 
     def units(self, state: CellState, units: Sequence[Together]) -> Collection[int]:
         """Numbers of the units for which nothing has changed. O(waiting units · their nodes + changes)."""

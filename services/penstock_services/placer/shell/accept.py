@@ -1,4 +1,5 @@
-"""Explicit acceptance of a changed log by an operator: a term of its own, whose first record names the accepted changes."""
+"""Explicit acceptance of a changed log by an operator: a term of its own, whose first record names the
+accepted changes."""
 
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
@@ -18,7 +19,11 @@ from penstock_services.placer.shell.ledger_trace import LedgerTrace
 from penstock_services.placer.shell.service import Start, start_of_process
 from penstock_services.placer.shell.term import acquire
 
-FROZEN = "the ledger has lost records: each node must join anew (restart its node-reporter), and what it ran of them end"
+FROZEN = (
+    "the ledger has lost records: each node must join anew (restart its node-reporter), and what it "
+    "ran "
+    "of them end"
+)
 
 
 async def accept_input(
@@ -26,8 +31,8 @@ async def accept_input(
 ) -> dict[str, Any]:
     """Goes on reading this input at `offset`.
 
-    Raises `ConfigurationError` where it holds no such offset, the topic is the one that was answered, or the ledger has lost
-    records; `LogError`, `Fenced`.
+    Raises `ConfigurationError` where it holds no such offset, the topic is the one that was answered, or the
+    ledger has lost records; `LogError`, `Fenced`.
     """
     if topic not in INPUT_TOPICS:
         raise ConfigurationError(f"TOPIC: {topic} is not an input; give one of {', '.join(INPUT_TOPICS)}")
@@ -53,10 +58,12 @@ async def accept_input(
 async def accept_ledger(
     settings: Settings, epoch: int | None, reason: str, log: Log, start: Start | None = None
 ) -> dict[str, Any]:
-    """Goes on with a ledger that has lost records, in a new epoch (default: one above the highest that is known here).
+    """Goes on with a ledger that has lost records, in a new epoch (default: one above the highest that is
+    known here).
 
-    The cell stays frozen until no node can run lost tasks. Raises `ConfigurationError` where the epoch is not above the
-    highest known or too high, or without one where the ledger has all records that the read models have of it; `LogError`, `Fenced`.
+    The cell stays frozen until no node can run lost tasks. Raises `ConfigurationError` where the epoch is not
+    above the highest known or too high, or without one where the ledger has all records that the read models
+    have of it; `LogError`, `Fenced`.
     """
     ledger = Partition(Topic.LEDGER, settings.cell_index)
     nodes = Partition(Topic.NODES, settings.cell_index)
@@ -81,8 +88,10 @@ async def _need_loss(log: Log, ledger: Partition, written: Written) -> None:
     """Raises `ConfigurationError` where the ledger has the last record that the read models hold."""
     if await head_id_at(log, ledger, written.head_offset) == written.head.id:
         raise ConfigurationError(
-            f"{ledger.topic} partition {ledger.index} has record {written.head.seq} ({written.head.id}), the last one that the "
-            "read models hold: it is not known to have lost any, and nothing was changed. Where ledger and Postgres were "
+            f"{ledger.topic} partition {ledger.index} has record {written.head.seq} ({written.head.id}), the "
+            "last one that the "
+            "read models hold: it is not known to have lost any, and nothing was changed. Where ledger and "
+            "Postgres were "
             f"both restored give --epoch, {written.epoch + 1} or more: above all that were used"
         )
 

@@ -1,10 +1,12 @@
-"""Archiving: the ledger below a verified snapshot, and the inputs that it answers, go into segments and leave the log.
+"""Archiving: the ledger below a verified snapshot, and the inputs that it answers, go into segments and leave
+the log.
 
-    copy ─▶ fold the copy ─▶ equal to the snapshot? ─▶ read back and enter into the index ─▶ delete from the log
+    copy ─▶ fold the copy ─▶ equal to the snapshot? ─▶ read back and enter into the index ─▶ delete from the
+    log
 
-Nothing is deleted before all of it is in the archive's indexes, so that an interrupted command can be repeated. The
-snapshot's own record stays in the log, and so does the last answered record of each input: they prove that archive, log and
-snapshots belong together.
+Nothing is deleted before all of it is in the archive's indexes, so that an interrupted command can be
+repeated. The snapshot's own record stays in the log, and so does the last answered record of each input: they
+prove that archive, log and snapshots belong together.
 """
 
 import asyncio
@@ -49,10 +51,11 @@ def archive_of(settings: Settings) -> Archive:
 async def archive(
     settings: Settings, log: Log, leave: int = LEAVE_RECORDS, *, delete: bool = True
 ) -> dict[str, Any]:
-    """Archives all but the last `leave` records of the ledger, as far as the newest snapshot below them; returns a report.
+    """Archives all but the last `leave` records of the ledger, as far as the newest snapshot below them;
+    returns a report.
 
-    `log`: with the right to delete records. Raises `ConfigurationError` where a snapshot or the archive does not
-    belong to this ledger; nothing is deleted then.
+    `log`: with the right to delete records. Raises `ConfigurationError` where a snapshot or the archive does
+    not belong to this ledger; nothing is deleted then.
     """
     store = archive_of(settings)
     ledger = Partition(Topic.LEDGER, settings.cell_index)
@@ -66,7 +69,8 @@ async def archive(
             return {
                 "ok": True,
                 "archived": 0,
-                "reason": f"the archive goes on to offset {end} already, further than the last {leave} records allow",
+                "reason": f"the archive goes on to offset {end} already, further than the last {leave} "
+                "records allow",
             }
         before = (await log.begin_offsets([ledger]))[ledger]
         copied = await _copy_ledger(whole, ledger, snapshot)
@@ -110,7 +114,8 @@ async def _snapshot(settings: Settings, log: Log, ledger: Partition, leave: int)
 
 
 async def _copy_ledger(whole: ArchivedLog, ledger: Partition, snapshot: Replica) -> int:
-    """Copies up to the snapshot's record and folds from the last archiving up to there. Raises `ConfigurationError` unless both agree."""
+    """Copies up to the snapshot's record and folds from the last archiving up to there. Raises
+    `ConfigurationError` unless both agree."""
     writer = Writer(whole.archive, ledger)
     replica = await asyncio.to_thread(_archived_fold, whole.archive, ledger)
     copied, last = 0, snapshot.head_offset
@@ -131,15 +136,18 @@ async def _copy_ledger(whole: ArchivedLog, ledger: Partition, snapshot: Replica)
         await reader.close()
     if replica.head != snapshot.head or dump(replica.state) != dump(snapshot.state):
         raise ConfigurationError(
-            f"the snapshot of seq {snapshot.head.seq} ({snapshot.head.id}) is not what the ledger folds to up to its record "
-            f"(seq {replica.head.seq}, {replica.head.id}): nothing was archived. Run `penstock projections rebuild`"
+            f"the snapshot of seq {snapshot.head.seq} ({snapshot.head.id}) is not what the ledger folds to "
+            "up to its record "
+            f"(seq {replica.head.seq}, {replica.head.id}): nothing was archived. Run `penstock projections "
+            "rebuild`"
         )
     await asyncio.to_thread(writer.commit, (format_id(), dump(snapshot.state)))
     return copied
 
 
 def _archived_fold(store: Archive, ledger: Partition) -> Replica:
-    """The fold of the archive's records, as it was verified then; empty where that was another version's fold."""
+    """The fold of the archive's records, as it was verified then; empty where that was another version's
+    fold."""
     index = store.index(ledger)
     if index.fold is None or index.fold.format != format_id():
         return Replica()
@@ -170,13 +178,15 @@ async def _copy(whole: ArchivedLog, writer: Writer, place: Partition, until: int
 async def verify(settings: Settings, log: Log) -> dict[str, Any]:
     """Reads every segment and proves the ledger's chain from its first record to the log's; returns a report.
 
-    Raises `ConfigurationError` where nothing is archived, and with the segment's name where one is missing or altered.
+    Raises `ConfigurationError` where nothing is archived, and with the segment's name where one is missing or
+    altered.
     """
     store = archive_of(settings)
     ledger = Partition(Topic.LEDGER, settings.cell_index)
     if not (await asyncio.to_thread(store.index, ledger)).segments:
         raise ConfigurationError(
-            f"PENSTOCK_ARCHIVE: {store.folder} holds nothing of {ledger.topic} partition {ledger.index}; name the directory that "
+            f"PENSTOCK_ARCHIVE: {store.folder} holds nothing of {ledger.topic} partition {ledger.index}; "
+            "name the directory that "
             "`penstock-placer archive` filled for this cell"
         )
     places = [ledger, *input_positions(Replica().state, settings.cell_index)]
@@ -205,6 +215,7 @@ def _check_chain(store: Archive, ledger: Partition, head: Head) -> None:
     last_id = store.index(ledger).last_id
     if head.id != last_id:
         raise ConfigurationError(
-            f"the archive {store.folder} ends with record {last_id}, but its chain of valid records ends at seq {head.seq} "
+            f"the archive {store.folder} ends with record {last_id}, but its chain of valid records ends at "
+            f"seq {head.seq} "
             f"({head.id}): restore it from a copy"
         )

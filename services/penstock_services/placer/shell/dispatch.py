@@ -1,8 +1,8 @@
 """Dispatcher of orders and trace spans that follow from valid records (LAW 4).
 
 Ideal: orders leave only for records that were read back as valid. On Kafka this holds. Departure: a log with
-compare-and-append (penstock.log.port) takes record and orders in one commit, which fails as a whole unless the record
-follows the last valid one: there the commit is the proof (decision 19).
+compare-and-append (penstock.log.port) takes record and orders in one commit, which fails as a whole unless
+the record follows the last valid one: there the commit is the proof (decision 19).
 """
 
 import asyncio
@@ -80,7 +80,8 @@ class Dispatcher:
             self._batch += self.orders(seq, facts)
 
     def orders(self, seq: int, facts: Sequence[Event]) -> list[Message]:
-        """Messages that follow from the record `seq`, whose facts are the last that were folded: orders, then notices for the nodes' topic."""
+        """Messages that follow from the record `seq`, whose facts are the last that were folded: orders, then
+        notices for the nodes' topic."""
         messages: list[Message] = []
         notices: list[Message] = []
         for fact in facts:
@@ -134,7 +135,8 @@ class Dispatcher:
         return Message(place, value, (*headers, self._keys.header), order.node_id.encode())
 
     async def flush(self) -> None:
-        """Passes the messages collected by `take` to the sender; waits while `MAX_QUEUED_BATCHES` are waiting."""
+        """Passes the messages collected by `take` to the sender; waits while `MAX_QUEUED_BATCHES` are
+        waiting."""
         if self._batch:
             batch, self._batch = self._batch, []
             await self._batches.put(batch)

@@ -25,7 +25,8 @@ class Identity:
     """Verifies the inputs of one cell."""
 
     def __init__(self, cell: str, keys: PlacerKeys, gateways: bytes | None) -> None:
-        """`gateways`: the key that signs the gateway's records about nodes; None: the log is trusted to hold no others."""
+        """`gateways`: the key that signs the gateway's records about nodes; None: the log is trusted to hold
+        no others."""
         self._cell = cell
         self._keys = keys
         self._gateways = gateways
@@ -43,7 +44,8 @@ class Identity:
             if self._gateways is None or by_gateway(self._gateways, read.headers, data):
                 return None
             return Forgery(
-                f"{found.type} is for operators and watches, and the gateway did not sign it; send the command to the "
+                f"{found.type} is for operators and watches, and the gateway did not sign it; send the "
+                "command to the "
                 f"gateway, and give it the placer's {OPERATOR_KEY}"
             )
         node_id = _about(event)
@@ -59,7 +61,8 @@ class Identity:
                 "node %s joined with another key; if it is a new machine, fence the former", node_id
             )
             why = (
-                f"node {node_id} has another key; if its machine was replaced or lost its key, make sure that "
+                f"node {node_id} has another key; if its machine was replaced or lost its key, make sure "
+                "that "
                 f"the former is dead and `penstock node fence {node_id}`"
             )
             proven = event.public_key and self._keys.proven(event.public_key, read.headers, data)

@@ -1,8 +1,8 @@
 """Detection of truncated and recreated input topics, before a term begins.
 
-The ledger holds how far each input was answered, and the id of the last answered event. A topic that does not hold this
-position, or has another event before it, is not the topic that was answered: records acknowledged there may be lost. An
-operator has to decide then, and goes on with `penstock-placer accept-input`.
+The ledger holds how far each input was answered, and the id of the last answered event. A topic that does not
+hold this position, or has another event before it, is not the topic that was answered: records acknowledged
+there may be lost. An operator has to decide then, and goes on with `penstock-placer accept-input`.
 """
 
 from collections.abc import Mapping
@@ -22,19 +22,22 @@ def input_positions(state: CellState, cell_index: int) -> dict[Partition, int]:
 
 
 async def check_inputs(log: Log, state: CellState, cell_index: int) -> None:
-    """Raises `ConfigurationError` where an input is not the one that the ledger has answered so far, `LogError`."""
+    """Raises `ConfigurationError` where an input is not the one that the ledger has answered so far,
+    `LogError`."""
     await _check(log, state, input_positions(state, cell_index))
 
 
 async def need_another(log: Log, state: CellState, place: Partition) -> None:
-    """Raises `ConfigurationError` where this input is the one that the ledger has answered: there is nothing to accept; `LogError`."""
+    """Raises `ConfigurationError` where this input is the one that the ledger has answered: there is nothing
+    to accept; `LogError`."""
     position = state.positions.get(place, 0)
     try:
         await _check(log, state, {place: position})
     except ConfigurationError:
         return
     raise ConfigurationError(
-        f"{place.topic} partition {place.index} is the one that this ledger has answered, up to its offset {position}: there "
+        f"{place.topic} partition {place.index} is the one that this ledger has answered, up to its offset "
+        f"{position}: there "
         "is nothing to accept, and nothing was changed; start the placer"
     )
 
@@ -48,7 +51,10 @@ async def _check(log: Log, state: CellState, positions: Mapping[Partition, int])
     for place, position in positions.items():
         answered, record = state.last_inputs.get((place.topic, place.index)), before[place]
         if answered and record is not None and _event_id(record) != answered:
-            which = f"and holds event {_event_id(record)!r} before that position, not {answered!r}, which was answered"
+            which = (
+                f"and holds event {_event_id(record)!r} before that position, not {answered!r}, which "
+                "was answered"
+            )
             raise _lost(place, position, first[place], ends[place], which)
 
 
@@ -59,9 +65,13 @@ def _event_id(record: Record) -> str:
 
 def _lost(place: Partition, position: int, first: int, end: int, which: str) -> ConfigurationError:
     return ConfigurationError(
-        f"{place.topic} partition {place.index} is not the one that this ledger has answered: the ledger stands at its "
-        f"offset {position}, the partition begins at {first} and ends at {end}, {which}. It was truncated or created "
-        "anew, and events in it may be lost. Give the placer the log that it had; or, if that is gone, go on with "
-        f"`penstock-placer accept-input {place.topic} --from {first}`, submit again the jobs that `penstock get jobs` does "
+        f"{place.topic} partition {place.index} is not the one that this ledger has answered: the ledger "
+        "stands at its "
+        f"offset {position}, the partition begins at {first} and ends at {end}, {which}. It was truncated or "
+        "created "
+        "anew, and events in it may be lost. Give the placer the log that it had; or, if that is gone, go on "
+        "with "
+        f"`penstock-placer accept-input {place.topic} --from {first}`, submit again the jobs that `penstock "
+        "get jobs` does "
         "not know, and restart estimator and node-reporters, which then report anew"
     )

@@ -1,11 +1,13 @@
 """Clock of the ledger at the start of a term: the time since the last record, by the log's own clock.
 
-Within a term time goes on by the boot-time clock (`penstock.clock.LedgerClock`). Between two terms only the log has the
-elapsed time: it has stamped the last record, and the new term's first. The difference counts, for any values of both clocks, so a log whose clock
-is wrong by years has no effect; only a step of it while no record is written has one, and is not followed beyond `MAX_ABSENCE_MS`.
+Within a term time goes on by the boot-time clock (`penstock.clock.LedgerClock`). Between two terms only the
+log has the elapsed time: it has stamped the last record, and the new term's first. The difference counts, for
+any values of both clocks, so a log whose clock is wrong by years has no effect; only a step of it while no
+record is written has one, and is not followed beyond `MAX_ABSENCE_MS`.
 
-Ideal: the ledger's time is the time of day. Departure: catching up with it would fire deadlines, so that is done only
-when none is pending; and a time that was wrong once stays in the ledger, so that is not done beyond `MAX_ABSENCE_MS` either.
+Ideal: the ledger's time is the time of day. Departure: catching up with it would fire deadlines, so that is
+done only when none is pending; and a time that was wrong once stays in the ledger, so that is not done beyond
+`MAX_ABSENCE_MS` either.
 """
 
 import logging
@@ -22,7 +24,8 @@ DAY_MS = 86_400_000
 
 
 class AbsenceSettings(EnvironmentSettings):
-    """`PENSTOCK_MAX_ABSENCE_DAYS`: a longer time without a record counts as a step of the clocks of log and placer."""
+    """`PENSTOCK_MAX_ABSENCE_DAYS`: a longer time without a record counts as a step of the clocks of log and
+    placer."""
 
     max_absence_days: int = Field(30, ge=1, le=36_500, title="give a number of days above 0")
 
@@ -31,8 +34,9 @@ MAX_ABSENCE_MS = AbsenceSettings.from_env().max_absence_days * DAY_MS
 
 
 def begin_time(state: CellState, before_ms: int | None, log_ms: int, ago_ms: int) -> LedgerClock:
-    """The clock of a term. `before_ms`, `log_ms`: the log's timestamps of the last record before, and of the term's first one,
-    which was `ago_ms` ago at most (on Kafka some ms, by which the ledger's time would lag for seconds).
+    """The clock of a term. `before_ms`, `log_ms`: the log's timestamps of the last record before, and of the
+    term's first one, which was `ago_ms` ago at most (on Kafka some ms, by which the ledger's time would lag
+    for seconds).
 
     `before_ms` is None where that record is no longer in the log. `state` is as of the term's first record.
     """
@@ -52,7 +56,8 @@ def begin_time(state: CellState, before_ms: int | None, log_ms: int, ago_ms: int
 
 def _alarm(what: str, step_ms: int) -> None:
     logger.error(
-        "%s by %.1f days, more than %d: the ledger's time stands still for that, and no deadline fires. Set the clock of the log's "
+        "%s by %.1f days, more than %d: the ledger's time stands still for that, and no deadline fires. Set "
+        "the clock of the log's "
         "machines (NTP); if it is right, start the placer once with PENSTOCK_MAX_ABSENCE_DAYS above that",
         what,
         step_ms / DAY_MS,
@@ -78,8 +83,10 @@ class ClockAlarm:
         self._alarmed = not self._alarmed
         if self._alarmed:
             logger.error(
-                "this machine's clock is %d s ahead of the ledger's time; deadlines go by the time since boot. Set the clock (NTP). "
-                "If it is right, the ledger's time catches up when a term begins while no deadline is pending, by PENSTOCK_MAX_ABSENCE_DAYS at most",
+                "this machine's clock is %d s ahead of the ledger's time; deadlines go by the time since "
+                "boot. Set the clock (NTP). "
+                "If it is right, the ledger's time catches up when a term begins while no deadline is "
+                "pending, by PENSTOCK_MAX_ABSENCE_DAYS at most",
                 clock.wall_ahead_ms // 1_000,
             )
         else:

@@ -1,8 +1,9 @@
-"""Spans of the ledger's records: each record when it is read back, and the latest ones once more at a takeover.
+"""Spans of the ledger's records: each record when it is read back, and the latest ones once more at a
+takeover.
 
-A predecessor may have been killed between a record and its read-back, or with spans that were not exported yet. So a
-placer prepares the spans of the latest records while it folds them, and exports them when its term begins. Ids derive
-from a span's subject: a span that both placers export is one span.
+A predecessor may have been killed between a record and its read-back, or with spans that were not exported
+yet. So a placer prepares the spans of the latest records while it folds them, and exports them when its term
+begins. Ids derive from a span's subject: a span that both placers export is one span.
 """
 
 from collections.abc import Iterable, Sequence

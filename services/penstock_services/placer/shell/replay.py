@@ -1,9 +1,9 @@
 """Replay: decide everything again from the log and compare byte for byte.
 
-Each valid ledger record names its cause. The input is read again from its topic, exactly the same core answers
-it, and the resulting record must equal the one in the ledger,
-which is upcast where an earlier version wrote a fact in another form. Each term names the version that decided its records:
-where they differ, the report names that version. Replay writes nothing and emits no trace.
+Each valid ledger record names its cause. The input is read again from its topic, exactly the same core
+answers it, and the resulting record must equal the one in the ledger, which is upcast where an earlier
+version wrote a fact in another form. Each term names the version that decided its records: where they differ,
+the report names that version. Replay writes nothing and emits no trace.
 """
 
 import asyncio
@@ -80,7 +80,8 @@ class Report:
     version: str = field(default_factory=lambda: Decider().text)
     """The replaying version."""
     decided_by: dict[str, dict[str, int]] = field(default_factory=dict)
-    """Version, as each term names it → number of its records, of those that differ, the first and the last."""
+    """Version, as each term names it → number of its records, of those that differ, the first and the
+    last."""
     decision: dict[str, Any] | None = None
     """The requested record, as decided again."""
 
@@ -91,7 +92,8 @@ def replay(
     decision: str | None = None,
     progress: Callable[[int], None] = lambda _: None,
 ) -> dict[str, Any]:
-    """Replays this cell's ledger through a connection of its own: `{"ok": …}` and the report. Raises `LogError`, `LookupError`."""
+    """Replays this cell's ledger through a connection of its own: `{"ok": …}` and the report. Raises
+    `LogError`, `LookupError`."""
     return asyncio.run(_replay(settings, until, decision, progress))
 
 
@@ -242,7 +244,8 @@ class Replayer:
         return write(Head(raw.seq - 1, raw.parent, raw.term), draft)[1]
 
     async def _input(self, seq: int, topic: str, offset: int) -> Input:
-        """The input that ledger record `seq` answers, at this offset. Raises `LookupError` if it is no longer in the log."""
+        """The input that ledger record `seq` answers, at this offset. Raises `LookupError` if it is no longer
+        in the log."""
         reader, waiting = self._inputs[Topic(topic)]
         while True:
             while waiting:
@@ -252,14 +255,17 @@ class Replayer:
             records = await reader.read(timeout_ms=INPUT_WAIT_MS)
             if not records:
                 raise LookupError(
-                    f"ledger record {seq} answers {topic} offset {offset}, which cannot be read again: the input was accepted at "
-                    f"another offset, or is gone; `penstock replay --until {seq - 1}` compares what comes before"
+                    f"ledger record {seq} answers {topic} offset {offset}, which cannot be read again: the "
+                    "input was accepted at "
+                    f"another offset, or is gone; `penstock replay --until {seq - 1}` compares what comes "
+                    "before"
                 )
             waiting.extend(records)
 
 
 def upcast(value: bytes) -> bytes:
-    """The record as this version writes it: facts of an older form in the present one. Others stay as they are."""
+    """The record as this version writes it: facts of an older form in the present one. Others stay as they
+    are."""
     raw = read(value)
     if not any(fact.type in SPLIT for fact in raw.facts):
         return value

@@ -1,4 +1,5 @@
-"""Main loop of the placer service: reads inputs, lets the core decide, writes the ledger, reads it back, sends orders.
+"""Main loop of the placer service: reads inputs, lets the core decide, writes the ledger, reads it back,
+sends orders.
 
 Four coroutines per term, each with a bounded queue behind it:
 
@@ -179,7 +180,8 @@ class Term:
         return self._record(place, answer, failure)
 
     def _answer(self, record: Record) -> list[Message]:
-        """Exactly one ledger record for one input record (LAW 2), and a dead letter where it cannot be applied."""
+        """Exactly one ledger record for one input record (LAW 2), and a dead letter where it cannot be
+        applied."""
         found = Input(*record.partition, record.offset, record.headers, record.value)
         moment = Moment(self._tail.seq + 1, self._term, self._now_ms())
         place = found.place
@@ -229,7 +231,8 @@ class Term:
                 messages += more
                 size += _bytes(more)
             letters = [message for message in messages if message.partition.topic == Topic.DEAD_LETTERS]
-            # Ideal: one commit with the record. On Kafka first: a crash in between leaves a letter twice, never none.
+            # Ideal: one commit with the record. On Kafka first: a crash in between leaves a letter twice,
+            # never none.
             if letters and self._next_offset is None:
                 await self._log.append(letters)
                 messages = [message for message in messages if message.partition.topic != Topic.DEAD_LETTERS]
@@ -253,7 +256,8 @@ class Term:
                 elif read_valid(self._valid, record.value) is not None:
                     raise Fenced(f"another placer wrote seq {self._valid.seq + 1}; term {self._term} is over")
                 elif not proven:
-                    # A late record of a replaced placer; or the ledger was restored, and goes on without this placer's last records.
+                    # A late record of a replaced placer; or the ledger was restored, and goes on without this
+                    # placer's last records.
                     if await head_id_at(self._log, self._ledger, self._valid_offset) != self._valid.id:
                         raise Fenced(
                             f"record {self._valid.seq} is no longer in the ledger; term {self._term} is over"
@@ -384,7 +388,8 @@ async def run(
     ready: asyncio.Event | None = None,
     start: Start | None = None,
 ) -> None:
-    """The placer service until `stop`; see penstock.runtime.service. `start`: instead of the environment's."""
+    """The placer service until `stop`; see penstock.runtime.service. `start`: instead of the
+    environment's."""
     shared = log is not None
     start = start or _start()
     signer = None if start.operator is None else Signer(settings.cell, start.operator)

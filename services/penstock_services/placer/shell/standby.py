@@ -1,9 +1,9 @@
 """Standby without heartbeats: a placer takes over only when an input or a timer stays unanswered.
 
 The active placer answers every input with a record, and every due timer. So silence without a pending input
-proves nothing, and an input without its record for `TAKEOVER_MS` counts as its failure, once the ledger has been
-read to its end: a standby that was itself too slow to read gets the answers late. A wrong takeover is safe: the
-chain rule voids the loser's records (LAW 3).
+proves nothing, and an input without its record for `TAKEOVER_MS` counts as its failure, once the ledger has
+been read to its end: a standby that was itself too slow to read gets the answers late. A wrong takeover is
+safe: the chain rule voids the loser's records (LAW 3).
 """
 
 import asyncio
@@ -54,9 +54,11 @@ async def stand_by(
     ledger_trace: LedgerTrace,
     seen: Sequence[Written | None] = (),
 ) -> None:
-    """Follows the ledger until an input or a timer has waited for `TAKEOVER_MS`; `replica` is then up to date.
+    """Follows the ledger until an input or a timer has waited for `TAKEOVER_MS`; `replica` is then up to
+    date.
 
-    Raises `ConfigurationError` where the ledger lacks records that were `seen` in it, or an input is not the one that it has answered.
+    Raises `ConfigurationError` where the ledger lacks records that were `seen` in it, or an input is not the
+    one that it has answered.
     """
     ledger = Partition(Topic.LEDGER, cell_index)
     reader = log.reader({ledger: replica.offset})
@@ -121,8 +123,8 @@ def _patience_ms(
 ) -> int | None:
     """How long the active placer may still be silent; None: nothing is waiting.
 
-    `last_record_s`: when the last valid record came. Its writer was alive then: a timer that was due long before
-    that record gets its time anew, else two placers could replace each other for ever.
+    `last_record_s`: when the last valid record came. Its writer was alive then: a timer that was due long
+    before that record gets its time anew, else two placers could replace each other for ever.
     """
     left = [TAKEOVER_MS - (now_s - unanswered.since_s) * 1_000 for unanswered in waiting.values()]
     timer = replica.state.next_timer()

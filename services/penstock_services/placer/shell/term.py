@@ -1,4 +1,5 @@
-"""Start of a term (leader election through the ledger): fold to the end, append `TermStarted`, read it back as valid, only then decide (LAW 3)."""
+"""Start of a term (leader election through the ledger): fold to the end, append `TermStarted`, read it back
+as valid, only then decide (LAW 3)."""
 
 import asyncio
 import logging
@@ -99,7 +100,8 @@ def ledger_headers(
 
 
 async def read_known(log: Log, reader: Reader, ledger: Partition, end: int) -> list[Record]:
-    """The next records of a ledger that has just ended at `end`. Raises `LogError` when it does not any more."""
+    """The next records of a ledger that has just ended at `end`. Raises `LogError` when it does not any
+    more."""
     records = await reader.read(timeout_ms=KNOWN_WITHIN_MS)
     if not records and (found := (await log.end_offsets([ledger]))[ledger]) < end:
         raise LogError(f"the ledger ended at {end}, and ends at {found} now")
@@ -107,8 +109,9 @@ async def read_known(log: Log, reader: Reader, ledger: Partition, end: int) -> l
 
 
 async def overlooked(log: Log, ledger: Partition, head: Head, head_offset: int, end: int) -> bool:
-    """Whether a record that follows the head lies before `end`, where its reader found void ones only: the ledger was restored
-    to an offset behind the head meanwhile, and others went on from there. Raises `LogError`."""
+    """Whether a record that follows the head lies before `end`, where its reader found void ones only: the
+    ledger was restored to an offset behind the head meanwhile, and others went on from there. Raises
+    `LogError`."""
     reader = log.reader({ledger: head_offset + 1})
     try:
         while reader.position(ledger) < end:
@@ -121,7 +124,8 @@ async def overlooked(log: Log, ledger: Partition, head: Head, head_offset: int, 
 
 
 async def check_followed(log: Log, ledger: Partition, replica: Replica) -> None:
-    """Checks that the ledger's history is still the same: records of another one look void, and so unanswered.
+    """Checks that the ledger's history is still the same: records of another one look void, and so
+    unanswered.
 
     Raises `LogError` where the ledger is not the one that was followed.
     """
@@ -144,13 +148,16 @@ async def acquire(
     seen: Sequence[Written | None] = (),
     accepted: Callable[[CellState], Awaitable[Sequence[Event]]] | None = None,
 ) -> LedgerClock:
-    """Leads `replica` to the end of the ledger with this placer's `TermStarted` as its last valid record; returns the term's clock.
+    """Leads `replica` to the end of the ledger with this placer's `TermStarted` as its last valid record;
+    returns the term's clock.
 
-    Nothing is written unless the ledger has all records `seen` in it, and the inputs are those that it has answered; otherwise raises
-    `ConfigurationError`. `accepted`: facts that an operator accepts with it, for any inputs.
+    Nothing is written unless the ledger has all records `seen` in it, and the inputs are those that it has
+    answered; otherwise raises `ConfigurationError`. `accepted`: facts that an operator accepts with it, for
+    any inputs.
 
-    Tries again when a record of the term before came first; each try is one append. Raises `Fenced` when another
-    placer's term came first: two that tried again would supersede each other for ever, so the loser stands by.
+    Tries again when a record of the term before came first; each try is one append. Raises `Fenced` when
+    another placer's term came first: two that tried again would supersede each other for ever, so the loser
+    stands by.
     """
     settings = placer_settings()
     end = (await log.end_offsets([ledger]))[ledger]

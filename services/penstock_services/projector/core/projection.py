@@ -1,8 +1,8 @@
 """Pure projection of the ledger to read models: records in, rows out.
 
-Ideal: a row is a function of the state after a record. Departure: rows are built once per batch, for the entities that the
-batch changed; since a row only depends on the state, the tables at a given position are the same for any division of the
-ledger into batches, and so a rebuild can be compared with them row by row.
+Ideal: a row is a function of the state after a record. Departure: rows are built once per batch, for the
+entities that the batch changed; since a row only depends on the state, the tables at a given position are the
+same for any division of the ledger into batches, and so a rebuild can be compared with them row by row.
 """
 
 from collections.abc import Callable, Mapping
@@ -43,11 +43,28 @@ DEAD_LETTERED = "penstock.input.dead_lettered"
 AMENDED = "penstock.record.amended"
 
 JOB_CHANGES = (
-    "job_id", "seq", "status", "attempt", "infrastructure_retries", "token", "queued_ms", "placed_ms", "running_ms",
-    "ended_ms", "outcome", "exit_code", "reason", "stop_reason", "unschedulable", "held", "nodes", "gpus",
+    "job_id",
+    "seq",
+    "status",
+    "attempt",
+    "infrastructure_retries",
+    "token",
+    "queued_ms",
+    "placed_ms",
+    "running_ms",
+    "ended_ms",
+    "outcome",
+    "exit_code",
+    "reason",
+    "stop_reason",
+    "unschedulable",
+    "held",
+    "nodes",
+    "gpus",
     "cores",
-)  # fmt: skip
-"""Columns of a job that change after its submission and its estimates; the others are most of the row's bytes."""
+)
+"""Columns of a job that change after its submission and its estimates; the others are most of the row's
+bytes."""
 
 
 class Explained(msgspec.Struct):

@@ -31,9 +31,11 @@ READ_TIMEOUT_MS = 30_000  # the records exist; a log that returns none for so lo
 
 
 async def verify(settings: Settings, log: Log) -> dict[str, Any]:
-    """Compares every row. `{"ok", "seq", "records", "tables": {name: rows}, "differences": [...], "different": n}`.
+    """Compares every row. `{"ok", "seq", "records", "tables": {name: rows}, "differences": [...],
+    "different": n}`.
 
-    A difference is `{"table", "key", "stored", "replayed"}`; None where a row is missing. Raises `StoreError`.
+    A difference is `{"table", "key", "stored", "replayed"}`; None where a row is missing. Raises
+    `StoreError`.
     """
     schema = schema_of(settings.cell)
     connection = await _connect(settings)
@@ -150,7 +152,8 @@ async def _project(
 
 
 async def _remove_as(connection: asyncpg.Connection, live: str, side: str, cell: str) -> int:
-    """Removes the same old rows as the read models; returns up to when, in ms of the ledger's time, 0: none."""
+    """Removes the same old rows as the read models; returns up to when, in ms of the ledger's time, 0:
+    none."""
     query = f"SELECT forgotten_ms FROM {live}.positions WHERE cell = $1"
     forgotten_ms: int = await connection.fetchval(query, cell)
     await connection.execute(f"SET LOCAL search_path TO {side}")
@@ -169,7 +172,8 @@ async def _compare(store: Store, live: str, side: str, table: str, key: str, fou
     query = (
         f"SELECT row_to_json(s)::text AS stored, row_to_json(r)::text AS replayed, "
         f"{' || $$.$$ || '.join(f'coalesce(s.{name}, r.{name})::text' for name in names)} AS key "
-        f"FROM (SELECT * FROM {live}.{table}{retained}) AS s FULL JOIN (SELECT * FROM {side}.{table}{retained}) AS r "
+        f"FROM (SELECT * FROM {live}.{table}{retained}) AS s FULL JOIN (SELECT * FROM "
+        f"{side}.{table}{retained}) AS r "
         f"USING ({key}) WHERE row_to_json(s)::text IS DISTINCT FROM row_to_json(r)::text"
     )
     found["tables"][table] = await connection.fetchval(f"SELECT count(*) FROM {live}.{table}")

@@ -1,4 +1,5 @@
-"""Main loop of the projector service: reads the ledger's partition, folds, writes rows and position together, takes snapshots.
+"""Main loop of the projector service: reads the ledger's partition, folds, writes rows and position together,
+takes snapshots.
 
 Any failure drops the fold and starts again from the stored position (crash-only). A second projector on the
 same cell loses the compare-and-set and pauses; the tables are the same whichever writes them.
@@ -46,8 +47,9 @@ MIGRATIONS = "penstock_services.projector.migrations"
 
 
 class ProjectorSettings(EnvironmentSettings):
-    """`PENSTOCK_EVENTS_KEPT`: so many ledger records retain their events in the database. `PENSTOCK_ENDED_JOBS_DAYS`: retention of
-    ended jobs there, with their tasks and decisions; longer than that of an idempotency key, which looks them up."""
+    """`PENSTOCK_EVENTS_KEPT`: so many ledger records retain their events in the database.
+    `PENSTOCK_ENDED_JOBS_DAYS`: retention of ended jobs there, with their tasks and decisions; longer than
+    that of an idempotency key, which looks them up."""
 
     events_kept: int = Field(RETAINED_RECORDS, ge=1, title="give a number above 0")
     ended_jobs_days: int = Field(ENDED_JOBS_DAYS, ge=31, title="give 31 or more")
@@ -99,8 +101,10 @@ class Projector:
         found = NO_PARENT if head == GENESIS else await head_id_at(self._log, self._ledger, head_offset)
         if found != head.id or end < offset:
             raise ConfigurationError(
-                f"the read models in {self._schema} stand at record {head.seq} ({head.id}), but at its offset {head_offset} "
-                f"this log, which ends at {end}, has {found or 'no record'}: they belong to another log. Give each log "
+                f"the read models in {self._schema} stand at record {head.seq} ({head.id}), but at its "
+                f"offset {head_offset} "
+                f"this log, which ends at {end}, has {found or 'no record'}: they belong to another log. "
+                "Give each log "
                 "its own database, or run `penstock projections rebuild`"
             )
         replica = await load_latest(
@@ -157,7 +161,8 @@ class Projector:
             await reader.close()
 
     async def _snapshot_on_stop(self, store: Store, replica: Replica, saved_seq: int) -> None:
-        """A clean stop spares the next start its replay, unless the fold is ahead of the committed position."""
+        """A clean stop spares the next start its replay, unless the fold is ahead of the committed
+        position."""
         if store.connection.is_closed() or replica.head.seq - saved_seq < MIN_SNAPSHOT_RECORDS:
             return
         try:

@@ -1,10 +1,10 @@
 """Read models in Postgres: one statement per batch writes all rows and moves the position (speed.md rule 7).
 
-The statement begins with a compare-and-set of the position. Of two projectors only one can match it; the other
-writes nothing at all and raises `Superseded`.
+The statement begins with a compare-and-set of the position. Of two projectors only one can match it; the
+other writes nothing at all and raises `Superseded`.
 
-Commits do not wait for the disk (`synchronous_commit=off`): position and rows are lost together, if at all, and
-then projected again from the ledger, which does wait.
+Commits do not wait for the disk (`synchronous_commit=off`): position and rows are lost together, if at all,
+and then projected again from the ledger, which does wait.
 """
 
 import re
@@ -89,9 +89,9 @@ def _within(number: int, largest: int) -> int:
 
 
 def _statement(columns: Columns) -> str:
-    """The one statement of a batch. Parameters: $1 cell, $2 … $9 the new position, $10 the expected offset, then
-    one JSON array for each of `REPLACED`, for `job_changes`, `shrunk` and `forgotten`, then one array for each column of each
-    of `APPENDED`: most rows are theirs, and arrays spare Postgres the parsing."""
+    """The one statement of a batch. Parameters: $1 cell, $2 … $9 the new position, $10 the expected offset,
+    then one JSON array for each of `REPLACED`, for `job_changes`, `shrunk` and `forgotten`, then one array
+    for each column of each of `APPENDED`: most rows are theirs, and arrays spare Postgres the parsing."""
     parts = [
         "moved AS (UPDATE positions SET next_offset = $2, seq = $3, head_id = $4, term = $5, now_ms = $6, "
         "frozen = $7, head_offset = $8, epoch = $9 WHERE cell = $1 AND next_offset = $10 RETURNING cell)"
@@ -101,27 +101,33 @@ def _statement(columns: Columns) -> str:
         names = ", ".join(columns[table])
         news = ", ".join(f"excluded.{name}" for name in columns[table])
         parts.append(
-            f"put_{table} AS (INSERT INTO {table} ({names}) SELECT {', '.join('r.' + name for name in columns[table])} "
+            f"put_{table} AS (INSERT INTO {table} ({names}) SELECT "
+            f"{', '.join('r.' + name for name in columns[table])} "
             f"FROM moved, json_populate_recordset(NULL::{table}, ${next(number)}::json) AS r "
             f"ON CONFLICT ({key}) DO UPDATE SET ({names}) = ROW({news}))"
         )
     parts.append(
-        f"changed_jobs AS (UPDATE jobs SET ({', '.join(JOB_CHANGES)}) = ROW({', '.join('r.' + n for n in JOB_CHANGES)}) "
-        f"FROM moved, json_populate_recordset(NULL::jobs, ${next(number)}::json) AS r WHERE jobs.job_id = r.job_id)"
+        f"changed_jobs AS (UPDATE jobs SET ({', '.join(JOB_CHANGES)}) = "
+        f"ROW({', '.join('r.' + n for n in JOB_CHANGES)}) "
+        f"FROM moved, json_populate_recordset(NULL::jobs, ${next(number)}::json) AS r WHERE jobs.job_id = "
+        "r.job_id)"
     )
     parts.append(
-        f"shrunk AS (DELETE FROM gpus USING moved, json_populate_recordset(NULL::gpus, ${next(number)}::json) AS r "
+        "shrunk AS (DELETE FROM gpus USING moved, json_populate_recordset(NULL::gpus, "
+        f"${next(number)}::json) AS r "
         "WHERE gpus.node_id = r.node_id AND gpus.gpu >= r.gpu)"
     )
     parts.append(
-        f"forgotten AS (DELETE FROM nodes USING moved, json_populate_recordset(NULL::nodes, ${next(number)}::json) AS r "
+        "forgotten AS (DELETE FROM nodes USING moved, json_populate_recordset(NULL::nodes, "
+        f"${next(number)}::json) AS r "
         "WHERE nodes.node_id = r.node_id)"
     )
     for table in APPENDED:
         names = ", ".join(columns[table])
         arrays = ", ".join(f"${next(number)}::{kind}[]" for kind in columns[table].values())
         parts.append(
-            f"put_{table} AS (INSERT INTO {table} ({names}) SELECT {', '.join('r.' + name for name in columns[table])} "
+            f"put_{table} AS (INSERT INTO {table} ({names}) SELECT "
+            f"{', '.join('r.' + name for name in columns[table])} "
             f"FROM moved, unnest({arrays}) AS r({names}))"
         )
     return (
@@ -132,11 +138,14 @@ def _statement(columns: Columns) -> str:
 
 
 async def _columns(connection: asyncpg.Connection, schema: str) -> Columns:
-    """Of all tables of a batch. From the catalog itself: `information_schema` costs the server's process 2 MiB permanently."""
+    """Of all tables of a batch. From the catalog itself: `information_schema` costs the server's process 2
+    MiB permanently."""
     tables = (*REPLACED, *APPENDED)
     rows = await connection.fetch(
-        "SELECT relname, attname, format_type(atttypid, NULL) AS kind FROM pg_class JOIN pg_attribute ON attrelid = pg_class.oid "
-        "WHERE relnamespace = to_regnamespace($1) AND relname = ANY($2::text[]) AND attnum > 0 AND NOT attisdropped "
+        "SELECT relname, attname, format_type(atttypid, NULL) AS kind FROM pg_class JOIN pg_attribute ON "
+        "attrelid = pg_class.oid "
+        "WHERE relnamespace = to_regnamespace($1) AND relname = ANY($2::text[]) AND attnum > 0 AND NOT "
+        "attisdropped "
         "ORDER BY attnum",
         schema,
         tables,
@@ -255,8 +264,8 @@ class Store:
         await self.connection.execute("DELETE FROM events WHERE seq < $1", before_seq)
 
     async def remove_jobs(self, before_ms: int, limit: int) -> bool:
-        """Removes about `limit` of the jobs that ended before this time of the ledger, oldest first, with their tasks and decisions,
-        and decisions without a job; returns whether more are left."""
+        """Removes about `limit` of the jobs that ended before this time of the ledger, oldest first, with
+        their tasks and decisions, and decisions without a job; returns whether more are left."""
         until_ms = await self.connection.fetchval(REMOVE_UNTIL, before_ms, limit)
         if until_ms is None:
             return False
@@ -270,7 +279,8 @@ class Store:
 
 
 def _json(rows: Any) -> str:
-    """JSON, such as an array of rows. Postgres' text cannot hold NUL: it becomes the replacement character."""
+    """JSON, such as an array of rows. Postgres' text cannot hold NUL: it becomes the replacement
+    character."""
     raw = orjson.dumps(rows)
     if b"\\u0000" in raw:
         raw = NUL.sub(rb"\1\\ufffd", raw)

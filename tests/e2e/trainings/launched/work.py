@@ -1,8 +1,9 @@
 # clocks: the time-out of a process group frees the run of processes that wait for one that nobody starts
-"""A training of one all-reduce, as users of each framework write it: `python work.py FRAMEWORK OUT DEVICES NODES`. Each process leaves what it found as a file in OUT.
+"""A training of one all-reduce, as users of each framework write it: `python work.py FRAMEWORK OUT DEVICES
+NODES`. Each process leaves what it found as a file in OUT.
 
-`python work.py` alone forks members of gangs, of which stdin has one JSON array a line, so that frameworks are imported once: `[[environment, arguments, output], …]`.
-It answers each line with the members' exit codes.
+`python work.py` alone forks members of gangs, of which stdin has one JSON array a line, so that frameworks
+are imported once: `[[environment, arguments, output], …]`. It answers each line with the members' exit codes.
 """
 
 import json
@@ -26,10 +27,16 @@ def tell(out: str, framework: str, device: int) -> None:
     total = torch.tensor([dist.get_rank() + 1.0])
     dist.all_reduce(total)
     found = {
-        "framework": framework, "rank": dist.get_rank(), "size": dist.get_world_size(), "sum": total.item(),
-        "device": device, "visible": os.environ["CUDA_VISIBLE_DEVICES"],
-        "port": os.environ["MASTER_PORT"], "job": os.environ["PENSTOCK_JOB_ID"], "leads": leads(),
-    }  # fmt: skip
+        "framework": framework,
+        "rank": dist.get_rank(),
+        "size": dist.get_world_size(),
+        "sum": total.item(),
+        "device": device,
+        "visible": os.environ["CUDA_VISIBLE_DEVICES"],
+        "port": os.environ["MASTER_PORT"],
+        "job": os.environ["PENSTOCK_JOB_ID"],
+        "leads": leads(),
+    }
     written = Path(out, f"{uuid.uuid4()}.new")
     written.write_text(json.dumps(found))
     written.rename(written.with_suffix(".json"))
@@ -73,9 +80,17 @@ def lightning(out: str, devices: int, nodes: int) -> None:
             tell(out, "lightning", self.trainer.local_rank)
 
     trainer = Trainer(
-        accelerator="cpu", devices=devices, num_nodes=nodes, strategy=DDPStrategy(timeout=MEET), max_steps=1, limit_val_batches=0,
-        logger=False, enable_checkpointing=False, enable_progress_bar=False, enable_model_summary=False,
-    )  # fmt: skip
+        accelerator="cpu",
+        devices=devices,
+        num_nodes=nodes,
+        strategy=DDPStrategy(timeout=MEET),
+        max_steps=1,
+        limit_val_batches=0,
+        logger=False,
+        enable_checkpointing=False,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+    )
     trainer.fit(Model())
     assert (trainer.global_rank, trainer.world_size) == (dist.get_rank(), devices * nodes)
 

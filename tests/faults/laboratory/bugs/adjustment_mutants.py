@@ -1,4 +1,5 @@
-"""Mutants of adjustments: cores and memory bandwidth of running tasks, in ledger, placer and node-reporter."""
+"""Mutants of adjustments: cores and memory bandwidth of running tasks, in ledger, placer and
+node-reporter."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -22,7 +23,8 @@ from penstock_services.placer.core.decide import Decider
 from penstock_services.placer.core.plans import proposals
 from tests.faults.laboratory.patching import accepting, filtered, mutant, nothing, posing, replace
 
-# ------------------------------------------------------------------------------------------------- the node-reporter
+# ------------------------------------------------------------------------------------------------- the
+# node-reporter
 
 
 @mutant("a node compares no tokens of adjustments", faults="adjust,duplicate,rival", first=6)

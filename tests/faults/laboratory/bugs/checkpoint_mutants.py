@@ -1,4 +1,5 @@
-"""Mutants of checkpoints: starts at what is not there, fetches by the wrong node, work that is counted twice, and fetches that never end."""
+"""Mutants of checkpoints: starts at what is not there, fetches by the wrong node, work that is counted twice,
+and fetches that never end."""
 
 from collections.abc import Iterator
 from typing import Any

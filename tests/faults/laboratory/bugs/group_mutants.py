@@ -1,4 +1,5 @@
-"""Mutants of groups: GPUs that strangers get, members that hold too much or too little, keepers that are restarted."""
+"""Mutants of groups: GPUs that strangers get, members that hold too much or too little, keepers that are
+restarted."""
 
 from collections.abc import Iterator
 from typing import Any

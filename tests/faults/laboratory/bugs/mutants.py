@@ -39,7 +39,8 @@ from tests.faults.laboratory.patching import (
     replace,
 )
 
-# --------------------------------------------------------------------------------- the chain: what counts at all
+# --------------------------------------------------------------------------------- the chain: what counts at
+# all
 
 
 @mutant("a record need not name its parent", faults="stranger")
@@ -76,7 +77,8 @@ def _() -> None:
     replace(real, take)
 
 
-# ------------------------------------------------------------------------------------------ guards of the placer
+# ------------------------------------------------------------------------------------------ guards of the
+# placer
 
 
 @mutant("a task's event under an older token counts", faults="garbage", first=3)
@@ -125,7 +127,8 @@ def _() -> None:
     accepting(guard._cancel, "already_stopping")
 
 
-# ---------------------------------------------------------------------------------------------------- decisions
+# ----------------------------------------------------------------------------------------------------
+# decisions
 
 
 @mutant("retries know no bound", first=1)
@@ -274,7 +277,8 @@ def _ignoring_timers(kind: str) -> None:
     replace(real, fired)
 
 
-# ------------------------------------------------------------------------------------------------------ the fold
+# ------------------------------------------------------------------------------------------------------ the
+# fold
 
 
 @mutant("resources of the dead are not freed")

@@ -61,7 +61,8 @@ def _() -> None:
     replace(real, leaving)
 
 
-# ------------------------------------------------------------------------------------------------ before its GPUs are free
+# ------------------------------------------------------------------------------------------------ before its
+# GPUs are free
 
 EARLY: dict[str, Any] = {"jobs": 24, "nodes": 3, "profile": "liquid"}
 EARLY_FAULTS = "prelaunch,late,cancel"

@@ -19,7 +19,8 @@ from penstock_services.node_reporter.shell.node import Node
 from penstock_services.node_reporter.shell.process.exits import lost_outcome
 from tests.faults.laboratory.patching import cut_before, filtered, mutant, nothing, posing, replace
 
-# ------------------------------------------------------------------------------------------------- the node's core
+# ------------------------------------------------------------------------------------------------- the node's
+# core
 
 
 @mutant("a node compares no tokens", faults="overtake", log="kafka")
@@ -80,7 +81,8 @@ def _() -> None:
     nothing(stops.grace_over)
 
 
-# ------------------------------------------------------------------------------------------------ the node's shell
+# ------------------------------------------------------------------------------------------------ the node's
+# shell
 
 
 @mutant("the outbox gives up after one failure", faults="append", first=11)

@@ -1,4 +1,5 @@
-"""Mutants of proposed plans: half a unit, copies that act, plans out of time, room that others get, windows without an end."""
+"""Mutants of proposed plans: half a unit, copies that act, plans out of time, room that others get, windows
+without an end."""
 
 from collections.abc import Iterator, Sequence
 from contextlib import nullcontext

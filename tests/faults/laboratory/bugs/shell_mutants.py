@@ -24,7 +24,8 @@ from penstock_services.placer.shell.inputs import check_inputs
 from tests.faults.laboratory.machines.log import Connection
 from tests.faults.laboratory.patching import filtered, mutant, posing, replace
 
-# ------------------------------------------------------------------------------------------------------- readers
+# -------------------------------------------------------------------------------------------------------
+# readers
 
 
 @mutant("readers forget that a node is taken out of use", faults="cordon")
@@ -38,7 +39,8 @@ def _() -> None:
     replace(real, fact)
 
 
-# -------------------------------------------------------------------------------------------------------- orders
+# --------------------------------------------------------------------------------------------------------
+# orders
 
 
 @mutant("orders are not repeated by a new term", faults="crash,rival", first=2)
@@ -91,7 +93,8 @@ def _() -> None:
     replace(real, lambda self, found: real(self, found)[:1])
 
 
-# -------------------------------------------------------------------------- record and orders in one commit (decision 19)
+# -------------------------------------------------------------------------- record and orders in one commit
+# (decision 19)
 
 
 @mutant("a placer appends at the log's end", faults="duel,late,rival", log="embedded", first=477)
@@ -144,7 +147,8 @@ def _() -> None:
     replace(real, append)
 
 
-# ------------------------------------------------------------------------------------------------------ changed topics
+# ------------------------------------------------------------------------------------------------------
+# changed topics
 
 
 @mutant(
@@ -200,7 +204,8 @@ def _() -> None:
     replace(real, awaits)
 
 
-# --------------------------------------------------------------------------------------- clocks, the estimator's shell
+# --------------------------------------------------------------------------------------- clocks, the
+# estimator's shell
 
 
 @mutant("the ledger's clock may go back")

@@ -1,4 +1,5 @@
-"""What all faults share: the laboratory, a node by chance, and how what is reported about machines is sent."""
+"""What all faults share: the laboratory, a node by chance, and how what is reported about machines is
+sent."""
 
 from collections.abc import Callable
 from typing import TYPE_CHECKING
@@ -23,7 +24,8 @@ class Injector:
         self._lab = lab
         self._world = lab.world
         self.suspected: dict[str, None] = {}
-        """Machines with a false report, or that were silent: their reporter must report before they are used again."""
+        """Machines with a false report, or that were silent: their reporter must report before they are used
+        again."""
         self._sent = 0
 
     def _node(self) -> Node:

@@ -1,4 +1,5 @@
-"""Faults of machines: power, disks, GPUs, guardians and launchers of tasks, and operators who take nodes out of use."""
+"""Faults of machines: power, disks, GPUs, guardians and launchers of tasks, and operators who take nodes out
+of use."""
 
 from typing import TYPE_CHECKING, Any
 
@@ -24,7 +25,8 @@ PATIENCE_S = (20.0, 60.0)
 
 
 class MachineFaults(Injector):
-    """Each public method is a fault, but for `confirm`, `suspect_again` and `uncordon_all`, by which an operator clears up."""
+    """Each public method is a fault, but for `confirm`, `suspect_again` and `uncordon_all`, by which an
+    operator clears up."""
 
     def __init__(self, lab: "Laboratory") -> None:
         super().__init__(lab)
@@ -57,9 +59,11 @@ class MachineFaults(Injector):
             self._report_loss(machine, boot_id)
 
     def confirm(self) -> None:
-        """Of what is gone for good the operator reports once more that it is fenced, for the boot that the cell knows.
+        """Of what is gone for good the operator reports once more that it is fenced, for the boot that the
+        cell knows.
 
-        Not of what the cell has to find out itself, unless the ledger was restored: then no service knows what ran there.
+        Not of what the cell has to find out itself, unless the ledger was restored: then no service knows
+        what ran there.
         """
         judge = self._lab.judge
         for node_id, node in self._lab.nodes.items():
@@ -68,7 +72,8 @@ class MachineFaults(Injector):
                 self.report(NodeLeft(node_id=node_id, boot_id=known.spec["boot_id"], proof="fenced"))
 
     def gone(self) -> None:
-        """A machine is no more, and no operator confirms it: all that comes is the gateway's suspicion when the connection breaks."""
+        """A machine is no more, and no operator confirms it: all that comes is the gateway's suspicion when
+        the connection breaks."""
         node = self._node()
         if not node.machine.up or self._is_one_lost():
             return
@@ -115,7 +120,8 @@ class MachineFaults(Injector):
             self._power_off(node, power_loss=True, away_s=self._world.within(1, 60))
 
     def false_report(self) -> None:
-        """An operator reports that a machine is fenced, and it is not: its tasks run on beside their successors."""
+        """An operator reports that a machine is fenced, and it is not: its tasks run on beside their
+        successors."""
         node = self._node()
         machine = node.machine
         if machine.up and not machine.destroyed:
@@ -159,7 +165,8 @@ class MachineFaults(Injector):
             self.report(NodeSuspected(node_id=node.machine.node_id, reason="it is silent"))
 
     def hang(self) -> None:
-        """A reporter hangs and is ended, and its supervisor starts it late; the gateway notices that its connection ended."""
+        """A reporter hangs and is ended, and its supervisor starts it late; the gateway notices that its
+        connection ended."""
         node = self._node()
         if not node.machine.up or not node.reporter.alive:
             return
@@ -214,7 +221,8 @@ class MachineFaults(Injector):
         node.reporter.kill("restarted, since its GPUs have moved")
 
     def shim(self) -> None:
-        """The kernel kills a task's guardian; something of the task is left now and then, and may not die at once."""
+        """The kernel kills a task's guardian; something of the task is left now and then, and may not die at
+        once."""
         machine = self._node().machine
         keys = [key for key, process in machine.processes.items() if process.shim_alive]
         if keys:
@@ -228,7 +236,8 @@ class MachineFaults(Injector):
             launcher.die()
 
     def slow_start(self) -> None:
-        """A machine takes long to start programs, as with a cold cache or a busy file server; users lose patience."""
+        """A machine takes long to start programs, as with a cold cache or a busy file server; users lose
+        patience."""
         machine = self._node().machine
         machine.slow_start = True
         self._world.at(self._world.within(10, 90), lambda: setattr(machine, "slow_start", False))
@@ -241,7 +250,8 @@ class MachineFaults(Injector):
             self._once(lambda: bool(launching()), lambda: self._lab.cancel(launching()[0]), until_s)
 
     def cordon(self) -> None:
-        """An operator takes a node out of use, with or without its jobs, and back into use; now and then not before the calm."""
+        """An operator takes a node out of use, with or without its jobs, and back into use; now and then not
+        before the calm."""
         node_id = self._node().machine.node_id
         drain = self._world.rng.random() < 0.5
         self._operate(NodeCordoned(node_id=node_id, drain=bool(drain), by="operator", reason="fans"))

@@ -63,14 +63,18 @@ class MessageFaults(Injector):
         for job in self._lab.judge.book.jobs.values():
             for task_id, place in list(job.places.items())[:1]:
                 fields: dict[str, Any] = {
-                    "node_id": place["node_id"], "task_id": task_id, "token": job.token - 1, "started_ms": 1,
-                }  # fmt: skip
+                    "node_id": place["node_id"],
+                    "task_id": task_id,
+                    "token": job.token - 1,
+                    "started_ms": 1,
+                }
                 found.append(message(TaskStarted(**fields, pid=1), "z", "/nobody"))
                 found.append(message(TaskExited(**fields, cause="lost", exited_ms=1), "z", "/nobody"))
         return found
 
     def _forged(self) -> list[Message]:
-        """A thief of a task's GPUs reports in its node's name that it has ended, and in an operator's that the node has."""
+        """A thief of a task's GPUs reports in its node's name that it has ended, and in an operator's that
+        the node has."""
         for job in self._lab.judge.book.jobs.values():
             for task_id, place in list(job.places.items())[:1]:
                 fields: dict[str, Any] = {"node_id": place["node_id"], "task_id": task_id, "token": job.token}
@@ -105,7 +109,8 @@ class MessageFaults(Injector):
         self._lab.send(message(WorkProgressed(node_id="n0", jobs=unsaid), "unsaid", "/nobody"))
 
     def duplicate(self) -> None:
-        """Something that was sent long ago comes once more: a mirror, a bridge, a dispatcher that woke up late."""
+        """Something that was sent long ago comes once more: a mirror, a bridge, a dispatcher that woke up
+        late."""
         rng, broker = self._world.rng, self._lab.broker
         partitions = [Partition(topic, 0) for topic in (Topic.NODES, Topic.JOBS, Topic.ESTIMATES)]
         partitions += [orders_of(node_id) for node_id in self._lab.nodes]
@@ -144,7 +149,8 @@ class MessageFaults(Injector):
             self._send_maybe_twice(message(asked, f"save/{self._sent}", "/users"))
 
     def hold(self) -> None:
-        """A job is held, by its tenant or an operator, best while it waits, and released; now and then not before the calm."""
+        """A job is held, by its tenant or an operator, best while it waits, and released; now and then not
+        before the calm."""
         rng, state = self._world.rng, self._lab.judge.replica.state
         waiting = [job for job in state.jobs.values() if job.status in WAITING]
         impatient = [job for job in waiting if job.spec.queue_timeout_ms is not None]

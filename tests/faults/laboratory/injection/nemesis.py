@@ -45,11 +45,51 @@ FAULTS: Mapping[str, Callable[[Nemesis], None]] = MappingProxyType(
     | {
         name: getattr(Nemesis, name)
         for name in (
-            "crash", "upgrade", "zombie", "rival", "duel", "clock", "years", "outage", "retention", "inputs", "ledger", "reboot", "power", "gone", "vanish", "silence", "hang",
-            "disk", "full", "sync", "false_report", "gpu", "cards", "shim", "launcher", "drain", "cordon", "garbage", "wrong_progress",
-            "duplicate", "cancel", "hold", "sleeper", "stranger", "propose", "stall", "adjust", "move", "group", "save", "overtake", "slow_start",
+            "crash",
+            "upgrade",
+            "zombie",
+            "rival",
+            "duel",
+            "clock",
+            "years",
+            "outage",
+            "retention",
+            "inputs",
+            "ledger",
+            "reboot",
+            "power",
+            "gone",
+            "vanish",
+            "silence",
+            "hang",
+            "disk",
+            "full",
+            "sync",
+            "false_report",
+            "gpu",
+            "cards",
+            "shim",
+            "launcher",
+            "drain",
+            "cordon",
+            "garbage",
+            "wrong_progress",
+            "duplicate",
+            "cancel",
+            "hold",
+            "sleeper",
+            "stranger",
+            "propose",
+            "stall",
+            "adjust",
+            "move",
+            "group",
+            "save",
+            "overtake",
+            "slow_start",
         )
     }
     | {"prelaunch": _rate}
-)  # fmt: skip
-"""All kinds of faults, by the names that `--faults` takes. `steps`: services are killed between any two steps."""
+)
+"""All kinds of faults, by the names that `--faults` takes. `steps`: services are killed between any two
+steps."""

@@ -1,4 +1,5 @@
-"""Policies that raise now and then: whatever the placer asks of its policy may fail instead of being answered."""
+"""Policies that raise now and then: whatever the placer asks of its policy may fail instead of being
+answered."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager

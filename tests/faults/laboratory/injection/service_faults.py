@@ -1,4 +1,5 @@
-"""Faults of services and of the log: placers that die, sleep, compete or do not belong; clocks; lost records."""
+"""Faults of services and of the log: placers that die, sleep, compete or do not belong; clocks; lost
+records."""
 
 import msgspec
 
@@ -68,7 +69,8 @@ class ServiceFaults(Injector):
                 service.start()
 
     def sleeper(self) -> None:
-        """A dispatcher fell asleep between reading a placement back and sending its orders; now it sends them."""
+        """A dispatcher fell asleep between reading a placement back and sending its orders; now it sends
+        them."""
         judge = self._lab.judge
         latest = list(judge.placed)[-LATEST:]
         unsent = [key for key in judge.placed if key not in judge.ordered]
@@ -79,7 +81,8 @@ class ServiceFaults(Injector):
                 self._send_start(placed[int(self._world.rng.integers(len(placed)))])
 
     def overtake(self) -> None:
-        """Orders are stuck while a job that was just placed is cancelled; the next placer's stop overtakes the start."""
+        """Orders are stuck while a job that was just placed is cancelled; the next placer's stop overtakes
+        the start."""
         serving, judge, lab = self._lab.serving(), self._lab.judge, self._lab
         if serving is None or serving.process is None:
             return
@@ -138,7 +141,8 @@ class ServiceFaults(Injector):
         return state.settings.lease_ms if task is None else task.lease_ms
 
     def _checkpoint(self, token: int, job_id: str) -> str | None:
-        """What the start of such a job names; where it would have to be fetched, the sleeper's order leaves it at 0."""
+        """What the start of such a job names; where it would have to be fetched, the sleeper's order leaves
+        it at 0."""
         jobs = {job.job_id: job for job in self._lab.jobs}
         placed = self._lab.judge.rules.checkpoints.placed.get((token, job_id))
         if jobs[job_id].spec.checkpoint == "none":
@@ -148,7 +152,8 @@ class ServiceFaults(Injector):
         return latest.name if here and latest is not None else ""
 
     def stranger(self) -> None:
-        """The placer of another cell, or of a restored backup, writes to this ledger: nothing of it may count."""
+        """The placer of another cell, or of a restored backup, writes to this ledger: nothing of it may
+        count."""
         lab, rng = self._lab, self._world.rng
         replica = lab.judge.replica
         head, state = replica.head, replica.state
@@ -172,7 +177,8 @@ class ServiceFaults(Injector):
         self._lab.proposer.propose()
 
     def stall(self) -> None:
-        """The batcher hangs, whole or before it sends its plan; and what was proposed of late arrives once more."""
+        """The batcher hangs, whole or before it sends its plan; and what was proposed of late arrives once
+        more."""
         lab, rng = self._lab, self._world.rng
         process = lab.batcher.process
         if process is not None:
@@ -187,8 +193,8 @@ class ServiceFaults(Injector):
         self._world.at(self._world.within(0, STUCK_S[1]), lambda: self._lab.broker.put([copy]))
 
     def adjust(self) -> None:
-        """Running tasks get other cores or less memory bandwidth, twice; the placer may die between record and order, a reporter
-        between journal and deed."""
+        """Running tasks get other cores or less memory bandwidth, twice; the placer may die between record
+        and order, a reporter between journal and deed."""
         lab, rng = self._lab, self._world.rng
         if rng.random() < 0.4:
             lab.judge.adjustments.then = lambda: self._world.at(0.0, self._end_serving)
@@ -212,7 +218,8 @@ class ServiceFaults(Injector):
                 self._world.at(self._world.within(0, 30), lambda node_id=node_id: lab.adjuster.again(node_id))  # type: ignore[misc]
 
     def move(self) -> None:
-        """Running jobs are moved, twice; the placer may die at any moment of it, and users cancel what is on its way."""
+        """Running jobs are moved, twice; the placer may die at any moment of it, and users cancel what is on
+        its way."""
         self._move()
         self._world.at(self._world.within(1, 15), self._move)
 
@@ -231,7 +238,8 @@ class ServiceFaults(Injector):
             self._lab.cancel(job_id)
 
     def group(self) -> None:
-        """Waiting jobs are to share the GPUs of others, several times; the placer may die between a record and its orders."""
+        """Waiting jobs are to share the GPUs of others, several times; the placer may die between a record
+        and its orders."""
         for _ in range(3):
             self._world.at(self._world.within(0, 20), self._group)
 
@@ -251,7 +259,8 @@ class ServiceFaults(Injector):
         self._world.trace(f"a clock jumps by {jump_ms} ms or a thousandth of it")
 
     def years(self) -> None:
-        """A machine's battery dies, or a time server errs: its clock jumps by up to forty years, and now and then back."""
+        """A machine's battery dies, or a time server errs: its clock jumps by up to forty years, and now and
+        then back."""
         clocks = self._lab.clocks
         clock = clocks[int(self._world.rng.integers(len(clocks)))]
         usual_ms, years = clock.error_ms, int(self._world.rng.integers(-40, 41))
@@ -271,7 +280,8 @@ class ServiceFaults(Injector):
         self._lab.broker.expire(orders_of(self._node().machine.node_id))
 
     def inputs(self) -> None:
-        """An administrator truncates an input topic, or deletes it and creates it again: what was in it is lost."""
+        """An administrator truncates an input topic, or deletes it and creates it again: what was in it is
+        lost."""
         place = Partition(INPUT_TOPICS[int(self._world.rng.integers(len(INPUT_TOPICS)))], 0)
         if self._lab.judge.rules.answered(place.topic):  # else no record names what was lost
             self._lab.lose_input(place, anew=bool(self._world.rng.random() < 0.5))

@@ -1,4 +1,5 @@
-"""The jobs of a run: what their users asked for, how their programs behave, and the outcomes that are right."""
+"""The jobs of a run: what their users asked for, how their programs behave, and the outcomes that are
+right."""
 
 from typing import NamedTuple
 
@@ -73,7 +74,8 @@ class SimulatedJob(NamedTuple):
 
 
 def nodes_of(rng: np.random.Generator, count: int) -> list[NodeSpec]:
-    """Small machines of two GPU models; the first one has the most GPUs. Every other one can cap memory bandwidth, every fourth the time of cores."""
+    """Small machines of two GPU models; the first one has the most GPUs. Every other one can cap memory
+    bandwidth, every fourth the time of cores."""
     specs: list[NodeSpec] = []
     for number in range(count):
         gpus = 4 if number == 0 else int(rng.choice([1, 2, 2, 4]))
@@ -108,8 +110,9 @@ def jobs_of(
     early: bool,
     alike: bool,
 ) -> list[SimulatedJob]:
-    """`saving`: every other one saves checkpoints; `early`: two of three launch before their GPUs are free; `alike`: three of four are one worker with a GPU, so that
-    they may share it. Each fits the whole empty cell, but for the huge ones."""
+    """`saving`: every other one saves checkpoints; `early`: two of three launch before their GPUs are free;
+    `alike`: three of four are one worker with a GPU, so that they may share it. Each fits the whole empty
+    cell, but for the huge ones."""
     names = list(KINDS)
     weights = np.array([KINDS[name][0] for name in names], dtype=float)
     found: list[SimulatedJob] = []

@@ -23,7 +23,8 @@ POLICY_RATES = (0.0, 0.025, 0.375)
 WINDOWS_MS = (0, 20_000, 0)
 """Batch windows, by seed."""
 NEWER_EVERY, NEWER_AT, NEWEST_AT = 8, 1, 5
-"""Seeds under the newer ones. The others draw from the other profiles, so that they are the runs that they were."""
+"""Seeds under the newer ones. The others draw from the other profiles, so that they are the runs that they
+were."""
 NAMES = tuple(sorted(set(PROFILES) - {*NEWER, NEWEST}))
 
 

@@ -1,4 +1,5 @@
-"""Events of users, watchers and operators, and of nodes that say what they should not, as messages for the log."""
+"""Events of users, watchers and operators, and of nodes that say what they should not, as messages for the
+log."""
 
 from functools import cache
 from hashlib import sha256
@@ -17,8 +18,8 @@ from tests.support.node_reporter.forgeries import GATEWAYS, proofs
 
 
 def message(event: Event, event_id: str, source: str) -> Message:
-    """To the cell's partition of the event's topic; an order to its node's partition. A node's events are signed by it, what
-    operators and watches report by the gateway."""
+    """To the cell's partition of the event's topic; an order to its node's partition. A node's events are
+    signed by it, what operators and watches report by the gateway."""
     assert event.TOPIC is not None
     envelope = Envelope(event_id, source, wall_ms(), event)
     headers, value = to_wire(envelope)

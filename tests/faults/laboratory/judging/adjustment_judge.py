@@ -59,7 +59,8 @@ class AdjustmentJudge:
             then()
 
     def _spares_trainings(self, fact: Fact) -> None:
-        """No service takes memory bandwidth from a job that has GPUs: of one that names no number, its places show it."""
+        """No service takes memory bandwidth from a job that has GPUs: of one that names no number, its places
+        show it."""
         percent = fact.get("memory_bandwidth_percent")
         places = self._judge.book.jobs[fact["job_id"]].places
         if percent not in (None, 100) and any(place["gpus"] for place in places.values()):
@@ -75,7 +76,8 @@ class AdjustmentJudge:
             raise Violation(RULE, f"{at}; {other.key} still has {other.cores}")
 
     def pinned(self, machine: Machine, process: TaskProcess) -> None:
-        """Other cores for what runs; what others have given up since by a later decision may still have to be taken from them."""
+        """Other cores for what runs; what others have given up since by a later decision may still have to be
+        taken from them."""
         self.cores += 1
         token = self._obeyed[process] = self._allowed(machine, process, self._obeyed.get(process, 0))
         for other in self._beside(machine, process):

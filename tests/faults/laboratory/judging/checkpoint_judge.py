@@ -26,7 +26,8 @@ class CheckpointJudge:
         """Job → ms of work that checkpoints of earlier attempts have, at most."""
 
     def starts(self, machine: Machine, process: TaskProcess) -> None:
-        """A program of a job that saves begins: at what this job has saved, with its gang, and not before what the ledger knows to be here."""
+        """A program of a job that saves begins: at what this job has saved, with its gang, and not before
+        what the ledger knows to be here."""
         order, name = process.order, process.resumed
         if order.checkpoint is None:
             return
@@ -60,7 +61,8 @@ class CheckpointJudge:
             raise Violation("checkpoint", f"{job_id} counts {job.kept_ms} ms as kept; {most_ms} were saved")
 
     def restored(self, record: Fact) -> None:
-        """One record of a ledger that was restored from an older copy: what it says of work counts, and nothing that is lost."""
+        """One record of a ledger that was restored from an older copy: what it says of work counts, and
+        nothing that is lost."""
         if record["seq"] == 1:
             self._began, self._saved, self._kept = {}, {}, {}
         for entry in record["facts"]:

@@ -47,7 +47,8 @@ from tests.faults.rules.ledger_rules import (
 from tests.faults.rules.process_rules import ProcessRules, Running
 from tests.support.cluster.readers import Readers
 
-STOP_AFTER = 0.75  # of its lease without contact, a node stops its tasks (5/6 less what a slow boot-time clock makes of timers)
+# of its lease without contact, a node stops its tasks (5/6 less what a slow boot-time clock makes of timers)
+STOP_AFTER = 0.75
 MAX_UNDERWAY_S = 120.0  # of a record, between its stamp and its landing: placers sleep, and appends are late
 CORDONED = "penstock.node.cordoned."
 HOLD = "penstock.job.hold_requested"
@@ -83,7 +84,8 @@ class Judge:
         self.faults: dict[str, int] = {}
         """UUID → seq of the record with its latest fault."""
         self._since: tuple[int, float] | None = None
-        """The ledger's time and the real one at the first record of those behind which a deadline was always pending."""
+        """The ledger's time and the real one at the first record of those behind which a deadline was always
+        pending."""
         self._processes = ProcessRules()
         self.has_lost = False
         """Whether the ledger was ever restored from an older copy."""
@@ -179,7 +181,8 @@ class Judge:
         return True
 
     def _time(self, now_ms: int) -> None:
-        """While a deadline is pending, the ledger's time goes on no faster than time itself, whatever clocks show."""
+        """While a deadline is pending, the ledger's time goes on no faster than time itself, whatever clocks
+        show."""
         now_s = self.world.now_s
         if self._since is not None:
             since_ms, since_s = self._since
@@ -271,7 +274,8 @@ class Judge:
             raise Violation("proof", f"seq {self.book.seq}: {fact['task_id']} is freed, {process.key} lives")
 
     def _stuck(self, process: TaskProcess) -> bool:
-        """Whether it was killed and does not die before its lease is over: it executes nothing more, and its GPUs wait for its node (decision 40, exposure)."""
+        """Whether it was killed and does not die before its lease is over: it executes nothing more, and its
+        GPUs wait for its node (decision 40, exposure)."""
         machine = self.machines[process.order.node_id]
         killed = not process.shim_alive and process.immortal_until_s > self.world.now_s
         return killed and machine.lease_ends(1.0)
@@ -458,7 +462,8 @@ LINES: Mapping[str, Callable[[Fact], str]] = MappingProxyType(
             f"{fact['task_id']} gets {fact['memory_bandwidth_percent']} % of the memory bandwidth"
         ),
         "penstock.task.adjusted": lambda fact: (
-            f"{fact['task_id']} has its {fact['what']} by {fact['order_token']}: {fact['enforced'] or 'refused'}"
+            f"{fact['task_id']} has its {fact['what']} by {fact['order_token']}: "
+            f"{fact['enforced'] or 'refused'}"
         ),
         "penstock.task.checkpointed": lambda fact: f"{fact['task_id']} has saved {fact.get('path')}",
         "penstock.task.checkpoint_fetched": lambda fact: (

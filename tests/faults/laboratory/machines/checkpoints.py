@@ -1,6 +1,8 @@
-"""Checkpoints of simulated programs: saved on their machine's disk, found by later attempts there, fetched by other machines.
+"""Checkpoints of simulated programs: saved on their machine's disk, found by later attempts there, fetched by
+other machines.
 
-As `checkpoint_folders`, `checkpoint_server` and `checkpoint_fetch` of the node-reporter do it on real disks and connections.
+As `checkpoint_folders`, `checkpoint_server` and `checkpoint_fetch` of the node-reporter do it on real disks
+and connections.
 """
 
 # clocks: all of it runs in virtual time
@@ -66,7 +68,10 @@ class Checkpoints:
             self.newest[order.job_id] = name
             saves[name] = None
             machine.world.trace(f"{machine.node_id} has {name} of {order.job_id}")
-            line = f'{{"checkpoint": {{"path": "{name}", "iteration": {iteration}, "bytes": 7, "seconds": 0.5}}}}\n'
+            line = (
+                f'{{"checkpoint": {{"path": "{name}", "iteration": {iteration}, "bytes": 7, "seconds": '
+                f"0.5}}}}\n"
+            )
             machine.streams[process.key].write(line.encode())
 
         machine.world.at(machine.world.within(0.1, LONGEST_SAVE_S), done)

@@ -1,4 +1,5 @@
-"""Contention on a machine: jobs without GPUs take cores or, where its processor can cap that, memory bandwidth, that trainings beside them need."""
+"""Contention on a machine: jobs without GPUs take cores or, where its processor can cap that, memory
+bandwidth, that trainings beside them need."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass

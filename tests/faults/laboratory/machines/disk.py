@@ -1,7 +1,8 @@
-"""The disk under a node's journal: it may be full, fail to sync, and lose at a power loss what was not synced.
+"""The disk under a node's journal: it may be full, fail to sync, and lose at a power loss what was not
+synced.
 
-The journal's own SQL runs on a database in memory. Each commit makes a version of the file in the page cache; a
-commit with `synchronous=FULL` waits until the disk has it. A kill of the process loses no version.
+The journal's own SQL runs on a database in memory. Each commit makes a version of the file in the page cache;
+a commit with `synchronous=FULL` waits until the disk has it. A kill of the process loses no version.
 """
 
 import sqlite3
@@ -16,7 +17,8 @@ CHECKPOINT = "PRAGMA wal_checkpoint(TRUNCATE)"
 
 
 class Disk:
-    """One journal's file. `versions`: the first is on the disk, the last is in the page cache; empty: no file."""
+    """One journal's file. `versions`: the first is on the disk, the last is in the page cache; empty: no
+    file."""
 
     def __init__(self) -> None:
         self.versions: list[bytes] = []

@@ -1,4 +1,5 @@
-"""What surrounds a run: environment variables, failpoints as places to be killed at, and logs and callbacks that show a bug."""
+"""What surrounds a run: environment variables, failpoints as places to be killed at, and logs and callbacks
+that show a bug."""
 
 import asyncio
 import logging
@@ -25,11 +26,13 @@ EXPECTED = ("AppendFailed", "Fenced", "OffsetOutOfRange", "OffsetTaken", "LogErr
 """What may end an attempt of a service."""
 LOGGERS = ("penstock", "penstock_services", "asyncio")
 NO_COLLECTOR = SimpleNamespace(collect=lambda: 0)
-"""For services that collect garbage at each restart: eighteen times a run, over the memory of the whole test process."""
+"""For services that collect garbage at each restart: eighteen times a run, over the memory of the whole test
+process."""
 
 
 def _profiled(registry: StageRegistry, spec: JobSpec, gpus_of_worker: int) -> StageTimes | None:
-    """What earlier runs have taught the estimator: each configuration is bound by another resource, and of every fifth job nothing is known."""
+    """What earlier runs have taught the estimator: each configuration is bound by another resource, and of
+    every fifth job nothing is known."""
     if spec.command[-1] not in CONFIGURATIONS or sum(map(ord, spec.name)) % 5 == 0:
         return None
     bound = CONFIGURATIONS.index(spec.command[-1])

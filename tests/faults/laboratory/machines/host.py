@@ -147,7 +147,8 @@ class SimulatedLauncher:
 
 
 class SimulatedMeters(MetersWithoutContention):
-    """What a machine measures of its tasks. Adapter of `ports.Meters`; of pressure it has no triggers, so it is polled."""
+    """What a machine measures of its tasks. Adapter of `ports.Meters`; of pressure it has no triggers, so it
+    is polled."""
 
     def __init__(self, machine: Machine) -> None:
         self._machine = machine

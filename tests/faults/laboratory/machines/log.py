@@ -1,11 +1,13 @@
 """The log of a run: append-only partitions; late, overtaking and failing as the `Log` port allows it.
 
-What one producer appends to one partition lands in its order. Everything else may overtake: topics each other,
-producers each other, readers each other. An append whose producer was killed before it was acknowledged has landed
-whole, in part, or not at all, and may still land later; one that fails may have happened all the same.
+What one producer appends to one partition lands in its order. Everything else may overtake: topics each
+other, producers each other, readers each other. An append whose producer was killed before it was
+acknowledged has landed whole, in part, or not at all, and may still land later; one that fails may have
+happened all the same.
 
-A conditional log, as the embedded one, has compare-and-append and commits each append as one transaction over all its
-partitions: whole or not at all. Its acknowledgement may be lost, and a commit may come after its failure is known.
+A conditional log, as the embedded one, has compare-and-append and commits each append as one transaction over
+all its partitions: whole or not at all. Its acknowledgement may be lost, and a commit may come after its
+failure is known.
 """
 
 # clocks: all of it runs in virtual time
@@ -91,7 +93,8 @@ class Broker:
         return offsets
 
     def commit(self, messages: Sequence[Message]) -> list[int]:
-        """One transaction, now. Raises `OffsetTaken`, and nothing lands, unless each `at` is the offset that it gets."""
+        """One transaction, now. Raises `OffsetTaken`, and nothing lands, unless each `at` is the offset that
+        it gets."""
         ends: dict[Partition, int] = {}
         for message in messages:
             end = ends.get(message.partition, self.end(message.partition))
@@ -150,7 +153,8 @@ class Connection:
         self._process = process
         self._world = broker.world
         self._lanes: dict[Partition | None, float] = {}
-        """Partition (None: the transactions of a conditional log) → when this producer's latest append to it lands, s."""
+        """Partition (None: the transactions of a conditional log) → when this producer's latest append to it
+        lands, s."""
         self._under_way: dict[_Piece, None] = {}
         if process is not None:
             process.at_death.append(self._cut_off)
@@ -239,7 +243,8 @@ class Connection:
         return list(offsets.values())
 
     def _land(self, piece: _Piece) -> None:
-        """A commit that comes too late for its offset is refused; whoever asked for it may have stopped waiting."""
+        """A commit that comes too late for its offset is refused; whoever asked for it may have stopped
+        waiting."""
         self._under_way.pop(piece, None)
         try:
             piece.offsets = (self._broker.commit if self.conditional else self._broker.put)(piece.messages)

@@ -1,7 +1,8 @@
-"""A machine: its processes, its disk and its clock. It runs what it is asked to and records what really happened.
+"""A machine: its processes, its disk and its clock. It runs what it is asked to and records what really
+happened.
 
-`Machine` is the truth that the judge looks at; `host` shows it to the node-reporter's shell. Tasks live and die here
-whether or not a node-reporter watches.
+`Machine` is the truth that the judge looks at; `host` shows it to the node-reporter's shell. Tasks live and
+die here whether or not a node-reporter watches.
 """
 
 import errno
@@ -97,9 +98,9 @@ class TaskProcess:
 
 
 class Machine:
-    """One node's hardware. Callbacks: `starting` before each program starts, `signalled` before each signal to a task,
-    `unstopped` when a program ends by itself that its reporter should have stopped, `adjusted` after each change of a program's
-    `cores` or memory `bandwidth`."""
+    """One node's hardware. Callbacks: `starting` before each program starts, `signalled` before each signal
+    to a task, `unstopped` when a program ends by itself that its reporter should have stopped, `adjusted`
+    after each change of a program's `cores` or memory `bandwidth`."""
 
     def __init__(
         self,
@@ -181,7 +182,8 @@ class Machine:
     def launch(
         self, order: StartTask, gpus: tuple[str, ...], until_s: float | None, *, gated: bool = False
     ) -> None:
-        """The shim starts the program with these GPUs (UUIDs), or writes down why it cannot. `until_s`: its lease at first.
+        """The shim starts the program with these GPUs (UUIDs), or writes down why it cannot. `until_s`: its
+        lease at first.
 
         `gated`: it launches, and uses none of them before its gate is open.
         """
@@ -263,7 +265,8 @@ class Machine:
         return until_s if contact_s is None else max(until_s, contact_s + order.lease_ms / 1_000)
 
     def lease_ends(self, share: float) -> bool:
-        """Whether this share of some task's lease has passed since contact: then its reporter may stop all of them."""
+        """Whether this share of some task's lease has passed since contact: then its reporter may stop all of
+        them."""
         leases = [found.order.lease_ms for found in self.processes.values() if found.order.lease_ms]
         passed_s = self.boot_s() - (self.contact_s() or 0.0)
         return bool(leases) and passed_s >= share * min(leases) / 1_000
@@ -309,7 +312,8 @@ class Machine:
         self._exit(process, code=0)
 
     def _should_be_stopped(self, process: TaskProcess) -> bool:
-        """Whether a reporter that has watched it for long, on a sound disk, wrote down its stop and sent no signal."""
+        """Whether a reporter that has watched it for long, on a sound disk, wrote down its stop and sent no
+        signal."""
         if process.signalled or not process.shim_alive or self.disk.full or self.disk.sync_fails:
             return False
         watched_s = 0.0 if self.launcher is None else self.launcher.watched_s(process.key)

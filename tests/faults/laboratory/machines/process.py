@@ -1,8 +1,9 @@
-"""Processes of services: started, killed at any step, put to sleep and started again, each with its machine's clock.
+"""Processes of services: started, killed at any step, put to sleep and started again, each with its machine's
+clock.
 
-A process runs the service's own `run`. Whatever it does to the outside (log, journal, machine) passes `step` or
-`gate`. A killed process does nothing any more: its ports raise `Killed` before its tasks are cancelled, so that no
-`finally` of the service cleans up what a `kill -9` would leave behind.
+A process runs the service's own `run`. Whatever it does to the outside (log, journal, machine) passes `step`
+or `gate`. A killed process does nothing any more: its ports raise `Killed` before its tasks are cancelled, so
+that no `finally` of the service cleans up what a `kill -9` would leave behind.
 """
 
 # clocks: all of it runs in virtual time

@@ -1,4 +1,5 @@
-"""A proposer of adjustments: cores and memory bandwidth of running tasks, asked for on a view of the cell that may be out of date."""
+"""A proposer of adjustments: cores and memory bandwidth of running tasks, asked for on a view of the cell
+that may be out of date."""
 
 from typing import Any, get_args
 
@@ -23,8 +24,8 @@ CAUSES = get_args(AdjustmentCause)
 
 
 class Adjuster:
-    """Looks at one node, asks for changes of what runs there: shrinks, and growths into the room that these leave. `named`: each with a cause,
-    as a contention-guard that errs would."""
+    """Looks at one node, asks for changes of what runs there: shrinks, and growths into the room that these
+    leave. `named`: each with a cause, as a contention-guard that errs would."""
 
     def __init__(self, world: World, broker: Broker, *, named: bool = False) -> None:
         self._named = named
@@ -33,7 +34,8 @@ class Adjuster:
         self._asked = 0
 
     def adjust(self, state: CellState, node_id: str) -> None:
-        """Nothing, where nothing runs. `state` is only read now; what is asked for lands later, not always in this order."""
+        """Nothing, where nothing runs. `state` is only read now; what is asked for lands later, not always in
+        this order."""
         tasks = [
             task
             for job in state.jobs.values()
@@ -69,7 +71,8 @@ class Adjuster:
         world.at(after_s, lambda: self._broker.put([found]))
 
     def again(self, node_id: str) -> None:
-        """An order of long ago comes once more: what it asks may be the opposite of what was decided since."""
+        """An order of long ago comes once more: what it asks may be the opposite of what was decided
+        since."""
         orders = [
             record
             for record in self._broker.records(orders_of(node_id))

@@ -1,4 +1,5 @@
-"""A batcher that forms groups: waiting jobs are asked to share the GPUs of others, on a view of the cell that may be out of date."""
+"""A batcher that forms groups: waiting jobs are asked to share the GPUs of others, on a view of the cell that
+may be out of date."""
 
 from penstock.cluster.overlay import Overlay
 from penstock.ledger.state.job.job_state import JobState
@@ -26,7 +27,8 @@ class Grouper:
         self._asked = 0
 
     def group(self, state: CellState) -> None:
-        """Mostly one that can be formed, now or when all stops are proven, by what is known now; it lands later."""
+        """Mostly one that can be formed, now or when all stops are proven, by what is known now; it lands
+        later."""
         rng = self._world.rng
         members = self._members(state)
         for _ in range(TRIES if rng.random() < 0.9 else 0):

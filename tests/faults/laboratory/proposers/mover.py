@@ -1,4 +1,5 @@
-"""A migrator and operators: running jobs are asked to go on elsewhere, on a view of the cell that may be out of date."""
+"""A migrator and operators: running jobs are asked to go on elsewhere, on a view of the cell that may be out
+of date."""
 
 from penstock.ledger.state.job.job_state import JobState
 from penstock.ledger.state.state import CellState
@@ -23,7 +24,8 @@ class Mover:
         self._asked = 0
 
     def move(self, state: CellState) -> str | None:
-        """Id of the job; None where nothing runs. Mostly to where it can go, by what is known now; it lands later."""
+        """Id of the job; None where nothing runs. Mostly to where it can go, by what is known now; it lands
+        later."""
         rng = self._world.rng
         jobs = [job for job in state.jobs.values() if job.status is JobStatus.RUNNING]
         if not jobs or len(state.nodes) < 2:

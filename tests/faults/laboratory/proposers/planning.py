@@ -1,4 +1,5 @@
-"""The batcher's worker in virtual time: slow now and then, killed, with a bug, or with the answer to another question."""
+"""The batcher's worker in virtual time: slow now and then, killed, with a bug, or with the answer to another
+question."""
 
 # clocks: all of it runs in virtual time
 
@@ -16,7 +17,9 @@ USUAL_S = 0.5
 LONGEST_S = 40.0  # twice as long as a window
 CALM_S = 0.01
 MISTAKEN = 0.1  # of the answers
-MOST_ALIKE = 60  # plans of one state: it is planned again when jobs come to their next queues, and each ten seconds while a log takes nothing
+# plans of one state: it is planned again when jobs come to their next queues, and each ten seconds while a
+# log takes nothing
+MOST_ALIKE = 60
 
 
 class PlanningWorker(Worker):

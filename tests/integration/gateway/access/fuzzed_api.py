@@ -25,7 +25,8 @@ OF_JOBS = (
 
 @schemathesis.hook
 def before_load_schema(context: Any, raw_schema: dict[str, Any]) -> None:
-    """Without YAML job files, which are text, and binary mode, whose attributes are headers of this media type alone."""
+    """Without YAML job files, which are text, and binary mode, whose attributes are headers of this media
+    type alone."""
     paths = raw_schema["paths"]
     for path in (*ENDLESS, *WHOLE_LEDGER):
         del paths[path]

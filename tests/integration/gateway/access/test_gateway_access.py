@@ -113,7 +113,8 @@ async def test_half_requests_do_not_stay_open(dsn: str, caplog: pytest.LogCaptur
 
 
 async def test_a_web_page_of_another_site_cannot_submit(cell: Cell) -> None:
-    """A page in the user's browser posts to 127.0.0.1, or has its name point there: what it submits would run."""
+    """A page in the user's browser posts to 127.0.0.1, or has its name point there: what it submits would
+    run."""
     evil = {"origin": "https://evil.example"}
     assert problem(await cell.http.post("/v1/jobs", json=SPEC, headers=evil), 403)["type"].endswith(
         "foreign_origin"
@@ -187,7 +188,8 @@ def test_tokens_that_are_made_at_once_are_all_in_the_file(tmp_path: Path) -> Non
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to add a line to another user's file")
 def test_a_token_that_root_adds_does_not_lock_the_gateway_out(tmp_path: Path) -> None:
-    """`sudo penstock token`, while the gateway runs as a user of its own: it must still be able to read its file."""
+    """`sudo penstock token`, while the gateway runs as a user of its own: it must still be able to read its
+    file."""
     path = tmp_path / "tokens"
     made = ["token", "--tokens", str(path), "--roles", "read"]
     assert cli(made) == 0
@@ -248,7 +250,8 @@ def interpreters() -> dict[int, tuple[int, str]]:
 
 
 async def test_a_replay_over_http_starts_no_interpreter(cell: Cell) -> None:
-    """Monitoring may GET it every minute: the worker is a fork of a process that is there already, and stays for a while."""
+    """Monitoring may GET it every minute: the worker is a fork of a process that is there already, and stays
+    for a while."""
     cell.placer.join(node_spec("n0", 1))
     await cell.tell()
     before = interpreters()
@@ -265,7 +268,8 @@ async def test_a_replay_over_http_starts_no_interpreter(cell: Cell) -> None:
 
 
 async def test_the_openapi_document_is_whole(cell: Cell) -> None:
-    """Client generators read it: every reference resolves, bodies have examples that the gateway itself accepts."""
+    """Client generators read it: every reference resolves, bodies have examples that the gateway itself
+    accepts."""
     document = (await cell.http.get("/openapi.json")).json()
     text = json.dumps(document)
     for reference in {part.split('"')[0] for part in text.split('"$ref": "')[1:]}:
@@ -307,9 +311,11 @@ async def test_a_gateway_starts_from_a_snapshot_and_goes_on(dsn: str) -> None:
         assert (await cell.http.get("/readyz")).status_code == 200
 
 
-@pytest.mark.slow  # so do tests/faults/kills/test_outages.py, for all services, and tests/e2e/local/test_up.py
+# so do tests/faults/kills/test_outages.py, for all services, and tests/e2e/local/test_up.py
+@pytest.mark.slow
 async def test_postgres_is_killed_under_load(postgres_folder: Path) -> None:
-    """The out-of-memory killer picks Postgres twice while jobs come in: every 202 is honoured, and the tables are right."""
+    """The out-of-memory killer picks Postgres twice while jobs come in: every 202 is honoured, and the tables
+    are right."""
     server = PostgresServer()
     dsn = await server.start(postgres_folder / "pg")
     keyed: set[str] = set()
@@ -366,7 +372,10 @@ async def test_postgres_is_killed_under_load(postgres_folder: Path) -> None:
 
 NOBODY = 65_534
 BODY = b'{"command": ["id"]}'
-REQUEST = b"POST /v1/jobs HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n%s"
+REQUEST = (
+    b"POST /v1/jobs HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Type: application/json\r\nContent-Length: "
+    b"%d\r\n\r\n%s"
+)
 
 
 def submits_as(user: int, port: int, *, waits: bool) -> str:
@@ -392,7 +401,8 @@ def submits_as(user: int, port: int, *, waits: bool) -> str:
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to be another user")
 async def test_loopback_without_tokens_is_for_one_user(dsn: str) -> None:
-    """Another user of the machine, or a job that runs as one, submits: refused, also when it does not wait for the answer."""
+    """Another user of the machine, or a job that runs as one, submits: refused, also when it does not wait
+    for the answer."""
     async with running(dsn) as cell:
         port = int(cell.url.rpartition(":")[2])
         assert "403" in await asyncio.to_thread(submits_as, NOBODY, port, waits=True)

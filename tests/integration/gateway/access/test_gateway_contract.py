@@ -139,10 +139,14 @@ async def test_the_schema_of_an_event_allows_what_is_accepted(cell: Cell) -> Non
 
 
 async def test_an_event_in_binary_mode_without_a_content_type_is_json(cell: Cell) -> None:
-    """The official SDK sends no Content-Type where the event has no datacontenttype (CloudEvents HTTP binding, 3.1.1)."""
+    """The official SDK sends no Content-Type where the event has no datacontenttype (CloudEvents HTTP
+    binding, 3.1.1)."""
     event = {
-        "ce-specversion": "1.0", "ce-id": "e1", "ce-source": "/ci", "ce-type": "penstock.job.submitted.v1",
-    }  # fmt: skip
+        "ce-specversion": "1.0",
+        "ce-id": "e1",
+        "ce-source": "/ci",
+        "ce-type": "penstock.job.submitted.v1",
+    }
     body = json.dumps({"job_id": "bare", "spec": {"command": ["true"]}}).encode()
     assert (await cell.http.post("/v1/events", content=body, headers=event)).status_code == 202
     [written] = await cell.written(Topic.JOBS)

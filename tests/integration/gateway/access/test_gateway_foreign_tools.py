@@ -1,4 +1,5 @@
-"""The gateway as tools of others see it: an API fuzzer over the OpenAPI document, and the official CloudEvents SDK."""
+"""The gateway as tools of others see it: an API fuzzer over the OpenAPI document, and the official
+CloudEvents SDK."""
 
 import asyncio
 import os
@@ -31,7 +32,8 @@ async def cell(dsn: str) -> AsyncIterator[Cell]:
 
 
 async def test_the_api_fuzzer_finds_no_breach_of_the_contract(cell: Cell, tmp_path: Path) -> None:
-    """Schemathesis, all checks: it had found 24, such as a 405 without Allow and `grace_ms: false` taken as 0."""
+    """Schemathesis, all checks: it had found 24, such as a 405 without Allow and `grace_ms: false` taken as
+    0."""
     options = (
         "--checks",
         "all",
@@ -47,11 +49,25 @@ async def test_the_api_fuzzer_finds_no_breach_of_the_contract(cell: Cell, tmp_pa
     async def has_tried() -> bool:
         """Whether there was a request in that time: a slow machine tries less, and nothing at worst."""
         process = await asyncio.create_subprocess_exec(
-            FUZZER, "--no-color", "--config-file", ROOT / "tests/integration/gateway/access/schemathesis.toml",
-            "run", f"{cell.url}/openapi.json", *options, *quiet, "--request-timeout", str(DAY_S),
-            stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.STDOUT, cwd=tmp_path,
-            env={**os.environ, "SCHEMATHESIS_HOOKS": "tests.integration.gateway.access.fuzzed_api", "PYTHONPATH": str(ROOT)},
-        )  # fmt: skip
+            FUZZER,
+            "--no-color",
+            "--config-file",
+            ROOT / "tests/integration/gateway/access/schemathesis.toml",
+            "run",
+            f"{cell.url}/openapi.json",
+            *options,
+            *quiet,
+            "--request-timeout",
+            str(DAY_S),
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.STDOUT,
+            cwd=tmp_path,
+            env={
+                **os.environ,
+                "SCHEMATHESIS_HOOKS": "tests.integration.gateway.access.fuzzed_api",
+                "PYTHONPATH": str(ROOT),
+            },
+        )
         output, _ = await process.communicate()
         if b"No test cases were generated" in output:
             return False
@@ -63,7 +79,8 @@ async def test_the_api_fuzzer_finds_no_breach_of_the_contract(cell: Cell, tmp_pa
 
 
 async def test_the_official_sdk_hands_in_events_in_both_modes(cell: Cell) -> None:
-    """A pipeline builds its event with the SDK; without a datacontenttype the binary mode has no Content-Type: 415."""
+    """A pipeline builds its event with the SDK; without a datacontenttype the binary mode has no
+    Content-Type: 415."""
 
     def made(job_id: str, **more: str) -> CloudEvent:
         attributes = {
@@ -95,7 +112,8 @@ async def test_the_official_sdk_hands_in_events_in_both_modes(cell: Cell) -> Non
 
 
 async def test_the_document_names_what_an_environment_may_be(cell: Cell) -> None:
-    """A client made from the document sent a relative `venv`, which the schema allowed and the gateway refuses."""
+    """A client made from the document sent a relative `venv`, which the schema allowed and the gateway
+    refuses."""
     schema = (await cell.http.get("/openapi.json")).json()["components"]["schemas"]["Environment"]
     for environment in (
         {"venv": "/opt/v"},

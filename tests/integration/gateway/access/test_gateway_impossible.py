@@ -41,10 +41,16 @@ async def test_addresses_that_are_none(cell: Cell, headers: dict[str, str]) -> N
 
 
 async def test_a_number_beyond_64_bits_is_taken_as_it_is(cell: Cell) -> None:
-    """The event's schema sets no upper bound: what the binary mode takes, the structured mode takes as well."""
+    """The event's schema sets no upper bound: what the binary mode takes, the structured mode takes as
+    well."""
     data = {
-        "model_version": "m", "sha256": "0" * 64, "runs": 1 << 70, "first_run_ms": 1, "last_run_ms": 2, "metrics": {},
-    }  # fmt: skip
+        "model_version": "m",
+        "sha256": "0" * 64,
+        "runs": 1 << 70,
+        "first_run_ms": 1,
+        "last_run_ms": 2,
+        "metrics": {},
+    }
     event = {
         "specversion": "1.0",
         "id": "e1",

@@ -66,7 +66,8 @@ async def cell(dsn: str, tmp_path: Path) -> AsyncIterator[Cell]:
 
 
 async def test_a_token_is_its_roles_and_its_tenant(cell: Cell, tmp_path: Path) -> None:
-    """A CI pipeline's token leaks: it submits for its own team, reads nothing, and touches no node and no job of others."""
+    """A CI pipeline's token leaks: it submits for its own team, reads nothing, and touches no node and no job
+    of others."""
     http = cell.http
     spoofed = {**SPEC, "owner": "speech"}
     job_id = (await http.post("/v1/jobs", json=spoofed, headers=as_("vision"))).json()["job_id"]
@@ -93,7 +94,8 @@ async def test_a_token_is_its_roles_and_its_tenant(cell: Cell, tmp_path: Path) -
 
 
 async def test_who_acts_follows_from_the_token(cell: Cell) -> None:
-    """Mallory may operate, and fences in Ada's name: a body that names who acts is refused, and the token's name is stored."""
+    """Mallory may operate, and fences in Ada's name: a body that names who acts is refused, and the token's
+    name is stored."""
     http = cell.http
     for command in ("fence", "drain", "cordon", "uncordon"):
         act = {"by": "ada", "reason": "spoofed"}
@@ -164,12 +166,14 @@ async def test_a_job_submits_and_acts_on_what_it_has_submitted_through_every_doo
     problem(await http.get("/v1/jobs/sibling", headers={"authorization": as_job["authorization"][:-1]}), 401)
     written = [one.data for one in await cell.written(Topic.JOBS)]
     assert [(type(data).__name__, getattr(data, "by", None)) for data in written] == [
-        ("JobSubmitted", None), ("JobCancelRequested", "vision/job:driver"),
-    ]  # fmt: skip
+        ("JobSubmitted", None),
+        ("JobCancelRequested", "vision/job:driver"),
+    ]
 
 
 async def test_a_cancellation_names_the_token_and_its_tenant(cell: Cell) -> None:
-    """While the placer is down, speech submits jobs under ids of vision's, of which only the log knows, and cancels them."""
+    """While the placer is down, speech submits jobs under ids of vision's, of which only the log knows, and
+    cancels them."""
     http = cell.http
     job_id = (await http.post("/v1/jobs", json=SPEC, headers=as_("vision"))).json()["job_id"]
     cancel, events = f"/v1/jobs/{job_id}/cancel", "/v1/events"
@@ -206,10 +210,16 @@ async def test_a_cancellation_names_the_token_and_its_tenant(cell: Cell) -> None
 
 
 SECRETIVE = JobSpec(
-    name="canary-name", owner="vision", command=("canary-command",), env={"KEY": "canary-env"}, workdir="/canary",
-    labels={"canary": "canary-label"}, model="canary-model", secrets={"OTHER": "canary-secret"},
+    name="canary-name",
+    owner="vision",
+    command=("canary-command",),
+    env={"KEY": "canary-env"},
+    workdir="/canary",
+    labels={"canary": "canary-label"},
+    model="canary-model",
+    secrets={"OTHER": "canary-secret"},
     retry=RetryPolicy(max_attempts=2, backoff_ms=3_600_000),
-)  # fmt: skip
+)
 """All of what its tenant says in it is nobody else's to read."""
 SHOWN_TO_ALL = {
     "/v1/jobs": ["?limit=9", "?eta=true&owner=vision"],
@@ -238,7 +248,8 @@ SHOWN_TO_THE_TENANT = [
 async def test_a_tenant_reads_nothing_of_anothers_jobs_but_what_scheduling_shows(
     dsn: str, tmp_path: Path
 ) -> None:
-    """Speech, and a dashboard without a tenant, ask every door for vision's jobs: one ran, one waits for its next attempt."""
+    """Speech, and a dashboard without a tenant, ask every door for vision's jobs: one ran, one waits for its
+    next attempt."""
     async with running(
         dsn, tokens=write_tokens(tmp_path / "tokens", list(CALLERS)), node_log_archive=tmp_path.as_uri()
     ) as cell:
@@ -387,7 +398,8 @@ async def test_keys_of_two_tenants_never_meet(cell: Cell) -> None:
 
 
 async def test_events_from_outside_need_the_role_of_their_kind(cell: Cell) -> None:
-    """A token that may submit could once report that a task had exited; a node's events come from its own reporter only."""
+    """A token that may submit could once report that a task had exited; a node's events come from its own
+    reporter only."""
 
     async def hand_in(caller: str, kind: str, data: object) -> httpx.Response:
         event = {"specversion": "1.0", "id": "e", "source": "/t", "type": f"penstock.{kind}.v1", "data": data}
@@ -410,9 +422,14 @@ async def test_events_from_outside_need_the_role_of_their_kind(cell: Cell) -> No
         "estimate": {"worker": worker, "confidence": 1, "tier": "user", "source": "u"},
     }
     exit_ = {
-        "node_id": "n0", "task_id": "ci-1.1.w0", "token": 1, "cause": "exited", "exit_code": 0, "started_ms": 1,
+        "node_id": "n0",
+        "task_id": "ci-1.1.w0",
+        "token": 1,
+        "cause": "exited",
+        "exit_code": 0,
+        "started_ms": 1,
         "exited_ms": 2,
-    }  # fmt: skip
+    }
     problem(await hand_in("vision", "job.estimated", estimate), 403)
     for caller in ("vision", "operator"):
         refused = problem(await hand_in(caller, "task.exited", exit_), 403)
@@ -423,7 +440,8 @@ async def test_events_from_outside_need_the_role_of_their_kind(cell: Cell) -> No
 
 
 async def test_every_route_demands_a_role(cell: Cell) -> None:
-    """A route that a developer adds without one must not be open: a token of a node alone reads nothing and changes nothing."""
+    """A route that a developer adds without one must not be open: a token of a node alone reads nothing and
+    changes nothing."""
     roles = required_roles()
     for (method, path), demanded in roles.items():
         if path == "/v1/code/{digest}/archive":

@@ -162,13 +162,15 @@ async def standing(url: str, ca: Path) -> None:
 
 
 def test_a_named_authority_is_the_only_one(own: Path) -> None:
-    """An authority that every machine trusts has signed a certificate for the gateway's name: of a stranger."""
+    """An authority that every machine trusts has signed a certificate for the gateway's name: of a
+    stranger."""
     [only] = client_context(str(own / "ca.pem"), "--ca").get_ca_certs()
     assert only["subject"] == only["issuer"]
 
 
 async def test_a_server_without_tls_is_told_from_one_that_is_away(own: Path) -> None:
-    """`https://` was written for a gateway that does not encrypt, and an authority was named for `http://`."""
+    """`https://` was written for a gateway that does not encrypt, and an authority was named for
+    `http://`."""
 
     async def answer(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         writer.write(b"HTTP/1.1 400 Bad Request\r\n\r\n")
@@ -222,7 +224,8 @@ def test_a_certificate_that_every_client_would_refuse_is_refused_at_the_start(
 async def test_a_renewed_certificate_is_shown_without_a_restart(
     dsn: str, own: Path, stranger: Path, tmp_path: Path
 ) -> None:
-    """Every 60 days a tool writes new files and sends SIGHUP. Once it is killed between the two files, and once the disk is full."""
+    """Every 60 days a tool writes new files and sends SIGHUP. Once it is killed between the two files, and
+    once the disk is full."""
     certificate, key = tmp_path / "certificate.pem", tmp_path / "key.pem"
 
     async def shown() -> str:

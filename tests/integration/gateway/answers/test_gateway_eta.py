@@ -1,4 +1,5 @@
-"""`GET /v1/jobs/ID/eta` over real HTTP: words of the estimator as the placer committed them, the latest one counts."""
+"""`GET /v1/jobs/ID/eta` over real HTTP: words of the estimator as the placer committed them, the latest one
+counts."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -19,7 +20,8 @@ pytestmark = pytest.mark.postgres
 
 
 HOUR_MS = 3_600_000
-"""More than a run of all tests takes: what is expected in months does not tell one moment of it from another."""
+"""More than a run of all tests takes: what is expected in months does not tell one moment of it from
+another."""
 LEFT_MS = 10_000 * HOUR_MS
 
 
@@ -33,9 +35,16 @@ def word(done: int, left_ms: float) -> EtaEstimated:
     left = Bounds(middle=left_ms, low=0.9 * left_ms, high=1.2 * left_ms)
     steps = Bounds(middle=10_000 - done, low=10_000 - done, high=10_000 - done)
     return EtaEstimated(
-        job_id="runs", attempt=1, at_ms=wall_ms(), done=done, left_ms=left, steps=steps,
-        step_ms=Bounds(middle=1, low=1, high=1), level=0.9, source="iterations asked for",
-    )  # fmt: skip
+        job_id="runs",
+        attempt=1,
+        at_ms=wall_ms(),
+        done=done,
+        left_ms=left,
+        steps=steps,
+        step_ms=Bounds(middle=1, low=1, high=1),
+        level=0.9,
+        source="iterations asked for",
+    )
 
 
 def without_times(start: dict[str, Any] | None) -> object:
@@ -47,7 +56,8 @@ def without_times(start: dict[str, Any] | None) -> object:
 
 
 async def test_remaining_time_of_each_kind_of_job(cell: Cell) -> None:
-    """One reported twice, one reported nothing, one waits, one has ended; a listing has the same of those that run."""
+    """One reported twice, one reported nothing, one waits, one has ended; a listing has the same of those
+    that run."""
     placer = cell.placer
     placer.now_ms = wall_ms()
     placer.join(node_spec("n0", 2))
@@ -78,8 +88,12 @@ async def test_remaining_time_of_each_kind_of_job(cell: Cell) -> None:
     assert answers["done"]["outcome"] == "succeeded"
     listed = (await cell.http.get("/v1/jobs?eta=true")).json()["jobs"]
     assert {job["job_id"]: job["eta"] and job["eta"]["answer"] for job in listed} == {
-        "runs": "reported", "silent": "unknown", "waits": None, "small": None, "done": None,
-    }  # fmt: skip
+        "runs": "reported",
+        "silent": "unknown",
+        "waits": None,
+        "small": None,
+        "done": None,
+    }
     assert "eta" not in (await cell.http.get("/v1/jobs")).json()["jobs"][0], "only who asks pays for it"
     starts = {
         job_id: (await cell.http.get(f"/v1/jobs/{job_id}/why")).json()["start"]
@@ -111,15 +125,24 @@ async def test_remaining_time_of_each_kind_of_job(cell: Cell) -> None:
 async def test_describe_shows_what_an_iteration_of_such_a_job_uses(
     cell: Cell, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Jobs of this network and batch size were profiled; `describe` of the next one shows it while it lives."""
+    """Jobs of this network and batch size were profiled; `describe` of the next one shows it while it
+    lives."""
     placer = cell.placer
     placer.join(node_spec("n0", 2))
     placer.feed(
         StagesProfiled(
-            model="resnet50", batch_size=64, gpus=1, storage_ms=6.5, cpu_ms=12.0, gpu_ms=1_038.25, network_ms=4.25,
-            idle_ms=0.0, iteration_ms=1_061.0, iterations=20,
+            model="resnet50",
+            batch_size=64,
+            gpus=1,
+            storage_ms=6.5,
+            cpu_ms=12.0,
+            gpu_ms=1_038.25,
+            network_ms=4.25,
+            idle_ms=0.0,
+            iteration_ms=1_061.0,
+            iterations=20,
         )
-    )  # fmt: skip
+    )
     spec = JobSpec(command=("true",), model="resnet50", batch_size=64)
     placer.submit("runs", spec=spec)
     placer.start("runs")

@@ -1,4 +1,5 @@
-"""Groups as users see them: `penstock get groups`, and how a member's description names its group and what it waits for turns."""
+"""Groups as users see them: `penstock get groups`, and how a member's description names its group and what it
+waits for turns."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -34,7 +35,8 @@ def group(cell: Cell, *job_ids: str, name: str) -> None:
 
 
 async def test_a_group_is_listed_with_who_joined_last(cell: Cell, capsys: pytest.CaptureFixture[str]) -> None:
-    """`a` runs alone, `b` joins it, then `c`; `b` reports what it waits for its turns; `c` ends again, and the others go on."""
+    """`a` runs alone, `b` joins it, then `c`; `b` reports what it waits for its turns; `c` ends again, and
+    the others go on."""
     placer = cell.placer
     placer.join(node_spec("n0", 1))
     placer.submit("a")

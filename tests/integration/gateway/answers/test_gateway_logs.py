@@ -1,4 +1,5 @@
-"""Tasks' output through the gateway, from node-reporters' servers with folders of their own, over real HTTP."""
+"""Tasks' output through the gateway, from node-reporters' servers with folders of their own, over real
+HTTP."""
 
 import asyncio
 import json
@@ -103,7 +104,8 @@ async def until(chunks: AsyncIterator[str], *wanted: str) -> str:
 async def test_members_on_two_machines_are_shown_with_their_names(
     dsn: str, tmp_path: Path, key: Path
 ) -> None:
-    """Two workers on two machines: all output at once, one task alone, its end, an earlier attempt, and `-f` over the retry to the end."""
+    """Two workers on two machines: all output at once, one task alone, its end, an earlier attempt, and `-f`
+    over the retry to the end."""
     async with (
         serving(tmp_path, "n0", log_key=key) as first,
         serving(tmp_path, "n1", log_key=key) as second,
@@ -197,7 +199,8 @@ async def test_a_log_that_cannot_be_read_is_named_in_one_line(
     capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """One machine has another secret, then its reporter is down and comes back elsewhere, then the machine is gone: the others are shown."""
+    """One machine has another secret, then its reporter is down and comes back elsewhere, then the machine is
+    gone: the others are shown."""
     monkeypatch.setattr(log_reader, "FIRST_PAUSE_S", 0.01)
     other = tmp_path / "other.key"
     other.touch(0o600)
@@ -312,9 +315,11 @@ SECRET = "credentials-of-this-machine"
 FOREIGN = {
     "a page": f"HTTP/1.1 200 OK\r\nContent-Length: {len(SECRET)}\r\n\r\n{SECRET}",
     "an error": f"HTTP/1.1 500 No\r\nContent-Length: {len(SECRET)}\r\n\r\n{SECRET}",
-    "a wrong offset": f"HTTP/1.1 200 OK\r\npenstock-offset: -1\r\nContent-Length: {len(SECRET)}\r\n\r\n{SECRET}",
+    "a wrong offset": "HTTP/1.1 200 OK\r\npenstock-offset: -1\r\nContent-Length: "
+    f"{len(SECRET)}\r\n\r\n{SECRET}",
     "a redirect": "HTTP/1.1 302 Found\r\nLocation: /secret\r\nContent-Length: 0\r\n\r\n",
-    "a redirect of a reporter": "HTTP/1.1 307 Found\r\nLocation: /secret\r\npenstock-offset: 0\r\nContent-Length: 0\r\n\r\n",
+    "a redirect of a reporter": "HTTP/1.1 307 Found\r\nLocation: /secret\r\npenstock-offset: "
+    "0\r\nContent-Length: 0\r\n\r\n",
     "an endless refusal": "HTTP/1.1 403 No\r\npenstock-offset: 0\r\n\r\n" + "refused " * 100_000,
 }
 
@@ -343,7 +348,8 @@ async def test_a_nodes_address_leads_to_its_reporter_and_nowhere_else(
 async def test_a_followed_retry_is_shown_whole(
     dsn: str, tmp_path: Path, key: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """`logs -f --tail 1`: of the retry, which has printed before it is asked, nothing is cut off. No task is called w9."""
+    """`logs -f --tail 1`: of the retry, which has printed before it is asked, nothing is cut off. No task is
+    called w9."""
     asked: list[str] = []
     rows = Store.rows
 
@@ -381,7 +387,8 @@ async def test_a_followed_retry_is_shown_whole(
 async def test_more_tasks_than_are_followed_at_once_and_a_reporter_that_restarts_at_the_end(
     dsn: str, tmp_path: Path, key: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Of two workers one is followed at once: the other's output comes in the end. And one's reporter is restarted just when its task ends."""
+    """Of two workers one is followed at once: the other's output comes in the end. And one's reporter is
+    restarted just when its task ends."""
     monkeypatch.setattr(logs, "MAX_AT_ONCE", 1)
     monkeypatch.setattr(log_reader, "QUIET_FAILURES", 1 << 30)  # however long the restart takes
     async with (
@@ -417,7 +424,8 @@ async def test_more_tasks_than_are_followed_at_once_and_a_reporter_that_restarts
 async def test_a_log_of_a_node_that_is_gone_comes_from_an_s3_store(
     dsn: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A machine is taken away after its task. While the store refuses the gateway, a line explains why the output is missing."""
+    """A machine is taken away after its task. While the store refuses the gateway, a line explains why the
+    output is missing."""
     with S3Server("id", "secret", "bucket").serving() as store:
         for name, value in store.environment("secret").items():
             monkeypatch.setenv(name, value)

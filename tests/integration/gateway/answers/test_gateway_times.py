@@ -1,4 +1,5 @@
-"""Over real HTTP: times count on while the ledger rests, by the ledger's clock; a shared GPU shows each of its jobs."""
+"""Over real HTTP: times count on while the ledger rests, by the ledger's clock; a shared GPU shows each of
+its jobs."""
 
 import asyncio
 import re
@@ -59,7 +60,8 @@ async def shown(cell: Cell, capsys: pytest.CaptureFixture[str], *arguments: str)
 async def test_times_count_on_while_no_record_is_written(
     cell: Cell, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """A quiet cell: the ledger's latest record grows old, and jobs wait and run on. Its clock is not this machine's."""
+    """A quiet cell: the ledger's latest record grows old, and jobs wait and run on. Its clock is not this
+    machine's."""
     placer = cell.placer
     placer.now_ms = wall_ms() - 5 * HOUR_MS
     placer.join(node_spec("n0", 1))
@@ -90,8 +92,9 @@ async def test_times_count_on_while_no_record_is_written(
         assert running_ms is not None
         assert eta["ran_ms"] == eta["now_ms"] - running_ms
         assert (eta["left_ms"]["middle"], eta["ends_ms"]["middle"]) == (
-            HOUR_MS - eta["ran_ms"], running_ms + HOUR_MS
-        )  # fmt: skip
+            HOUR_MS - eta["ran_ms"],
+            running_ms + HOUR_MS,
+        )
         for name in found:
             assert recorded_ms <= found[name]["now_ms"] < recorded_ms + HOUR_MS, (
                 f"{name}: not by the ledger's clock"
@@ -132,11 +135,14 @@ async def test_a_gpu_lists_each_job_on_it_with_its_share(
     listed = (await cell.http.get("/v1/gpus")).json()["gpus"]
     of_node = (await cell.http.get("/v1/nodes/n0")).json()["gpu_list"]
     for gpus in (listed, of_node):
-        assert [[(held["job_id"], held["share_milli"], held["gpu_memory_mib"]) for held in gpu["holders"]] for gpu in gpus] == [
+        assert [
+            [(held["job_id"], held["share_milli"], held["gpu_memory_mib"]) for held in gpu["holders"]]
+            for gpu in gpus
+        ] == [
             [("jone", 500, 4_000), ("jtwo", 250, 2_000)],
             [("train", 1_000, 16_000)],
             [],
-        ]  # fmt: skip
+        ]
         assert [gpu["free_milli"] for gpu in gpus] == [250, 0, 1_000]
     for command in (("get", "gpus"), ("describe", "node", "n0")):
         text = await shown(cell, capsys, *command)

@@ -80,10 +80,18 @@ async def test_looking_at_a_cell(cell: Cell) -> None:
     assert ended["placement"]["tasks"][0]["gpu_uuids"] == ["n0-gpu-0"]
     assert (ended["status"], ended["placement"]["tasks"][0]["node_id"]) == ("succeeded", "n0")
     for path, status_code in [
-        ("/v1/jobs/nobody", 404), ("/v1/jobs/nobody/tasks", 404), ("/v1/nodes/n9", 404), ("/v1/decisions/2", 404),
-        ("/v1/decisions/x", 400), ("/v1/jobs?limit=0", 400), ("/v1/jobs?status=odd", 400), ("/v1/nothing", 404),
-        ("/v1/jobs/runs/why?at=x", 400), ("/v1/jobs/runs/why?at=999", 404), ("/v1/jobs/runs/why?at=1", 404),
-    ]:  # fmt: skip
+        ("/v1/jobs/nobody", 404),
+        ("/v1/jobs/nobody/tasks", 404),
+        ("/v1/nodes/n9", 404),
+        ("/v1/decisions/2", 404),
+        ("/v1/decisions/x", 400),
+        ("/v1/jobs?limit=0", 400),
+        ("/v1/jobs?status=odd", 400),
+        ("/v1/nothing", 404),
+        ("/v1/jobs/runs/why?at=x", 400),
+        ("/v1/jobs/runs/why?at=999", 404),
+        ("/v1/jobs/runs/why?at=1", 404),
+    ]:
         problem(await get(path), status_code)
     problem(await cell.http.put("/v1/jobs"), 405)
     assert "left the tables" not in problem(await get("/v1/jobs/nobody"), 404)["detail"]
@@ -96,7 +104,8 @@ async def test_looking_at_a_cell(cell: Cell) -> None:
 
 
 async def test_why_at_any_past_record(cell: Cell) -> None:
-    """Next morning: why did it wait at that moment? The answer is what it would have been then, snapshot or not."""
+    """Next morning: why did it wait at that moment? The answer is what it would have been then, snapshot or
+    not."""
     placer = cell.placer
     placer.join(node_spec("n0", 1))
     placer.submit("first")
@@ -166,7 +175,8 @@ async def frames(response: httpx.Response) -> AsyncIterator[tuple[str, dict[str,
 
 
 async def test_a_stream_resumes_without_gap_or_duplicate(cell: Cell) -> None:
-    """A browser tab loses its connection again and again while jobs run: what it has seen in the end is the ledger."""
+    """A browser tab loses its connection again and again while jobs run: what it has seen in the end is the
+    ledger."""
     seen: list[str] = []
     placer = cell.placer
     placer.join(node_spec("n0", 2))
@@ -218,7 +228,8 @@ async def test_a_stream_starts_now_and_filters(cell: Cell) -> None:
 
 
 async def test_a_stream_that_is_asked_until_a_record_ends_there(cell: Cell) -> None:
-    """`penstock export` reads all there is while the cell works on: it gets each record whole, and then the end."""
+    """`penstock export` reads all there is while the cell works on: it gets each record whole, and then the
+    end."""
     cell.placer.join(node_spec("n0", 2))
     for name in ("a", "b", "c"):
         cell.placer.submit(name)
@@ -258,7 +269,8 @@ async def test_a_place_in_the_stream_must_exist(cell: Cell) -> None:
 
 
 async def test_the_past_below_the_ledgers_beginning(cell: Cell, tmp_path: Path) -> None:
-    """The head of the ledger was archived: a question about that time is answered with the archive, and else the answer names what is missing."""
+    """The head of the ledger was archived: a question about that time is answered with the archive, and else
+    the answer names what is missing."""
     placer = cell.placer
     placer.join(node_spec("n0", 2))
     placer.submit("waits", gpus=2)

@@ -37,7 +37,8 @@ async def cell(dsn: str) -> AsyncIterator[Cell]:
 
 
 async def test_a_submitted_job_is_in_the_log_and_can_be_seen_at_once(cell: Cell) -> None:
-    """CI submits and asks in the next breath, while no placer is up: the job is there, waiting to be taken in."""
+    """CI submits and asks in the next breath, while no placer is up: the job is there, waiting to be taken
+    in."""
     accepted = await cell.http.post("/v1/jobs", json=SPEC)
     assert accepted.status_code == 202
     job_id = accepted.json()["job_id"]
@@ -52,8 +53,8 @@ async def test_a_submitted_job_is_in_the_log_and_can_be_seen_at_once(cell: Cell)
 
 
 async def test_a_submitted_job_is_found_by_its_name_at_once(cell: Cell) -> None:
-    """`penstock submit -d --name nightly`, then `penstock wait nightly` on a busy machine: it was not found, since the placer and the tables
-    were behind."""
+    """`penstock submit -d --name nightly`, then `penstock wait nightly` on a busy machine: it was not found,
+    since the placer and the tables were behind."""
     nightly = {**SPEC, "name": "nightly", "labels": {"sweep": "a=b"}}
     job_id = (await cell.http.post("/v1/jobs", json=nightly)).json()["job_id"]
     await cell.http.post("/v1/jobs", json={**SPEC, "owner": "bob"})
@@ -64,7 +65,13 @@ async def test_a_submitted_job_is_found_by_its_name_at_once(cell: Cell) -> None:
         return [job["job_id"] for job in answer["jobs"]]
 
     async def is_found() -> None:
-        ways = ({"name": "nightly"}, {"owner": "ana"}, {"label": "sweep=a=b"}, {"prefix": job_id[:20]}, {"limit": "1", "owner": "ana"})  # fmt: skip
+        ways = (
+            {"name": "nightly"},
+            {"owner": "ana"},
+            {"label": "sweep=a=b"},
+            {"prefix": job_id[:20]},
+            {"limit": "1", "owner": "ana"},
+        )
         for way in ways:
             assert await found(**way) == [job_id], way
         assert await found(name="nightly", label="sweep=c") == await found(status="running") == []
@@ -116,7 +123,8 @@ async def submitted_and_cancelled(cell: Cell, key: Mapping[str, str]) -> str:
 async def test_a_key_that_was_never_marked_keeps_its_promise_when_the_ledger_has_forgotten_the_job(
     cell: Cell, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The gateway died between log and mark. The client repeats after 100,000 other jobs (here: one) have ended."""
+    """The gateway died between log and mark. The client repeats after 100,000 other jobs (here: one) have
+    ended."""
     monkeypatch.setattr("penstock.ledger.fold.evolve_jobs.MAX_ENDED_REMEMBERED", 1)
     key = {"Idempotency-Key": "build-18"}
     cell.placer.join(node_spec("n0"))
@@ -142,7 +150,8 @@ async def test_a_key_that_was_never_marked_keeps_its_promise_when_the_ledger_has
 async def test_a_strict_submission_is_not_judged_again_once_its_job_has_ended(
     cell: Cell, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A pipeline step is repeated a day later: the job was submitted, so it is answered so, and not refused."""
+    """A pipeline step is repeated a day later: the job was submitted, so it is answered so, and not
+    refused."""
     monkeypatch.setattr("penstock_services.gateway.shell.replica.follower.MAX_ENDED_ROWS", 0)
     key = {"Idempotency-Key": "build-20"}
     job_id = await submitted_and_cancelled(cell, key)
@@ -258,7 +267,8 @@ async def test_what_is_too_large_is_refused_before_it_is_written(cell: Cell) -> 
 
 
 async def test_a_stalled_log_gives_429_and_never_a_false_202(dsn: str) -> None:
-    """The disk hangs: what fits the bound waits, the rest is asked to come again; afterwards 202s equal records."""
+    """The disk hangs: what fits the bound waits, the rest is asked to come again; afterwards 202s equal
+    records."""
     async with running(dsn, max_in_flight=5) as cell:
         cell.log.gate.clear()
         posts = [asyncio.create_task(cell.http.post("/v1/jobs", json=SPEC)) for _ in range(12)]
@@ -330,7 +340,8 @@ async def test_a_failing_log_never_gives_202(cell: Cell, error: LogError, status
 async def test_killed_around_the_append_it_still_makes_one_job(
     dsn: str, failpoint: str, records: int
 ) -> None:
-    """The gateway dies between log and answer; the client repeats at its successor: one job, whatever was written."""
+    """The gateway dies between log and answer; the client repeats at its successor: one job, whatever was
+    written."""
     key, job_ids = {"Idempotency-Key": "once"}, []
     async with httpx.AsyncClient(timeout=None) as http:
         async with gateway_process(dsn, f"{failpoint}:1") as process:
@@ -429,8 +440,13 @@ async def test_a_wrong_event_gets_every_problem_at_once(cell: Cell) -> None:
 
     body = await refused({"specversion": "0.3", "type": "penstock.job.submitted.v1", "data": {"x": 1}})
     assert {error["field"] for error in body["errors"]} == {
-        "id", "source", "specversion", "data.job_id", "data.spec", "data.x",
-    }  # fmt: skip
+        "id",
+        "source",
+        "specversion",
+        "data.job_id",
+        "data.spec",
+        "data.x",
+    }
     ok = {"specversion": "1.0", "id": "e", "source": "/t"}
     assert (
         "not accepted here"

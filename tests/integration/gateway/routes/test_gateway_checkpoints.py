@@ -1,4 +1,5 @@
-"""Who may ask a running job for a checkpoint, and what is refused at the gateway before anything is in the log."""
+"""Who may ask a running job for a checkpoint, and what is refused at the gateway before anything is in the
+log."""
 
 import pytest
 
@@ -14,7 +15,8 @@ cell = test_gateway_roles.cell
 
 
 async def test_a_checkpoint_is_its_owners_affair_or_an_operators(cell: Cell) -> None:
-    """Another tenant would slow its neighbour down; who asks follows from the token, also where the request comes as an event."""
+    """Another tenant would slow its neighbour down; who asks follows from the token, also where the request
+    comes as an event."""
     for job_id, kind in (("j", "sdk"), ("none", "none")):
         spec = JobSpec(command=("true",), owner="vision", checkpoint=kind)  # type: ignore[arg-type]
         cell.placer.feed(JobSubmitted(job_id=job_id, spec=spec))
@@ -32,9 +34,12 @@ async def test_a_checkpoint_is_its_owners_affair_or_an_operators(cell: Cell) -> 
     problem(named, 400)
     assert await cell.written(Topic.JOBS) == []
     body = {
-        "specversion": "1.0", "id": "e", "source": "/t", "type": "penstock.job.checkpoint_requested.v1",
+        "specversion": "1.0",
+        "id": "e",
+        "source": "/t",
+        "type": "penstock.job.checkpoint_requested.v1",
         "data": {"job_id": "j"},
-    }  # fmt: skip
+    }
     problem(await cell.http.post("/v1/events", json=body, headers=as_("speech", **CLOUD_EVENT)), 403)
     sent = await cell.http.post("/v1/events", json=body, headers=as_("vision", **CLOUD_EVENT))
     assert sent.status_code < 300, sent.text

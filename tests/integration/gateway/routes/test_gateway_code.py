@@ -1,4 +1,5 @@
-"""Code that jobs are sent with: stored by the gateway per tenant and digest, fetched by a node with its own token."""
+"""Code that jobs are sent with: stored by the gateway per tenant and digest, fetched by a node with its own
+token."""
 
 import asyncio
 import os
@@ -28,7 +29,8 @@ PATH = f"/v1/code/{DIGEST}"
 async def test_code_is_stored_once_for_its_tenant_and_fetched_by_a_node(
     dsn: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Speech reads a digest over vision's shoulder: neither the archive nor a job that runs in it is to be had for that."""
+    """Speech reads a digest over vision's shoulder: neither the archive nor a job that runs in it is to be
+    had for that."""
     tokens = write_tokens(tmp_path / "tokens", ["vision", "speech", "node"])
     async with running(dsn, tokens=tokens, code_dir=tmp_path / "code") as cell:
         http, octets = cell.http, {"content-type": "application/octet-stream"}

@@ -113,9 +113,12 @@ async def test_a_command_is_its_owners_affair_or_an_operators_and_is_recorded(
         assert begun.command == "sh -c 'echo out; echo err >&2; exit 3'"
         assert (begun.exit_code, ended.exit_code) == (None, 3)
         forged = {
-            "specversion": "1.0", "id": "e", "source": "/t", "type": "penstock.job.command_run.v1",
+            "specversion": "1.0",
+            "id": "e",
+            "source": "/t",
+            "type": "penstock.job.command_run.v1",
             "data": {"job_id": "j", "task_id": "j.1.w0", "command": "ls"},
-        }  # fmt: skip
+        }
         problem(await cell.http.post("/v1/events", json=forged, headers=as_("operator", **CLOUD_EVENT)), 403)
 
         body = {"command": ["sh", "-c", "echo on; exec sleep 603"]}

@@ -1,4 +1,5 @@
-"""Who may change the cores of running tasks, and what is refused at the gateway before anything is in the log."""
+"""Who may change the cores of running tasks, and what is refused at the gateway before anything is in the
+log."""
 
 from typing import Any
 
@@ -16,7 +17,8 @@ cell = test_gateway_roles.cell
 
 
 async def test_cores_of_running_tasks_are_an_operators_affair(cell: Cell) -> None:
-    """A tenant would take its neighbours' cores; a service that hands in a proposal would put it into an operator's mouth."""
+    """A tenant would take its neighbours' cores; a service that hands in a proposal would put it into an
+    operator's mouth."""
     cell.placer.feed(JobSubmitted(job_id="j", spec=JobSpec(command=("true",), owner="vision")))
     await cell.tell()
     await cell.caught_up(as_("operator"))

@@ -1,4 +1,5 @@
-"""Who may move running jobs, what is refused before anything is in the log, and what the operator hears of the decision."""
+"""Who may move running jobs, what is refused before anything is in the log, and what the operator hears of
+the decision."""
 
 import asyncio
 from typing import Any
@@ -35,7 +36,8 @@ async def runs(cell: Cell) -> None:
 
 
 async def test_moves_are_an_operators_affair(cell: Cell) -> None:
-    """A tenant would push its neighbour off a node; a service that hands in a proposal would put it into an operator's mouth."""
+    """A tenant would push its neighbour off a node; a service that hands in a proposal would put it into an
+    operator's mouth."""
     await runs(cell)
     here = next(iter(cell.placer.state.jobs["j"].tasks.values())).place.node_id
     [there] = {"b1", "b2"} & cell.placer.state.nodes.keys() - {here}

@@ -1,4 +1,5 @@
-"""Two real node-reporters with folders of their own: a job that starts again on the other node fetches its checkpoint, or begins anew."""
+"""Two real node-reporters with folders of their own: a job that starts again on the other node fetches its
+checkpoint, or begins anew."""
 
 import asyncio
 import os
@@ -99,18 +100,30 @@ async def joined(cell: Cell, count: int = 2) -> dict[str, NodeJoined]:
 
 def start(token: int, attempt: int, node: str, folder: Path, **more: object) -> StartTask:
     return start_order(
-        token, sys.executable, "-c", TRAIN, str(folder / LOSSES), node_id=node, task_id=f"{JOB}.{attempt}.w0",
-        job_id=JOB, attempt=attempt, env={"PYTHONPATH": str(ROOT / "libs")}, **{"checkpoint": "", **more},
-    )  # fmt: skip
+        token,
+        sys.executable,
+        "-c",
+        TRAIN,
+        str(folder / LOSSES),
+        node_id=node,
+        task_id=f"{JOB}.{attempt}.w0",
+        job_id=JOB,
+        attempt=attempt,
+        env={"PYTHONPATH": str(ROOT / "libs")},
+        **{"checkpoint": "", **more},
+    )
 
 
 def source(node: NodeJoined, size_bytes: int = 0) -> CheckpointSource:
     assert node.node.logs is not None
     assert node.public_key is not None
     return CheckpointSource(
-        node_id=node.node.node_id, address=node.node.address, port=node.node.logs.port,
-        public_key=node.public_key, size_bytes=size_bytes,
-    )  # fmt: skip
+        node_id=node.node.node_id,
+        address=node.node.address,
+        port=node.node.logs.port,
+        public_key=node.public_key,
+        size_bytes=size_bytes,
+    )
 
 
 def hand_over(token: int, attempt: int, to: NodeJoined, node: str = "n1") -> HandOverCheckpoint:
@@ -152,7 +165,8 @@ def left_over(options: Options) -> list[str]:
 async def test_a_job_goes_on_at_its_checkpoint_on_another_node(
     cell: Cell, nodes: list[Options], both: dict[str, NodeJoined], tmp_path: Path
 ) -> None:
-    """The order to hand it over is read a moment after the request: the network is not in order. Then the job goes back, by the same way."""
+    """The order to hand it over is read a moment after the request: the network is not in order. Then the job
+    goes back, by the same way."""
     saved = await saved_on_n1(cell, tmp_path)
     name = Path(saved.path).name
     await cell.order(
@@ -185,8 +199,8 @@ async def test_a_job_goes_on_at_its_checkpoint_on_another_node(
 async def test_a_later_attempt_that_began_before_the_latest_checkpoint_is_no_substitute_for_it(
     cell: Cell, nodes: list[Options], both: dict[str, NodeJoined], tmp_path: Path
 ) -> None:
-    """Twice a reporter died with a task that had just saved. So attempt 2 on n2 began where the ledger knew of, saved 3 iterations, and
-    nobody heard of it; what attempt 1 had saved on n1 is known by now."""
+    """Twice a reporter died with a task that had just saved. So attempt 2 on n2 began where the ledger knew
+    of, saved 3 iterations, and nobody heard of it; what attempt 1 had saved on n1 is known by now."""
     saved = await saved_on_n1(cell, tmp_path)
     name = Path(saved.path).name
     assert saved.iteration > 3
@@ -215,7 +229,8 @@ def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
 async def test_a_job_whose_old_node_is_gone_begins_anew_and_the_reason_is_reported(
     cell: Cell, nodes: list[Options], broker: MemoryBroker, tmp_path: Path
 ) -> None:
-    """The machine is switched off between the decision and the fetch. Nothing waits longer than the bound, nothing is left behind."""
+    """The machine is switched off between the decision and the fetch. Nothing waits longer than the bound,
+    nothing is left behind."""
     async with working(nodes[0], MemoryLog(broker, "n1")):
         saved = await saved_on_n1(cell, tmp_path)
     name = Path(saved.path).name
@@ -278,7 +293,8 @@ async def test_a_job_that_is_stopped_while_its_checkpoint_comes_waits_for_nothin
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """The old node accepts the connection and says nothing. The exit is reported at once, and other tasks start meanwhile."""
+    """The old node accepts the connection and says nothing. The exit is reported at once, and other tasks
+    start meanwhile."""
     monkeypatch.setattr(checkpoint_fetch, "PATIENCE_S", 3_600)
     silent = await asyncio.start_server(lambda *_: None, "127.0.0.1", 0)
     port = silent.sockets[0].getsockname()[1]
@@ -296,8 +312,8 @@ async def test_a_job_that_is_stopped_while_its_checkpoint_comes_waits_for_nothin
 async def test_nobody_gets_a_checkpoint_whom_the_ledger_has_not_placed_there(
     cell: Cell, both: dict[str, NodeJoined], tmp_path: Path
 ) -> None:
-    """A stolen machine of the cell asks for a job that is not its own: without an order, with its own key, with a changed request, for
-    a later attempt's."""
+    """A stolen machine of the cell asks for a job that is not its own: without an order, with its own key,
+    with a changed request, for a later attempt's."""
     saved = await saved_on_n1(cell, tmp_path)
     right, wrong = NodeKeys(b"r" * 32), NodeKeys(b"w" * 32)
     old = source(both["n1"])

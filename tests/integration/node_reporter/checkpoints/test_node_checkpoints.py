@@ -1,4 +1,5 @@
-"""Real tasks save on a real node-reporter, are stopped and killed, and go on at their checkpoints: nothing is lost or done twice."""
+"""Real tasks save on a real node-reporter, are stopped and killed, and go on at their checkpoints: nothing is
+lost or done twice."""
 
 import asyncio
 import json
@@ -75,9 +76,17 @@ while True:
 def start(token: int, attempt: int, checkpoint: str = "", save_s: float = 0.0, **more: object) -> StartTask:
     script = TRAIN.replace("SAVE_S", str(save_s))
     return start_order(
-        token, sys.executable, "-c", script, task_id=f"{JOB}.{attempt}.w0", job_id=JOB, attempt=attempt,
-        checkpoint=checkpoint, env={"PYTHONPATH": str(ROOT / "libs")}, **more,
-    )  # fmt: skip
+        token,
+        sys.executable,
+        "-c",
+        script,
+        task_id=f"{JOB}.{attempt}.w0",
+        job_id=JOB,
+        attempt=attempt,
+        checkpoint=checkpoint,
+        env={"PYTHONPATH": str(ROOT / "libs")},
+        **more,
+    )
 
 
 def output(options: Options, attempt: int) -> str:
@@ -95,7 +104,8 @@ async def greets(options: Options, attempt: int) -> tuple[str, int]:
 async def test_a_stopped_task_saves_in_its_grace_and_the_next_attempt_goes_on(
     options: Options, broker: MemoryBroker, cell: Cell, isolation: IsolationChoice
 ) -> None:
-    """Another job needs the GPU; later it is free again. With mounts of its own a task sees its job's checkpoints and no other's."""
+    """Another job needs the GPU; later it is free again. With mounts of its own a task sees its job's
+    checkpoints and no other's."""
     options = replace(options, isolation=isolation)
     async with working(options, MemoryLog(broker, "node-reporter")):
         await cell.order(start(1, 1))
@@ -126,7 +136,8 @@ async def test_a_stopped_task_saves_in_its_grace_and_the_next_attempt_goes_on(
 async def test_a_gang_on_several_nodes_goes_on_where_all_find_the_checkpoint_or_not_at_all(
     options: Options, broker: MemoryBroker, cell: Cell, tmp_path: Path
 ) -> None:
-    """The folder is not mounted here: this worker would begin at 0 beside others that do not. Where the ledger knows of no checkpoint all begin at 0."""
+    """The folder is not mounted here: this worker would begin at 0 beside others that do not. Where the
+    ledger knows of no checkpoint all begin at 0."""
     shared = tmp_path / "shared"
     shared.mkdir()
     options = replace(options, checkpoint_dir=shared, checkpoint_shared=True)
@@ -151,23 +162,33 @@ async def test_a_gang_on_several_nodes_goes_on_where_all_find_the_checkpoint_or_
 async def test_what_a_job_saved_is_removed_when_it_has_succeeded(
     options: Options, broker: MemoryBroker, cell: Cell, tmp_path: Path, *, own: bool
 ) -> None:
-    """A year of nightly trainings must not fill the disk. What may be needed again stays: of attempts that fail, and in a folder of an operator's."""
+    """A year of nightly trainings must not fill the disk. What may be needed again stays: of attempts that
+    fail, and in a folder of an operator's."""
     if not own:
         (tmp_path / "shared").mkdir()
         options = replace(options, checkpoint_dir=tmp_path / "shared")
     folder = (options.checkpoint_dir or options.state_dir / "checkpoints") / JOB
     script = (
-        'cd "$PENSTOCK_CHECKPOINT_DIR" && mkdir attempt-$1-iteration-1 && ls -d attempt-1-iteration-1 || exit 9; '
+        'cd "$PENSTOCK_CHECKPOINT_DIR" && mkdir attempt-$1-iteration-1 && ls -d attempt-1-iteration-1 || '
+        "exit 9; "
         "exit $((2 - $1))"
     )
     async with working(options, MemoryLog(broker, "node-reporter")):
         for attempt in (1, 2):
             await cell.order(
                 start_order(
-                    attempt, "sh", "-c", script, "sh", str(attempt), task_id=f"{JOB}.{attempt}.w0", job_id=JOB,
-                    attempt=attempt, checkpoint="",
+                    attempt,
+                    "sh",
+                    "-c",
+                    script,
+                    "sh",
+                    str(attempt),
+                    task_id=f"{JOB}.{attempt}.w0",
+                    job_id=JOB,
+                    attempt=attempt,
+                    checkpoint="",
                 )
-            )  # fmt: skip
+            )
             exited = await cell.until(external_events.TaskExited, task_id=f"{JOB}.{attempt}.w0")
             assert exited.exit_code == 2 - attempt
             if attempt == 1:
@@ -197,8 +218,9 @@ async def test_a_folder_that_is_not_mounted_fails_the_start_and_is_named(
 async def test_kills_of_task_and_reporter_during_saves_never_yield_a_half_checkpoint(
     dsn: str, options: Options, embedded: Cell
 ) -> None:
-    """Twelve power cuts at twelve moments around a save of 60 ms, every third time of the reporter, too. Each attempt goes on at a whole
-    checkpoint, never before the last one that was complete; the script itself checks that nothing is lost or done twice."""
+    """Twelve power cuts at twelve moments around a save of 60 ms, every third time of the reporter, too. Each
+    attempt goes on at a whole checkpoint, never before the last one that was complete; the script itself
+    checks that nothing is lost or done twice."""
     known, reporters = 0, 0
     folder = options.state_dir / "checkpoints" / JOB
     async with AsyncExitStack() as stack:
@@ -275,7 +297,8 @@ for done in range(1, 10**9):
 async def test_a_loader_lives_on_until_the_training_has_saved(
     options: Options, broker: MemoryBroker, cell: Cell
 ) -> None:
-    """A process of the same group that does not handle SIGTERM, such as a data loader: without it the iteration under way would fail."""
+    """A process of the same group that does not handle SIGTERM, such as a data loader: without it the
+    iteration under way would fail."""
     async with working(options, MemoryLog(broker, "node-reporter")):
         order = msgspec.structs.replace(start(1, 1), command=(sys.executable, "-c", LOADER))
         await cell.order(order)

@@ -1,4 +1,5 @@
-"""Cores of real processes are changed while they run: every thread of all of them, seen in what the task itself measures."""
+"""Cores of real processes are changed while they run: every thread of all of them, seen in what the task
+itself measures."""
 
 import asyncio
 import os
@@ -65,7 +66,8 @@ def shim_of(pid: int) -> int:
 
 @two_cores
 async def test_every_thread_of_every_process_moves(node: Options, cell: Cell) -> None:
-    """A loader forked workers, one became a daemon, threads come and go: none of them stays on the old cores."""
+    """A loader forked workers, one became a daemon, threads come and go: none of them stays on the old
+    cores."""
     await cell.order(start_order(1, sys.executable, "-c", FAMILY, cores=(0, 1)))
     started = await cell.until(external_events.TaskStarted)
     shim = shim_of(started.pid)
@@ -118,7 +120,8 @@ async def test_a_script_is_told_of_its_cores_between_two_iterations(node: Option
 
 
 async def test_what_this_machine_cannot_do_is_answered(node: Options, cell: Cell) -> None:
-    """It has no such core, and perhaps no means to cap bandwidth: the cell learns it, and the task runs on as before."""
+    """It has no such core, and perhaps no means to cap bandwidth: the cell learns it, and the task runs on as
+    before."""
     joined = await cell.until(external_events.NodeJoined)
     await cell.order(start_order(1, "sleep", "600"))
     started = await cell.until(external_events.TaskStarted)
@@ -144,11 +147,14 @@ async def test_what_this_machine_cannot_do_is_answered(node: Options, cell: Cell
 
 
 SPINS = "import os\nos.fork()\nwhile True: pass"
-TICKS_S = 0.1  # processor time of two processes is counted in ticks of 10 ms, and a quota is given to cores in slices of 5 ms
+# processor time of two processes is counted in ticks of 10 ms, and a quota is given to cores in slices of 5
+# ms
+TICKS_S = 0.1
 
 
 async def used_by(shim: int) -> tuple[float, float]:
-    """Processor time of all processes of this task during a second or, on a busy machine, more, s; and that time, s."""
+    """Processor time of all processes of this task during a second or, on a busy machine, more, s; and that
+    time, s."""
     began_s = time.monotonic()  # clock: the longest time in which it may have been used
     before_s = processor_s(shim)
     await asyncio.sleep(1)  # clock: the cap is a part of the time that passes, however much
@@ -174,7 +180,8 @@ def quota(pid: int) -> float | None:
 async def test_a_cap_limits_a_task_to_a_part_of_its_cores_time_and_follows_its_cores(
     node: Options, cell: Cell
 ) -> None:
-    """No resctrl: a job that computes on one core gets a fifth of its time. An operator gives it two cores, of both of which it then gets a fifth."""
+    """No resctrl: a job that computes on one core gets a fifth of its time. An operator gives it two cores,
+    of both of which it then gets a fifth."""
     joined = await cell.until(external_events.NodeJoined)
     if joined.node.bandwidth_cap != "cpu_quota":
         pytest.skip(

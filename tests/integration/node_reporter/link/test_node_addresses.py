@@ -1,4 +1,5 @@
-"""Addresses that nodes announce: by the route to the log, so that a gang over two machines finds its rank 0."""
+"""Addresses that nodes announce: by the route to the log, so that a gang over two machines finds its rank
+0."""
 
 import asyncio
 import sys
@@ -143,7 +144,8 @@ def outputs(folders: Sequence[Path]) -> str:
 
 
 async def test_a_gang_over_two_machines_meets_at_the_address_of_rank_0(dsn: str, tmp_path: Path) -> None:
-    """Neither machine has a setting for its address. A third, whose administrator wrote loopback, is refused at its start."""
+    """Neither machine has a setting for its address. A third, whose administrator wrote loopback, is refused
+    at its start."""
     with network(2) as (here, machines):
         folders = [tmp_path / "n0", tmp_path / "n1"]
         async with AsyncExitStack() as stack:

@@ -85,7 +85,8 @@ async def test_without_its_reporter_a_task_ends_with_its_lease(
 def test_a_shim_waits_for_the_end_of_the_lease_and_no_longer(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its reporter has renewed the lease twice since the task was ordered, and then has no contact any more."""
+    """Its reporter has renewed the lease twice since the task was ordered, and then has no contact any
+    more."""
     clock, timer, path = Clock(), Timer(), tmp_path / "lease"
     monkeypatch.setattr(lease_watch, "boot_s", clock.now_s)
     monkeypatch.setattr(lease_watch, "BootTimer", lambda: timer)
@@ -144,7 +145,8 @@ def readable(end: socket.socket) -> bool:
 def test_a_reporter_is_asked_after_a_lease_without_contact(
     options: Options, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    """It renews, and is not asked; its last task has ended, it is asked once and answers; then a task begins and it hangs."""
+    """It renews, and is not asked; its last task has ended, it is asked once and answers; then a task begins
+    and it hangs."""
     clock, timer = Clock(), Timer()
     monkeypatch.setattr(reporter_watch, "boot_s", clock.now_s)
     monkeypatch.setattr(reporter_watch, "BootTimer", lambda: timer)
@@ -212,7 +214,8 @@ async def whole_cell(dsn: str, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator
 async def test_a_reporter_that_hangs_is_ended_and_its_node_suspected(
     dsn: str, options: Options, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It hangs in a driver, as if by SIGSTOP, with one task that runs and one that ends meanwhile. Neither may show as running for ever."""
+    """It hangs in a driver, as if by SIGSTOP, with one task that runs and one that ends meanwhile. Neither
+    may show as running for ever."""
     async with (
         whole_cell(dsn, monkeypatch) as cell,
         reporter_process(options, dsn, "--gateway", cell.url) as reporter,
@@ -243,7 +246,8 @@ async def test_a_reporter_that_hangs_is_ended_and_its_node_suspected(
 async def test_a_lease_is_renewed_while_the_log_is_there_and_not_without(
     options: Options, broker: MemoryBroker
 ) -> None:
-    """A task outlives its lease twice. Then the network is cut: it gets SIGTERM and the rest of the lease to save its work."""
+    """A task outlives its lease twice. Then the network is cut: it gets SIGTERM and the rest of the lease to
+    save its work."""
     cell, wire = Cell(MemoryLog(broker, "placer")), Wire(broker, "node-reporter")
     async with working(options, wire):
         for number in itertools.count(1):
@@ -305,7 +309,8 @@ def note_contact(options: Options, ago_s: float) -> None:
 
 
 async def test_a_task_begins_after_nine_idle_minutes_of_ten(options: Options, broker: MemoryBroker) -> None:
-    """A node without tasks asks nothing. Its last contact is so old that a running task would be stopped now."""
+    """A node without tasks asks nothing. Its last contact is so old that a running task would be stopped
+    now."""
     note_contact(options, ago_s=540)
     cell = Cell(MemoryLog(broker, "placer"))
     async with working(options, Wire(broker, "node-reporter")):
@@ -317,7 +322,8 @@ async def test_a_task_begins_after_nine_idle_minutes_of_ten(options: Options, br
 async def test_the_first_task_of_a_node_may_bring_its_code(
     options: Options, broker: MemoryBroker, tmp_path: Path
 ) -> None:
-    """It is fetched and unpacked while the node has had no contact yet: nothing has begun whose lease could have lapsed."""
+    """It is fetched and unpacked while the node has had no contact yet: nothing has begun whose lease could
+    have lapsed."""
     project = tmp_path / "project"
     project.mkdir()
     (project / "run.sh").write_text("exit 3")
@@ -334,7 +340,8 @@ async def test_the_first_task_of_a_node_may_bring_its_code(
 
 
 async def test_a_shorter_lease_of_a_new_task_stops_no_other(options: Options, broker: MemoryBroker) -> None:
-    """An operator shortens the lease. The next task waits for contact; what runs has time by its own lease."""
+    """An operator shortens the lease. The next task waits for contact; what runs has time by its own
+    lease."""
     note_contact(options, ago_s=100)
     cell = Cell(MemoryLog(broker, "placer"))
     async with working(options, Wire(broker, "node-reporter")):
@@ -349,7 +356,8 @@ async def test_a_shorter_lease_of_a_new_task_stops_no_other(options: Options, br
 async def test_a_drained_node_leaves_while_a_task_waits_for_contact(
     options: Options, broker: MemoryBroker
 ) -> None:
-    """The log takes appends and answers no question, and an operator drains the node: the task never begins."""
+    """The log takes appends and answers no question, and an operator drains the node: the task never
+    begins."""
     cell, wire = Cell(MemoryLog(broker, "placer")), Wire(broker, "node-reporter")
     async with working(replace(options, drain=True), wire) as stop:
         wire.cut = True

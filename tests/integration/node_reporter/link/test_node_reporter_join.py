@@ -24,10 +24,11 @@ from tests.support.node_reporter.node_cell import TOPICS, Cell, node_options, st
 
 
 async def test_a_repeated_join_never_denies_a_task_that_has_started(tmp_path: Path) -> None:
-    """The log takes what the node reports, but its answers get lost; the reporter is restarted meanwhile, twice.
+    """The log takes what the node reports, but its answers get lost; the reporter is restarted meanwhile,
+    twice.
 
-    A NodeJoined that is heard again after a task has started, and does not list it, declares it dead: it would be
-    placed once more while it runs.
+    A NodeJoined that is heard again after a task has started, and does not list it, declares it dead: it
+    would be placed once more while it runs.
     """
     options = node_options(tmp_path)
     broker = MemoryBroker()
@@ -57,7 +58,8 @@ async def test_a_repeated_join_never_denies_a_task_that_has_started(tmp_path: Pa
 
 @pytest.mark.parametrize("content", [b"", b'{"task_id": "j', b"\xff\x00"])
 def test_a_file_that_the_disk_lost_was_never_written(tmp_path: Path, content: bytes) -> None:
-    """Power fails after the rename and before the data: ext4 then shows an empty file. The node must still come up."""
+    """Power fails after the rename and before the data: ext4 then shows an empty file. The node must still
+    come up."""
     path = tmp_path / "started.json"
     path.write_bytes(content)
     assert read_record(path, Started) is None
@@ -69,7 +71,8 @@ def test_a_file_that_the_disk_lost_was_never_written(tmp_path: Path, content: by
 async def test_a_restart_waits_for_a_predecessor_that_is_leaving(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Everything on a machine is killed but its node-reporter, which is asked to leave and has no log to report it to.
+    """Everything on a machine is killed but its node-reporter, which is asked to leave and has no log to
+    report it to.
 
     The next one is started at once: it must wait, and take over what the first could not say.
     """
@@ -92,7 +95,8 @@ async def test_a_restart_waits_for_a_predecessor_that_is_leaving(
 
 
 async def test_what_was_ordered_before_a_goodbye_is_not_obeyed_after_it(tmp_path: Path) -> None:
-    """The placer orders a start while the node drains; then it reads the goodbye and places the job elsewhere.
+    """The placer orders a start while the node drains; then it reads the goodbye and places the job
+    elsewhere.
 
     The node's next reporter, on the same boot, finds the order in its partition: it must leave it alone.
     """

@@ -1,4 +1,5 @@
-"""A reporter's standing connection to the gateway: broken by dropped packets, it makes the node suspect; closed in order, not."""
+"""A reporter's standing connection to the gateway: broken by dropped packets, it makes the node suspect;
+closed in order, not."""
 
 import asyncio
 import hashlib
@@ -34,7 +35,8 @@ pytestmark = pytest.mark.postgres
 NOTICED_WITHIN_S = 30.0
 CLIENT = (
     "import asyncio, sys; from penstock_services.node_reporter.shell.link.connection import Connection; "
-    "from pathlib import Path; asyncio.run(Connection(sys.argv[1], 'n0', *(list(map(Path, sys.argv[2:])) or [None])).keep())"
+    "from pathlib import Path; asyncio.run(Connection(sys.argv[1], 'n0', *(list(map(Path, sys.argv[2:])) or "
+    "[None])).keep())"
 )
 
 
@@ -83,8 +85,8 @@ class Rolls:
         monkeypatch.setattr(Store, "call_roll", noted)
 
     async def complete(self, gateway: int, *present: str, missing: Sequence[str] = ()) -> None:
-        """Waits until the latest connections of these nodes are entered as this gateway's, and all but the missing ones have
-        answered its roll call: in a cell it has a minute for that."""
+        """Waits until the latest connections of these nodes are entered as this gateway's, and all but the
+        missing ones have answered its roll call: in a cell it has a minute for that."""
         found: list[object] = []
 
         async def so() -> bool:
@@ -107,7 +109,8 @@ def rolls(monkeypatch: pytest.MonkeyPatch) -> Rolls:
 
 @pytest.fixture(autouse=True)
 def goodbyes_arrive(monkeypatch: pytest.MonkeyPatch) -> None:
-    """However busy the machine is: a reporter that ends waits two seconds for the answer to its goodbye, not for ever."""
+    """However busy the machine is: a reporter that ends waits two seconds for the answer to its goodbye, not
+    for ever."""
     monkeypatch.setattr(connection, "GOODBYE_TIMEOUT_S", 3_600.0)
 
 
@@ -153,7 +156,8 @@ async def suspected(cell: Cell, count: int) -> list[str]:
 
 
 async def test_a_break_makes_suspect_and_a_restart_does_not(dsn: str, patience: Patience) -> None:
-    """A reporter is upgraded, then its connection is cut by a router and made again, then it is killed for good."""
+    """A reporter is upgraded, then its connection is cut by a router and made again, then it is killed for
+    good."""
     async with running(dsn) as cell:
         await joined(cell)
         for _ in range(2):
@@ -184,7 +188,8 @@ async def killed(cell: Cell, patience: Patience) -> None:
 
 
 class Address:
-    """One address for several gateways: a balancer that can be pointed elsewhere, and then cuts what it carries."""
+    """One address for several gateways: a balancer that can be pointed elsewhere, and then cuts what it
+    carries."""
 
     def __init__(self, port: int) -> None:
         self.port = port
@@ -245,8 +250,9 @@ async def silent(_: Connection) -> None:
 async def test_no_node_is_suspect_because_its_gateway_ends(
     dsn: str, patience: Patience, rolls: Rolls, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Two gateways behind one address. All nodes lose their connections at once: one gateway is taken out for an upgrade and
-    comes back, then the balancer sends all nodes to the other. One node then stops in good order; another one dies."""
+    """Two gateways behind one address. All nodes lose their connections at once: one gateway is taken out for
+    an upgrade and comes back, then the balancer sends all nodes to the other. One node then stops in good
+    order; another one dies."""
     names = ["n0", "n1", "n2"]
 
     async with running(dsn) as cell:
@@ -286,8 +292,8 @@ async def test_no_node_is_suspect_because_its_gateway_ends(
 async def test_a_node_that_dies_with_its_gateway_is_missed(
     dsn: str, patience: Patience, rolls: Rolls, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A rack loses its power, and a gateway, `n1` and `n2` with it. The gateway starts elsewhere, `n1` boots, `n2` does not; `n0`
-    was at the other gateway all the time, and dies much later."""
+    """A rack loses its power, and a gateway, `n1` and `n2` with it. The gateway starts elsewhere, `n1` boots,
+    `n2` does not; `n0` was at the other gateway all the time, and dies much later."""
     async with running(dsn) as cell:
         for name in ("n0", "n1", "n2"):
             cell.placer.join(node_spec(name, 1))
@@ -319,7 +325,8 @@ async def test_a_node_that_dies_with_its_gateway_is_missed(
 
 
 async def test_a_pulled_plug_is_noticed(dsn: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """No packet comes any more, not even a reset: only the kernel's keepalive can notice, here after seconds."""
+    """No packet comes any more, not even a reset: only the kernel's keepalive can notice, here after
+    seconds."""
     assert keepalive.BROKEN_AFTER_S + connections.REPLACED_WITHIN_S <= NOTICED_WITHIN_S
     named = {option: value for _, option, value in keepalive.SOCKET_OPTIONS}
     assert named[socket.TCP_USER_TIMEOUT] == keepalive.BROKEN_AFTER_S * 1_000

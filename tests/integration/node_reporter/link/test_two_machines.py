@@ -1,4 +1,5 @@
-"""Two machines under one node id, and a machine whose clock has gone back: neither may run what the cell does not know."""
+"""Two machines under one node id, and a machine whose clock has gone back: neither may run what the cell does
+not know."""
 
 import asyncio
 from collections.abc import Callable, Iterator, Sequence
@@ -133,7 +134,8 @@ def begun(options: Options, broker: MemoryBroker) -> "asyncio.Future[None]":
 async def test_a_second_machine_of_the_same_name_is_turned_away_until_the_first_is_fenced(
     first: Options, second: Options, broker: MemoryBroker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """An image was cloned with its node id. Its boot id proves nothing about the first machine, whose job goes on.
+    """An image was cloned with its node id. Its boot id proves nothing about the first machine, whose job
+    goes on.
 
     Then an operator fences the first one, which lives: it reads that another is the node now, and makes way.
     """
@@ -165,8 +167,8 @@ async def test_a_second_machine_of_the_same_name_is_turned_away_until_the_first_
 async def test_the_first_of_two_clones_makes_way_for_the_second(
     first: Options, second: Options, broker: MemoryBroker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A machine was cloned with its machine id and its state folder: for the cell it has booted anew, and the first one's job is
-    lost. The first, which lives, knows that it has not."""
+    """A machine was cloned with its machine id and its state folder: for the cell it has booted anew, and the
+    first one's job is lost. The first, which lives, knows that it has not."""
     placer = Placer(broker)
     old = begun(first, broker)
     await placer.until(lambda: NODE in placer.core.state.nodes)

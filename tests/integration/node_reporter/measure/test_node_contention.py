@@ -1,4 +1,5 @@
-"""Telemetry of a real node-reporter: what changes, and of a training beside programs that take its cores away what the contention-guard needs."""
+"""Telemetry of a real node-reporter: what changes, and of a training beside programs that take its cores away
+what the contention-guard needs."""
 
 import asyncio
 import itertools
@@ -96,7 +97,8 @@ def stalled(samples: list[TelemetrySampled], task_id: str | None) -> float:
 
 @contextmanager
 def hogs(core: int) -> Iterator[None]:
-    """Programs that never sleep, on this core; each in a session of its own, to which schedulers may give equal parts of it."""
+    """Programs that never sleep, on this core; each in a session of its own, to which schedulers may give
+    equal parts of it."""
     busy = f"import os\nos.sched_setaffinity(0, [{core}])\nwhile True: pass"
     started = [
         subprocess.Popen([sys.executable, "-S", "-c", busy], start_new_session=True) for _ in range(HOGS)
@@ -113,7 +115,8 @@ def hogs(core: int) -> Iterator[None]:
 async def test_a_training_whose_core_is_taken_is_seen_to_wait_and_to_slow_down(
     options: Options, embedded_cell: Cell, dsn: str
 ) -> None:
-    """Preprocessing of other jobs fills its core, then ends: its step time rises, its node reports the waiting, and the step time falls again."""
+    """Preprocessing of other jobs fills its core, then ends: its step time rises, its node reports the
+    waiting, and the step time falls again."""
     telemetry = Telemetry(embedded_cell.log)
     env = {"PYTHONPATH": str(ROOT / "libs")}
     async with reporter_process(options, dsn):
@@ -174,7 +177,8 @@ async def test_without_pressure_stall_information_the_waiting_of_threads_is_read
 
 
 async def seen_to_wait(options: Options, cell: Cell, broker: MemoryBroker) -> None:
-    """Runs the loaders until the node has reported that they wait, and ends them once it has that they wait no more."""
+    """Runs the loaders until the node has reported that they wait, and ends them once it has that they wait
+    no more."""
     telemetry, enough = Telemetry(MemoryLog(broker, "guard")), options.state_dir.parent / "enough"
     await cell.order(start_order(1, sys.executable, "-c", LOADERS, str(enough)))
     started = await cell.until(external_events.TaskStarted)
@@ -218,7 +222,8 @@ async def test_telemetry_is_published_on_change_only(
 async def test_a_script_that_floods_its_node_with_samples_is_bounded_and_others_start(
     node: Options, cell: Cell, broker: MemoryBroker, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Four hostile scripts write lines as fast as they can: what is published of them is what the bounds allow, the rest is counted."""
+    """Four hostile scripts write lines as fast as they can: what is published of them is what the bounds
+    allow, the rest is counted."""
     caplog.set_level("INFO")
     telemetry = Telemetry(MemoryLog(broker, "guard"))
     floods = [start_order(number, sys.executable, "-c", FLOODS, gpus=()) for number in range(1, 5)]

@@ -110,8 +110,10 @@ async def test_one_lost_gpu_stops_neither_the_reporter_nor_the_others(
     os.mkfifo(events)
     cards.write_text("GPU-A\nGPU-B\nGPU-C\n")
     env = {
-        "LD_LIBRARY_PATH": str(build_fake_nvml(tmp_path)), "FAKE_NVML_CARDS": str(cards), "FAKE_NVML_EVENTS": str(events),
-    }  # fmt: skip
+        "LD_LIBRARY_PATH": str(build_fake_nvml(tmp_path)),
+        "FAKE_NVML_CARDS": str(cards),
+        "FAKE_NVML_EVENTS": str(events),
+    }
     options = node_options(tmp_path, virtual_gpus=None)
     async with reporter_process(options, dsn, env=env):
         assert (await cell.until(external_events.NodeJoined)).faults == ()
@@ -169,7 +171,8 @@ class Placer:
 async def test_a_task_keeps_its_card_when_another_is_pulled(dsn: str, cell: Cell, tmp_path: Path) -> None:
     """B is hot-removed and the reporter restarted: C, where j3 runs, has B's index now.
 
-    Each program holds a lock per card that the driver would give it: a program that finds one taken writes that down.
+    Each program holds a lock per card that the driver would give it: a program that finds one taken writes
+    that down.
     """
     cards, histories = tmp_path / "cards", tmp_path / "histories"
     histories.mkdir()
@@ -234,10 +237,15 @@ def test_product_names_become_identifiers() -> None:
 async def test_a_task_that_holds_more_of_a_shared_gpu_than_promised_is_stopped_with_both_figures(
     dsn: str, cell: Cell, tmp_path: Path
 ) -> None:
-    """By the driver's figures for its own processes; a neighbour's on the same GPU are not counted against it."""
+    """By the driver's figures for its own processes; a neighbour's on the same GPU are not counted against
+    it."""
     holders = tmp_path / "holders"
     holders.write_text("0 1 12000\n")
-    env = {"LD_LIBRARY_PATH": str(build_fake_nvml(tmp_path)), "FAKE_NVML_GPUS": "1", "FAKE_NVML_HOLDERS": str(holders)}  # fmt: skip
+    env = {
+        "LD_LIBRARY_PATH": str(build_fake_nvml(tmp_path)),
+        "FAKE_NVML_GPUS": "1",
+        "FAKE_NVML_HOLDERS": str(holders),
+    }
     async with reporter_process(node_options(tmp_path, virtual_gpus=None), dsn, env=env):
         joined = await cell.until(external_events.NodeJoined)
         order = start_order(1, "sleep", "600", gpu_uuids=(joined.node.gpus[0].uuid,))
@@ -256,12 +264,17 @@ async def test_a_task_that_holds_more_of_a_shared_gpu_than_promised_is_stopped_w
 async def test_members_of_a_group_are_held_to_their_memory_only_while_they_are_together(
     dsn: str, cell: Cell, tmp_path: Path
 ) -> None:
-    """`first` trains alone and holds 5,000 MiB, more than was estimated; two jobs join it. `greedy` takes more than it was promised, and is
-    stopped, since another member would run out of memory. `first`, which was there before, is not, nor `modest`. When all have left it, it may have the whole GPU.
+    """`first` trains alone and holds 5,000 MiB, more than was estimated; two jobs join it. `greedy` takes
+    more than it was promised, and is stopped, since another member would run out of memory. `first`, which
+    was there before, is not, nor `modest`. When all have left it, it may have the whole GPU.
     """
     holders = tmp_path / "holders"
     holders.write_text("")
-    env = {"LD_LIBRARY_PATH": str(build_fake_nvml(tmp_path)), "FAKE_NVML_GPUS": "1", "FAKE_NVML_HOLDERS": str(holders)}  # fmt: skip
+    env = {
+        "LD_LIBRARY_PATH": str(build_fake_nvml(tmp_path)),
+        "FAKE_NVML_GPUS": "1",
+        "FAKE_NVML_HOLDERS": str(holders),
+    }
     pids: dict[str, int] = {}
 
     def hold(**held_mib: int) -> None:

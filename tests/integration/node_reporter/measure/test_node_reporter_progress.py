@@ -1,4 +1,5 @@
-"""Real tasks on a real node-reporter tell how far they are and what they use; the events arrive, and nothing else."""
+"""Real tasks on a real node-reporter tell how far they are and what they use; the events arrive, and nothing
+else."""
 
 import asyncio
 import fcntl
@@ -100,7 +101,8 @@ async def test_the_example_of_the_readme_reports_its_progress(node: Options, cel
 
 
 async def test_the_demos_gang_reports_once_for_all_its_workers(node: Options, cell: Cell) -> None:
-    """Two workers train on one node; worker 0 alone reports, and the sum of its stages is the time of its steps."""
+    """Two workers train on one node; worker 0 alone reports, and the sum of its stages is the time of its
+    steps."""
     peers = tuple(Peer(rank=rank, role="worker", node_id=NODE, address="127.0.0.1") for rank in (0, 1))
     command = (
         sys.executable,
@@ -158,7 +160,9 @@ async def test_a_worker_that_speaks_for_its_gang_unasked_is_not_heard(node: Opti
 
 
 def place(rank: int) -> TaskPlacement:
-    return TaskPlacement(task_id=f"job-1.1.{rank}", role="worker", rank=rank, node_id=NODE, gpus=(rank,), cores=(0,))  # fmt: skip
+    return TaskPlacement(
+        task_id=f"job-1.1.{rank}", role="worker", rank=rank, node_id=NODE, gpus=(rank,), cores=(0,)
+    )
 
 
 HOSTILE = """
@@ -187,7 +191,8 @@ sys.exit(4)
 
 
 async def test_a_line_that_is_written_at_once_is_read(node: Options, cell: Cell) -> None:
-    """On a busy machine a program may write before its shim goes on, which here waits for its log, a FIFO, and end before its start is known."""
+    """On a busy machine a program may write before its shim goes on, which here waits for its log, a FIFO,
+    and end before its start is known."""
     log, ran = log_path(node.log_dir, "job-1", TASK), node.state_dir.parent / "ran"
     log.parent.mkdir(parents=True)
     os.mkfifo(log)
@@ -249,7 +254,8 @@ FORGED = (
 
 
 async def test_a_task_speaks_for_nobody_else(node: Options, cell: Cell) -> None:
-    """Its script forges lines in another job's name: none becomes an event, and the honest line among them does."""
+    """Its script forges lines in another job's name: none becomes an event, and the honest line among them
+    does."""
     script = "import os; fifo = open(os.environ['PENSTOCK_PHASE_FILE'], 'wb', 0)\n"
     script += f"for line in {FORGED!r} + (b'save',): fifo.write(line + b'\\n')"
     await cell.order(start_order(1, sys.executable, "-c", script))
@@ -283,7 +289,8 @@ while go.exists():
 async def test_what_was_reported_while_the_reporter_was_down_is_read_by_the_next(
     options: Options, broker: MemoryBroker, cell: Cell, tmp_path: Path
 ) -> None:
-    """An upgrade of the reporter takes as long as the rest of the training; the task's shim keeps the FIFO open."""
+    """An upgrade of the reporter takes as long as the rest of the training; the task's shim keeps the FIFO
+    open."""
     go = tmp_path / "go"
     async with working(options, MemoryLog(broker, "before")):
         await cell.order(start_order(1, sys.executable, "-c", SLOW.format(go=str(go))))
@@ -312,11 +319,14 @@ async def test_what_was_reported_while_the_reporter_was_down_is_read_by_the_next
 async def test_a_task_that_replaced_its_fifo_does_not_keep_the_next_reporter_from_starting(
     options: Options, broker: MemoryBroker, cell: Cell, tmp_path: Path
 ) -> None:
-    """Where a task sees the node's folders, a script clears one that it took for its own; its exit is reported all the same."""
+    """Where a task sees the node's folders, a script clears one that it took for its own; its exit is
+    reported all the same."""
     options = replace(options, isolation=IsolationChoice.NONE)
     script = (
-        "import os, sys, time; p = os.environ['PENSTOCK_PHASE_FILE']; os.unlink(p); open(p, 'w').write('train')\n"
-        "print('done', flush=True)\nwhile not os.path.exists(sys.argv[1]): time.sleep(0.02)\nraise SystemExit(3)"
+        "import os, sys, time; p = os.environ['PENSTOCK_PHASE_FILE']; os.unlink(p); open(p, "
+        "'w').write('train')\n"
+        "print('done', flush=True)\nwhile not os.path.exists(sys.argv[1]): time.sleep(0.02)\nraise "
+        "SystemExit(3)"
     )
     async with working(options, MemoryLog(broker, "before")):
         await cell.order(start_order(1, sys.executable, "-c", script, str(tmp_path / "go")))
@@ -350,7 +360,8 @@ async def test_a_log_that_fails_costs_no_progress(node: Options, cell: Cell, bro
 async def test_what_a_script_reports_of_its_memory_is_in_the_exit(
     node: Options, cell: Cell, role: Literal["worker", "ps"]
 ) -> None:
-    """Its traceback goes into a file of its own, so that its last lines name nothing; also of a parameter server, and of any rank."""
+    """Its traceback goes into a file of its own, so that its last lines name nothing; also of a parameter
+    server, and of any rank."""
     script = (
         "import os, sys; sys.stderr = open(os.devnull, 'w')\n"
         "from penstock.sdk.out_of_memory import report, report_out_of_memory\n"
@@ -379,7 +390,8 @@ async def test_what_a_script_reports_of_its_memory_is_in_the_exit(
 async def test_a_tasks_output_is_served_and_copied_to_the_archive(
     options: Options, broker: MemoryBroker, cell: Cell, tmp_path: Path
 ) -> None:
-    """Its joining names where output is served; an ended task's is in the archive, with when it was written; a running one's follows after a restart."""
+    """Its joining names where output is served; an ended task's is in the archive, with when it was written;
+    a running one's follows after a restart."""
     key, place = tmp_path / "logs.key", tmp_path / "archive"
     key.touch(0o600)
     key.write_bytes(b"k" * 32)
@@ -415,7 +427,8 @@ async def test_a_tasks_output_is_served_and_copied_to_the_archive(
 async def test_nothing_is_copied_while_an_earlier_reporter_may_start_a_task(
     options: Options, broker: MemoryBroker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It was killed while its launcher starts a task, of which nothing is written down yet: that log is not complete."""
+    """It was killed while its launcher starts a task, of which nothing is written down yet: that log is not
+    complete."""
     place, name = tmp_path / "archive", log_name("job-1", TASK)
     options.state_dir.mkdir(parents=True)
     lock = await lock_state(options.state_dir)
@@ -448,7 +461,8 @@ async def test_a_store_that_refuses_a_node_changes_no_outcome(
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    """The secret of the S3 store is wrong: the task ends as it ends, and the copy is made once the store admits the node. The task does not see the secret."""
+    """The secret of the S3 store is wrong: the task ends as it ends, and the copy is made once the store
+    admits the node. The task does not see the secret."""
     monkeypatch.setattr(archiver, "FIRST_PAUSE_S", 0.05)
     with S3Server("id", "secret", "bucket").serving() as store:
         for name, value in store.environment("wrong").items():

@@ -1,4 +1,5 @@
-"""Code that a job is sent with, on its node: unpacked as the task's user, removed where it is unchanged; and starts that hang."""
+"""Code that a job is sent with, on its node: unpacked as the task's user, removed where it is unchanged; and
+starts that hang."""
 
 import os
 from dataclasses import replace
@@ -58,7 +59,8 @@ def paths_in(folder: Path) -> set[str]:
 async def test_a_start_that_hangs_holds_up_no_other(
     options: Options, broker: MemoryBroker, cell: Cell
 ) -> None:
-    """A folder on a network that does not answer, here a FIFO that no process writes to: the node's other tasks start."""
+    """A folder on a network that does not answer, here a FIFO that no process writes to: the node's other
+    tasks start."""
     home = options.state_dir.parent / "home" / ".conda"
     home.mkdir(parents=True)
     os.mkfifo(home / "environments.txt")
@@ -78,7 +80,8 @@ async def test_a_start_that_hangs_holds_up_no_other(
 async def test_code_runs_as_the_tasks_user_and_its_results_stay(
     isolation: IsolationChoice, options: Options, broker: MemoryBroker, cell: Cell
 ) -> None:
-    """The reporter is root, jobs are another user: what is unpacked is theirs. A script snapshots its own code beside its results, times included."""
+    """The reporter is root, jobs are another user: what is unpacked is theirs. A script snapshots its own
+    code beside its results, times included."""
     files = {
         "run.sh": RUN,
         "tool": "#!/bin/sh\necho tool\n",

@@ -102,7 +102,8 @@ async def node(
 LOOK = (
     "{ ls -A {state}/tasks; sed -n '/CapBnd/p;/NoNewPrivs/p;/Groups/p;/SigBlk/p;/SigIgn/p' "
     "/proc/self/status; id; pwd; nproc; ulimit -d -c; "
-    "cat /proc/self/cgroup; readlink /proc/self/ns/pid /proc/self/ns/mnt; env | sort | grep -E 'PENSTOCK|CUDA'; }"
+    "cat /proc/self/cgroup; readlink /proc/self/ns/pid /proc/self/ns/mnt; env | sort | grep -E "
+    "'PENSTOCK|CUDA'; }"
 )
 
 

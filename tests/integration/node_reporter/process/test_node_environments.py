@@ -1,4 +1,5 @@
-"""Where a task's Python comes from: not from the node-reporter's own virtual environment, but from the one its job names."""
+"""Where a task's Python comes from: not from the node-reporter's own virtual environment, but from the one
+its job names."""
 
 import os
 import shutil
@@ -67,7 +68,8 @@ async def test_a_task_finds_its_own_python_and_not_the_reporters(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """`python train.py` imported the scheduler's packages, and a job's own virtual environment had no effect."""
+    """`python train.py` imported the scheduler's packages, and a job's own virtual environment had no
+    effect."""
     venv = made(tmp_path / "venv")
     conda = tmp_path / "envs" / "train"
     (conda / "conda-meta").mkdir(parents=True)

@@ -1,4 +1,5 @@
-"""Groups on a node-reporter with real processes: members live on one GPU at once, a stranger waits, and nobody is restarted."""
+"""Groups on a node-reporter with real processes: members live on one GPU at once, a stranger waits, and
+nobody is restarted."""
 
 import os
 import re
@@ -47,8 +48,9 @@ async def started(cell: Cell, order: StartTask) -> psutil.Process:
 
 
 async def test_members_live_on_one_gpu_and_a_stranger_waits(node: Options, cell: Cell) -> None:
-    """`a` trains; `b` joins it, and its reporter starts over from the journal; `a` is stopped, `c` joins `b`. A stranger that was ordered
-    meanwhile starts when all of them are gone, and `b` has had one process all the time."""
+    """`a` trains; `b` joins it, and its reporter starts over from the journal; `a` is stopped, `c` joins `b`.
+    A stranger that was ordered meanwhile starts when all of them are gone, and `b` has had one process all
+    the time."""
     a = start_order(1, "sleep", "600")
     b = beside(2, a, seconds=601)
     stranger = start_order(4, "true", task_id="stranger.1.w0", job_id="stranger")
@@ -106,7 +108,8 @@ time.sleep(600)
 
 
 def takes_turns(token: int, name: str, other: str, *members: StartTask, **more: object) -> StartTask:
-    """Locks and writes a hundred times at least, until the other one has fifty times; prints what everybody wrote and which folders lie beside the group's, and stays."""
+    """Locks and writes a hundred times at least, until the other one has fifty times; prints what everybody
+    wrote and which folders lie beside the group's, and stays."""
     companions = tuple(Companion(task_id=order.task_id, token=order.token) for order in members)
     return start_order(token, sys.executable, "-c", TURNS, name, other, companions=companions, **more)
 
@@ -123,8 +126,9 @@ def folders(options: Options) -> list[str]:
 async def test_members_take_turns_by_locks_in_the_folder_of_their_group(
     options: Options, broker: MemoryBroker, cell: Cell, isolation: IsolationChoice
 ) -> None:
-    """`a` has its GPU alone when it starts, and trains on while `b` joins it after its reporter has started over: both lock the same file. A
-    stranger on another GPU has a folder of its own. The last who leaves takes the folder along."""
+    """`a` has its GPU alone when it starts, and trains on while `b` joins it after its reporter has started
+    over: both lock the same file. A stranger on another GPU has a folder of its own. The last who leaves
+    takes the folder along."""
     options = replace(options, isolation=isolation)
     a = takes_turns(1, "a", "b")
     b = takes_turns(2, "b", "a", a)

@@ -1,4 +1,5 @@
-"""Pre-scheduling on a node-reporter with real processes: a task launches while another one has its GPU, and trains when that one is proven dead."""
+"""Pre-scheduling on a node-reporter with real processes: a task launches while another one has its GPU, and
+trains when that one is proven dead."""
 
 import errno
 import os
@@ -49,7 +50,8 @@ def starts(cell: Cell, order: StartTask) -> list[external_events.TaskStarted]:
 async def test_a_task_launches_beside_another_and_trains_after_it(
     node: Options, cell: Cell, tmp_path: Path
 ) -> None:
-    """`a` saves its model; `b`, which is next, loads its data meanwhile. It passes its gate when `a` is proven dead, and only then it has started."""
+    """`a` saves its model; `b`, which is next, loads its data meanwhile. It passes its gate when `a` is
+    proven dead, and only then it has started."""
     a, b, mark = start_order(1, "sleep", "600"), script(2, tmp_path / "b"), tmp_path / "b"
     await cell.order(a)
     await cell.until(external_events.TaskStarted, task_id=a.task_id)
@@ -68,7 +70,8 @@ async def test_a_task_launches_beside_another_and_trains_after_it(
 
 
 async def test_a_task_that_waits_at_its_gate_is_stopped(node: Options, cell: Cell, tmp_path: Path) -> None:
-    """`a` trains on after all: `b` is given back. It never started, its process is gone, and `a` has not noticed."""
+    """`a` trains on after all: `b` is given back. It never started, its process is gone, and `a` has not
+    noticed."""
     a, b = start_order(1, "sleep", "600"), script(2, tmp_path / "b")
     await cell.order(a)
     running = await cell.until(external_events.TaskStarted, task_id=a.task_id)
@@ -103,7 +106,8 @@ async def test_a_reporter_that_dies_meanwhile_opens_no_gate_early_and_none_too_l
 
 
 async def test_one_task_launches_on_a_gpu_and_others_wait(node: Options, cell: Cell, tmp_path: Path) -> None:
-    """Of two that are ordered after `a`, the one that does not wait at a gate starts when both before it have ended."""
+    """Of two that are ordered after `a`, the one that does not wait at a gate starts when both before it have
+    ended."""
     a, b = start_order(1, "sleep", "600"), script(2, tmp_path / "b", 0.3)
     c = start_order(3, "true", gpus=(0, 1))
     await cell.order(a)
@@ -139,7 +143,8 @@ print(before, attempt(), flush=True)
 async def test_it_can_open_no_gpu_before(
     options: Options, broker: MemoryBroker, cell: Cell, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Where a cgroup keeps devices: a GPU's device file, which has no driver here (ENXIO), is refused (EPERM) up to the gate."""
+    """Where a cgroup keeps devices: a GPU's device file, which has no driver here (ENXIO), is refused (EPERM)
+    up to the gate."""
     device = tmp_path / "nvidia200"
     try:
         os.mknod(device, 0o20666, os.makedev(GPU_MAJOR, 200))

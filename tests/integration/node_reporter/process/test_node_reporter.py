@@ -118,7 +118,8 @@ async def test_a_task_that_ignores_sigterm_is_killed_after_its_grace(node: Optio
 
 
 async def test_grandchildren_die_before_the_exit_is_reported(node: Options, cell: Cell) -> None:
-    """Data loaders and daemons outlive the script, one even in a session of its own: the GPU is not free yet."""
+    """Data loaders and daemons outlive the script, one even in a session of its own: the GPU is not free
+    yet."""
     seen = node.state_dir.parent / "seen"
     waits = f"until [ -e {seen} ]; do sleep 0.05; done"
     await cell.order(
@@ -212,7 +213,8 @@ async def test_the_task_sees_its_place_and_no_secret(
     """Affinity (virtual cores are taken modulo the real ones), GPU ids, no ranks of one task alone; an own
     session; default signals."""
     script = (
-        "import json,os,signal; print(json.dumps(dict(env=dict(os.environ), cores=sorted(os.sched_getaffinity(0)), "
+        "import json,os,signal; print(json.dumps(dict(env=dict(os.environ), "
+        "cores=sorted(os.sched_getaffinity(0)), "
         "session=os.getsid(0)==os.getpid(), term=signal.getsignal(15)==signal.SIG_DFL, cwd=os.getcwd())))"
     )
     order = start_order(
@@ -252,7 +254,8 @@ async def test_a_task_inherits_no_state_that_breaks_programs(node: Options, cell
         "sed -n 's/^Sig\\(Blk\\|Ign\\):.0*$/&/p' /proc/self/status | wc -l; umask; readlink "
         "/proc/self/fd/0; echo $(ls /proc/self/fd); "
         "(: </dev/tty) 2>/dev/null || echo no terminal; yes | head -n 1; "
-        'echo "[$CUDA_VISIBLE_DEVICES] $PYTHONUNBUFFERED"; printf \'%s|\' "$LINES2" "$QUOTES" "$TAIL" "$NONE" "$DOLLAR"; '
+        'echo "[$CUDA_VISIBLE_DEVICES] $PYTHONUNBUFFERED"; printf \'%s|\' "$LINES2" "$QUOTES" "$TAIL" '
+        '"$NONE" "$DOLLAR"; '
         "printf '\\200\\377 raw\\000\\033[2J caf\\351'"
     )
     await cell.order(start_order(4, "sh", "-c", script, gpus=(), env=given))
@@ -276,13 +279,16 @@ async def test_what_the_last_lines_report_is_in_the_exit(node: Options, cell: Ce
         await cell.until(external_events.TaskExited, task_id=f"job-{number}.1.0") for number in (1, 2, 3)
     ]
     assert [(exited.cause, exited.exhausted) for exited in found] == [
-        ("exited", "host_memory"), ("exited", "gpu_memory"), ("exited", ""),
-    ]  # fmt: skip
+        ("exited", "host_memory"),
+        ("exited", "gpu_memory"),
+        ("exited", ""),
+    ]
     assert found[0].signal == signal.SIGABRT
 
 
 async def test_a_killed_guardian_takes_its_task_with_it(node: Options, cell: Cell) -> None:
-    """The OOM killer chose the shim: the program dies too, and what it started, before the exit is reported."""
+    """The OOM killer chose the shim: the program dies too, and what it started, before the exit is
+    reported."""
     await cell.order(start_order(1, "sh", "-c", "setsid sleep 64 & sleep 65"))
     started = await cell.until(external_events.TaskStarted)
     await await_until(lambda: len(sleeps(node)) == 2, "two descendants")
@@ -334,22 +340,34 @@ async def test_a_long_log_keeps_its_head_and_its_end(
 
 
 async def test_a_large_gangs_peers_are_one_file(node: Options, cell: Cell) -> None:
-    """512 members with long names, 190 KiB of peers: more than the kernel takes in one variable. Two of them run here; one
-    order has the peers. A third comes without the order that has its own, a fourth with damaged ones."""
+    """512 members with long names, 190 KiB of peers: more than the kernel takes in one variable. Two of them
+    run here; one order has the peers. A third comes without the order that has its own, a fourth with damaged
+    ones."""
     peers = tuple(
         Peer(rank=rank, role="worker", node_id=f"node-{rank}-{'x' * 100}", address=f"10.{'y' * 200}")
         for rank in range(512)
     )
     program = (
         "import json, os; peers = json.load(open(os.environ['PENSTOCK_PEERS_FILE'])); "
-        "assert [peer['rank'] for peer in peers] == list(range(512)); assert 'PENSTOCK_PEERS' not in os.environ; "
+        "assert [peer['rank'] for peer in peers] == list(range(512)); assert 'PENSTOCK_PEERS' not in "
+        "os.environ; "
         "assert os.environ['WORLD_SIZE'] == '512'; print(os.stat(os.environ['PENSTOCK_PEERS_FILE']).st_ino)"
     )
     first, second = (
-        start_order(1, sys.executable, "-c", program, gpus=(rank,), task_id=f"job-1.1.{rank}", job_id="job-1",
-                    peers=(), peers_of="job-1.1.0", packed_peers=None if rank else pack_peers(peers))
+        start_order(
+            1,
+            sys.executable,
+            "-c",
+            program,
+            gpus=(rank,),
+            task_id=f"job-1.1.{rank}",
+            job_id="job-1",
+            peers=(),
+            peers_of="job-1.1.0",
+            packed_peers=None if rank else pack_peers(peers),
+        )
         for rank in (0, 1)
-    )  # fmt: skip
+    )
     await cell.order(first, second)
     for task_id in ("job-1.1.0", "job-1.1.1"):
         exited = await cell.until(external_events.TaskExited, task_id=task_id)
@@ -410,7 +428,8 @@ async def test_a_log_that_fails_is_sat_out(node: Options, cell: Cell, broker: Me
 async def test_a_drained_node_stops_its_tasks_and_leaves(
     options: Options, broker: MemoryBroker, cell: Cell
 ) -> None:
-    """`--drain`: the machine is to be taken away; every exit is proven before the node reports that it left."""
+    """`--drain`: the machine is to be taken away; every exit is proven before the node reports that it
+    left."""
     async with working(replace(options, drain=True, drain_grace_ms=300), MemoryLog(broker, "n")) as stop:
         await cell.order(start_order(1, "sleep", "600"))
         await cell.until(external_events.TaskStarted)
@@ -442,7 +461,8 @@ async def test_a_script_reports_its_phases(node: Options, cell: Cell) -> None:
 async def test_the_token_is_durable_before_the_spawn(
     options: Options, broker: MemoryBroker, cell: Cell, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """LAW 4 as an order of calls: a durable write of the task, then the launcher is asked, never the other way."""
+    """LAW 4 as an order of calls: a durable write of the task, then the launcher is asked, never the other
+    way."""
     calls: list[str] = []
     write, spawn = Journal.write, Spawner.spawn
 

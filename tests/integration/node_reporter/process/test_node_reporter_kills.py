@@ -1,4 +1,5 @@
-"""The node-reporter as a process, killed -9 wherever it hurts, over the embedded log; tasks and truth survive."""
+"""The node-reporter as a process, killed -9 wherever it hurts, over the embedded log; tasks and truth
+survive."""
 
 import asyncio
 import resource
@@ -128,7 +129,8 @@ async def test_a_stop_that_was_under_way_is_finished(dsn: str, options: Options,
 async def test_exits_are_reported_before_the_node_joins(
     dsn: str, options: Options, cell: Cell, tmp_path: Path
 ) -> None:
-    """A task ended while no reporter was there: its code is on disk, and whoever hears NodeJoined knows it."""
+    """A task ended while no reporter was there: its code is on disk, and whoever hears NodeJoined knows
+    it."""
     async with reporter_process(options, dsn) as victim:
         before = (await cell.next_join()).incarnation
         await cell.order(
@@ -238,7 +240,10 @@ async def test_many_tasks_under_many_kills(dsn: str, options: Options, cell: Cel
     orders = []
     for token in range(1, 31):
         gpu = token % 2
-        script = f"echo begin {token} >> {tmp_path}/gpu{gpu}; sleep 0.1; echo end {token} >> {tmp_path}/gpu{gpu}; exit {token}"
+        script = (
+            f"echo begin {token} >> {tmp_path}/gpu{gpu}; sleep 0.1; echo end {token} >> "
+            f"{tmp_path}/gpu{gpu}; exit {token}"
+        )
         orders.append(start_order(token, "sh", "-c", script, gpus=(gpu,)))
     for number in range(7):
         async with reporter_process(options, dsn) as victim:

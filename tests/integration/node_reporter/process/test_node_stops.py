@@ -183,7 +183,8 @@ async def test_a_script_that_saves_by_itself_has_its_grace_behind_a_wrapper(
     after the grace, and is counted."""
     saves = (
         "import pathlib, signal, sys, time\n"
-        f"signal.signal(signal.SIGTERM, lambda *_: (time.sleep(0.4), pathlib.Path('{tmp_path}/saved').touch(), sys.exit(3)))\n"
+        "signal.signal(signal.SIGTERM, lambda *_: (time.sleep(0.4), "
+        f"pathlib.Path('{tmp_path}/saved').touch(), sys.exit(3)))\n"
         f"pathlib.Path('{tmp_path}/ready').touch()\ntime.sleep(60)"
     )
     async with working(options, MemoryLog(broker, "node-reporter")):
@@ -223,7 +224,8 @@ async def test_a_task_has_a_tmp_of_its_own_and_sees_what_it_names(
     """Killed jobs had filled a node's memory with batches in /dev/shm. A workdir below /tmp, and a path in
     the command, are the machine's."""
     script = (
-        "touch /tmp/own /dev/shm/own && cd / && echo $TMPDIR $(ls /tmp | wc -l) $(df --output=size -BM /tmp | tail -1) "
+        "touch /tmp/own /dev/shm/own && cd / && echo $TMPDIR $(ls /tmp | wc -l) $(df --output=size -BM /tmp "
+        "| tail -1) "
         f"$(cat {tmp_path}/data); echo kept > {tmp_path}/result"
     )
     (tmp_path / "data").write_text("data")

@@ -50,7 +50,8 @@ async def test_a_task_gets_the_folder_that_lay_ready(
 
 
 async def test_two_tasks_at_once_get_two_folders(options: Options, cell: Cell, broker: MemoryBroker) -> None:
-    """A gang's members come in one read: the first takes the spare, the second is not made to wait for another."""
+    """A gang's members come in one read: the first takes the spare, the second is not made to wait for
+    another."""
     async with working(options, MemoryLog(broker, "node-reporter")):
         await cell.order(*(start_order(token, "true", gpus=(token - 7,)) for token in (7, 8)))
         await cell.until(external_events.TaskExited, count=2)
@@ -64,7 +65,8 @@ async def test_two_tasks_at_once_get_two_folders(options: Options, cell: Cell, b
 async def test_what_a_killed_reporter_left_is_no_tasks_folder(
     options: Options, cell: Cell, broker: MemoryBroker
 ) -> None:
-    """It died while it made the spare; or somebody put files there meanwhile. The next job sees nothing of that."""
+    """It died while it made the spare; or somebody put files there meanwhile. The next job sees nothing of
+    that."""
     left = options.state_dir / "spare"
     (left / "work").mkdir(parents=True)
     (left / "work" / "others").write_text("of another life")
@@ -87,7 +89,8 @@ async def test_a_task_with_a_folder_of_its_own_gets_no_other(
 async def test_a_repeated_start_keeps_what_the_first_attempt_made(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The reporter died between the rename and the request: its successor begins the same start in the same folder."""
+    """The reporter died between the rename and the request: its successor begins the same start in the same
+    folder."""
     monkeypatch.setattr(task_folders, "REFILL_S", 3_600)
     folders, folder = TaskFolders(tmp_path), tmp_path / "tasks" / "t@1"
     folder.parent.mkdir()
@@ -105,7 +108,8 @@ async def test_a_repeated_start_keeps_what_the_first_attempt_made(
 async def test_a_full_disk_leaves_the_complaint_to_the_task(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """There is no room for a spare: the node goes on, and the start that needs a folder says why it has none."""
+    """There is no room for a spare: the node goes on, and the start that needs a folder says why it has
+    none."""
     monkeypatch.setattr(task_folders, "REFILL_S", 3_600)
     (tmp_path / "state").write_text("a file, where a folder would have to be")
     folders = TaskFolders(tmp_path / "state")

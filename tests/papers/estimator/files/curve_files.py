@@ -1,4 +1,5 @@
-"""Loss curves of finished runs, and how many epochs runs of one job took, from the folders of the data sets."""
+"""Loss curves of finished runs, and how many epochs runs of one job took, from the folders of the data
+sets."""
 
 import csv
 from collections import defaultdict
@@ -20,7 +21,8 @@ def holds_curves(path: Path) -> bool:
 
 
 def read_curves(path: Path) -> list[tuple[str, Curve]]:
-    """(kind, curve) of every run with FEWEST_POINTS or more: of char-rnn, and validation curves of Pollux' models."""
+    """(kind, curve) of every run with FEWEST_POINTS or more: of char-rnn, and validation curves of Pollux'
+    models."""
     found: list[tuple[str, Curve]] = []
     for file in sorted((path / "charrnn").glob("*_error.csv")):
         with file.open() as lines:

@@ -1,4 +1,5 @@
-"""Measured runs from a CSV file. A file that is no table of runs is refused; a run that cannot be believed is rejected."""
+"""Measured runs from a CSV file. A file that is no table of runs is refused; a run that cannot be believed is
+rejected."""
 
 import math
 import re
@@ -89,7 +90,8 @@ class Read:
 
 
 def read_runs(path: Path) -> Read:
-    """A file, or all CSV files of a folder. Raises `BadData` for what is no table of runs, or holds none to believe."""
+    """A file, or all CSV files of a folder. Raises `BadData` for what is no table of runs, or holds none to
+    believe."""
     files = sorted(path.glob("*.csv")) if path.is_dir() else [path]
     if not files:
         raise BadData(f"{path}: a folder without a CSV file")
@@ -126,8 +128,8 @@ def _read_file(
     phases: list[Mapping[str, float]],
     rejected: list[Rejected],
 ) -> Sequence[str]:
-    """The columns that were not looked at. A line that is no line of the table is rejected like a run that cannot be
-    believed. Raises `BadFile`."""
+    """The columns that were not looked at. A line that is no line of the table is rejected like a run that
+    cannot be believed. Raises `BadFile`."""
     text = text_of(path)
     columns = _columns(path, header_of(path, text))
     found: list[tuple[int, str]] = []

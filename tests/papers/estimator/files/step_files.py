@@ -1,4 +1,5 @@
-"""Measured step times from CSV files, a table per model. What cannot be believed is rejected with its line."""
+"""Measured step times from CSV files, a table per model. What cannot be believed is rejected with its
+line."""
 
 import re
 from collections import Counter
@@ -20,8 +21,8 @@ COLUMNS: Mapping[str, tuple[str, ...]] = MappingProxyType(
         "step_s": ("step_time", "step_s", "step_time_s"),
     }
 )
-"""What is read → the names that a column may have. Without `model` a table is named by its file, or, if it is called as
-Pollux calls its tables, by its folder. With `gpu` each GPU model has a table of its own."""
+"""What is read → the names that a column may have. Without `model` a table is named by its file, or, if it is
+called as Pollux calls its tables, by its folder. With `gpu` each GPU model has a table of its own."""
 Name = tuple[str, str]
 """Model and GPU model of a table; the latter empty without such a column."""
 REQUIRED = ("placement", "batch", "step_s")
@@ -53,7 +54,8 @@ class Steps:
 
 
 def holds_steps(path: Path) -> bool:
-    """Whether there is a table of placements and step times, by the headers; False where nothing can be read."""
+    """Whether there is a table of placements and step times, by the headers; False where nothing can be
+    read."""
     return any(_is_table(file) for file in _files(path))
 
 

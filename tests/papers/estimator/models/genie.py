@@ -1,9 +1,9 @@
 """GENIE's prediction model, exactly (profile `genie`).
 
 Source: GENIE §II-B, eq. 1–3. The paper says "fitted from profiling" and no more; here it is two linear
-least-squares problems, one after the other: the quadratic of one GPU's speed from the runs on one GPU, then λ1 and λ2
-from the runs on more. What the model says where it breaks down (a speed of 0 or less) is said as such: throughput 0
-and an endless latency. The interval is ours: the paper gives none.
+least-squares problems, one after the other: the quadratic of one GPU's speed from the runs on one GPU, then
+λ1 and λ2 from the runs on more. What the model says where it breaks down (a speed of 0 or less) is said as
+such: throughput 0 and an endless latency. The interval is ours: the paper gives none.
 """
 
 from collections.abc import Sequence
@@ -78,7 +78,8 @@ class Genie(NamedTuple):
 def light_profile(
     batches: Sequence[float], nodes: Sequence[int], gpus_per_node: Sequence[int], batch: float
 ) -> list[tuple[float, int, int]]:
-    """(global batch, n, g) of the B + N + G runs, each once: batches on ⟨1, 1⟩, then ⟨n, 1⟩ and ⟨1, g⟩ at `batch`."""
+    """(global batch, n, g) of the B + N + G runs, each once: batches on ⟨1, 1⟩, then ⟨n, 1⟩ and ⟨1, g⟩ at
+    `batch`."""
     runs = [(size, 1, 1) for size in batches]
     runs += [(batch, count, 1) for count in nodes]
     runs += [(batch, 1, count) for count in gpus_per_node]
@@ -94,7 +95,8 @@ def overhead(nodes: int, gpus_per_node: int, between_nodes: float, within_node: 
 
 
 def fit_genie(runs: Sequence[Run]) -> Genie:
-    """Needs one batch on one GPU; with fewer than three, the quadratic has as many terms as there are batches.
+    """Needs one batch on one GPU; with fewer than three, the quadratic has as many terms as there are
+    batches.
 
     λ1 and λ2 that nothing was measured of are 0. Raises `ValueError` with every wrong run.
     """

@@ -1,8 +1,9 @@
 """Liquid's estimator, exactly: a random forest on what is known before a job starts.
 
-Source: Liquid §4; §6.1 for the second model; its settings (70 trees, depth 13, at least 10 runs to split, 5 in a
-leaf) from the authors' code. Beside it the four regressors that the paper compares it with. Their settings are
-not told: the tree has the forest's bounds, the others scikit-learn's defaults, boosting with the forest's 70 trees.
+Source: Liquid §4; §6.1 for the second model; its settings (70 trees, depth 13, at least 10 runs to split, 5
+in a leaf) from the authors' code. Beside it the four regressors that the paper compares it with. Their
+settings are not told: the tree has the forest's bounds, the others scikit-learn's defaults, boosting with the
+forest's 70 trees.
 """
 
 import math
@@ -58,7 +59,8 @@ class Features:
     """Numbers as they are, names one column each, known from the runs it is made of; a new name is all zeros.
 
     Columns: GPUs, parameter servers, workers, batch size, batches, memory of the card (GiB); then one per GPU
-    model, workload and precision. What is not told is 0 (workers: the GPUs), since a forest splits on it as well.
+    model, workload and precision. What is not told is 0 (workers: the GPUs), since a forest splits on it as
+    well.
     """
 
     def __init__(self, tasks: Sequence[Task]) -> None:
@@ -85,7 +87,8 @@ class Features:
 
 
 class LiquidModel:
-    """One regressor per label. Throughput is learned as its logarithm: it spans six decades over the workloads."""
+    """One regressor per label. Throughput is learned as its logarithm: it spans six decades over the
+    workloads."""
 
     def __init__(self, runs: Runs, name: str = "liquid", seed: int = 0) -> None:
         """Raises `KeyError` for a regressor that is not one of `REGRESSORS`, `ValueError` for no runs."""
@@ -111,9 +114,11 @@ class LiquidModel:
 
 
 class PhaseModel:
-    """Times of a job's phases: launch, one training iteration, save. Source: Liquid §6.1, the same forest as in §4.
+    """Times of a job's phases: launch, one training iteration, save. Source: Liquid §6.1, the same forest as
+    in §4.
 
-    `resources`: shape (tasks, 3): CPU cores, host memory (MiB), size of the input (MiB), beside the features above.
+    `resources`: shape (tasks, 3): CPU cores, host memory (MiB), size of the input (MiB), beside the features
+    above.
     """
 
     def __init__(self, tasks: Sequence[Task], resources: Floats, phases_s: Floats, seed: int = 0) -> None:

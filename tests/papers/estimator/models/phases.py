@@ -1,7 +1,8 @@
-"""Liquid's second model on runs that it was not shown: times to launch, of one training iteration, and to save.
+"""Liquid's second model on runs that it was not shown: times to launch, of one training iteration, and to
+save.
 
-Beside its forest (§6.1) stands what answers in the service: the median of the nearest runs of the same network, for
-launching and saving; the iteration is the step model's.
+Beside its forest (§6.1) stands what answers in the service: the median of the nearest runs of the same
+network, for launching and saving; the iteration is the step model's.
 """
 
 import math
@@ -28,7 +29,8 @@ class Phased(NamedTuple):
 
     tasks: tuple[Task, ...]
     resources: Floats
-    """Shape (runs, 3), in the order of RESOURCES; ≥ 0, 0 where not told, since a forest splits on it as well."""
+    """Shape (runs, 3), in the order of RESOURCES; ≥ 0, 0 where not told, since a forest splits on it as
+    well."""
     phases_s: Floats
     """Shape (runs, 3), seconds, in the order of PHASES."""
 
@@ -50,7 +52,8 @@ def phased_of(
 
 
 def judge_phases(runs: Phased, split: str, seed: int) -> Mapping[str, Mapping[str, Judged]]:
-    """Model → phase → figures; each run predicted once, from folds without its group. Raises `TooFew`, `KeyError`."""
+    """Model → phase → figures; each run predicted once, from folds without its group. Raises `TooFew`,
+    `KeyError`."""
     predicted = {name: np.full(runs.phases_s.shape, math.nan) for name in (LIQUID, OURS)}
     for held_out in folds(Runs(runs.tasks, {}), split, seed):
         known, asked = runs.pick(~held_out), runs.pick(held_out)
@@ -70,7 +73,8 @@ def judge_phases(runs: Phased, split: str, seed: int) -> Mapping[str, Mapping[st
 
 
 def nearest_phases(known: Phased, tasks: Sequence[Task]) -> Floats:
-    """Shape (tasks, 3): medians of the nearest runs of the same network, those of all runs where none is near."""
+    """Shape (tasks, 3): medians of the nearest runs of the same network, those of all runs where none is
+    near."""
     everywhere = np.median(known.phases_s, axis=0)
     names = np.array([task.model for task in known.tasks])
     batches = np.log(np.array([_batch(task) for task in known.tasks]))

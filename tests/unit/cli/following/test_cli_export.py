@@ -44,8 +44,10 @@ def test_events_arrive_whole_however_the_network_cuts_them() -> None:
     text = "retry: 500\n\n" + frame(1) + ": quiet\n\n" + frame(2) + frame(2, 1)
     gateway = Canned(*(text[at : at + 7] for at in range(0, len(text), 7)))
     assert list(events_until(gateway, 2)) == [
-        b'{"seq":1,"n":0}', b'{"seq":2,"n":0}', b'{"seq":2,"n":1}',
-    ]  # fmt: skip
+        b'{"seq":1,"n":0}',
+        b'{"seq":2,"n":0}',
+        b'{"seq":2,"n":1}',
+    ]
     assert gateway.asked == {"path": "/v1/stream", "after": "0", "until": 2}
 
 

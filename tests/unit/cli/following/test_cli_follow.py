@@ -16,13 +16,20 @@ from tests.support.waiting import left_s
 
 STARTED, INTERRUPT = "penstock.task.started", "Ctrl-C"
 DATA = {
-    "node_id": "n0", "pid": 7, "phase": "train", "outcome": "succeeded", "cause": "exited", "exit_code": 0,
-    "started_ms": 0, "exited_ms": 0,
-}  # fmt: skip
+    "node_id": "n0",
+    "pid": 7,
+    "phase": "train",
+    "outcome": "succeeded",
+    "cause": "exited",
+    "exit_code": 0,
+    "started_ms": 0,
+    "exited_ms": 0,
+}
 
 
 class Step(NamedTuple):
-    """What the gateway sends next: a piece of output, an event of this type, or the beginning of an attempt."""
+    """What the gateway sends next: a piece of output, an event of this type, or the beginning of an
+    attempt."""
 
     output: str | None = None
     event: str | None = None
@@ -35,7 +42,8 @@ STARTS, PHASE = Step(event=STARTED), Step(event="penstock.task.phase_changed")
 
 
 class InTurn(Client):
-    """A gateway that sends the next step, on whichever of the two streams, when the one before has been dealt with."""
+    """A gateway that sends the next step, on whichever of the two streams, when the one before has been dealt
+    with."""
 
     def __init__(self, *steps: Step) -> None:
         super().__init__("http://127.0.0.1:9")
@@ -87,7 +95,8 @@ def _frame(step: Step) -> dict[str, Any]:
 
 
 def printed_by(capsys: pytest.CaptureFixture[str], *steps: Step) -> str:
-    """What is printed of these, and of the job's end, between the job's id and the end; a phase as its word."""
+    """What is printed of these, and of the job's end, between the job's id and the end; a phase as its
+    word."""
     client = InTurn(Step(attempt=1), *steps, Step(event=follow.ENDED))
     follow.to_end(client, "j", follow.Shows.OUTPUT)
     lines = capsys.readouterr().out.removeprefix("j\n").splitlines(keepends=True)
@@ -119,7 +128,8 @@ def printed_by(capsys: pytest.CaptureFixture[str], *steps: Step) -> str:
 def test_a_line_of_output_is_whole_whenever_a_phase_comes(
     capsys: pytest.CaptureFixture[str], pieces: tuple[str | Step, ...], shown: str
 ) -> None:
-    """A fast task had printed the text of its line before its start was reported, and the line's end came after: an empty line."""
+    """A fast task had printed the text of its line before its start was reported, and the line's end came
+    after: an empty line."""
     steps = [STARTS, *(piece if isinstance(piece, Step) else Step(output=piece) for piece in pieces)]
     if PHASE not in steps:
         steps.append(PHASE)

@@ -57,9 +57,20 @@ def test_a_pipe_is_no_terminal(arguments: tuple[str, ...], words: tuple[str, ...
 
 
 @pytest.mark.parametrize(
-    "text", [b"", b"[]", b"{}", b'{"stdin": "?"}', b'{"stdin": 1}', b'{"size": [1]}', b'{"size": [1, "2"]}', b'{"size": [1, 70000]}',
-             b'{"stdin": "", "end": true}', b'{"kill": 1}'],
-)  # fmt: skip
+    "text",
+    [
+        b"",
+        b"[]",
+        b"{}",
+        b'{"stdin": "?"}',
+        b'{"stdin": 1}',
+        b'{"size": [1]}',
+        b'{"size": [1, "2"]}',
+        b'{"size": [1, 70000]}',
+        b'{"stdin": "", "end": true}',
+        b'{"kill": 1}',
+    ],
+)
 def test_a_line_of_another_form_is_refused(text: bytes) -> None:
     """A program of somebody's own speaks to the gateway, and makes mistakes."""
     with pytest.raises(BadLine):

@@ -122,8 +122,16 @@ def test_a_failed_job_of_the_same_step_is_submitted_under_the_next_key(
     monkeypatch.setattr(ci, "idempotency_key", lambda spec: "ci")
     client = Keys(**known)
     submission = Submission(
-        lambda: client, JOB, given, Format.TABLE, detach=True, propagate=False, cancels=True, quiet=False, strict=False
-    )  # fmt: skip
+        lambda: client,
+        JOB,
+        given,
+        Format.TABLE,
+        detach=True,
+        propagate=False,
+        cancels=True,
+        quiet=False,
+        strict=False,
+    )
     assert submission.run() == 0
     assert client.posts == posts
     printed = capsys.readouterr()
@@ -200,8 +208,16 @@ def test_a_job_that_its_pipeline_may_not_follow_is_not_tied(capsys: pytest.Captu
 
     client, tied = Blind(), JobSpec(command=("a",), tied_to="follower")
     submission = Submission(
-        lambda: client, tied, "key", Format.TABLE, detach=False, propagate=False, cancels=True, quiet=False, strict=False
-    )  # fmt: skip
+        lambda: client,
+        tied,
+        "key",
+        Format.TABLE,
+        detach=False,
+        propagate=False,
+        cancels=True,
+        quiet=False,
+        strict=False,
+    )
     assert submission.run() == 0
     assert "tied_to" not in client.specs[0]
     assert "not tied to this command" in capsys.readouterr().err

@@ -1,4 +1,5 @@
-"""How `penstock submit` builds a job from a job file and flags: what wins, relative paths, mistakes, dry runs."""
+"""How `penstock submit` builds a job from a job file and flags: what wins, relative paths, mistakes, dry
+runs."""
 
 from pathlib import Path
 
@@ -150,7 +151,8 @@ def test_a_job_has_no_workdir_where_the_submitting_job_runs_in_a_folder_of_its_o
 def test_the_flag_for_priority_wins_over_the_job_files(
     file: str, flags: tuple[str, ...], priority: int
 ) -> None:
-    """A sweep's job file asks for less than usual; the one leg that is wanted tonight is submitted with more."""
+    """A sweep's job file asks for less than usual; the one leg that is wanted tonight is submitted with
+    more."""
     answer = run("submit", "-f", "-", "--dry-run", "-o", "json", *flags, stdin=f"command: ['true']\n{file}")
     assert answer.returncode == 0, answer.stderr
     assert checked_json(JobSpec, answer.stdout).priority == priority
@@ -180,10 +182,16 @@ def test_every_sample_job_is_valid(path: Path) -> None:
     ],
 )
 def test_relative_paths_are_of_the_job_files_folder_and_of_flags_of_the_current_one(
-    text: str, flags: tuple[str, ...], workdir: str | None, environment: dict[str, str] | None, tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str],
-) -> None:  # fmt: skip
-    """A job file that ran in its author's folder did not run in a pipeline's, whose working folder is another one."""
+    text: str,
+    flags: tuple[str, ...],
+    workdir: str | None,
+    environment: dict[str, str] | None,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """A job file that ran in its author's folder did not run in a pipeline's, whose working folder is another
+    one."""
     folder, here = tmp_path / "project" / "jobs", tmp_path / "here"
     folder.mkdir(parents=True)
     here.mkdir()
@@ -236,8 +244,14 @@ def test_flags_win_over_the_file() -> None:
 
 @pytest.mark.parametrize(
     ("command", "name"),
-    [(["python", "src/train.py"], "train"), (["./run.sh"], "run"), (["/bin/true"], "true"), (["ünï"], "n"), (["-"], "job")],
-)  # fmt: skip
+    [
+        (["python", "src/train.py"], "train"),
+        (["./run.sh"], "run"),
+        (["/bin/true"], "true"),
+        (["ünï"], "n"),
+        (["-"], "job"),
+    ],
+)
 def test_a_job_without_a_name_is_named_after_its_script(command: list[str], name: str) -> None:
     """Whatever the script is called, the name must pass the job's own rules."""
     assert default_name(command) == name

@@ -66,8 +66,8 @@ def test_traits_move_it_and_gpus_multiply_it() -> None:
 
 
 def test_what_the_owner_stored_busy_counts_and_not_what_he_asked_for() -> None:
-    """Ada once asked for 24 cores and used two; her next vision job of another command begins with three, that of four
-    GPUs with twelve. What she ran for speech says nothing about vision."""
+    """Ada once asked for 24 cores and used two; her next vision job of another command begins with three,
+    that of four GPUs with twelve. What she ran for speech says nothing about vision."""
     seen = Seen()
     seen.ran(job(), cores=24, busy=2.0)
     seen.ran(job("speech"), cores=20, busy=16.0)
@@ -89,7 +89,8 @@ def test_unmeasured_runs_count_with_what_they_had() -> None:
 
 
 def test_without_a_category_all_of_the_owners_trainings_count_and_else_nothing() -> None:
-    """Dave names no category. His first job gets the default of one core, which fits everywhere; then his past counts."""
+    """Dave names no category. His first job gets the default of one core, which fits everywhere; then his
+    past counts."""
     seen = Seen()
     assert seen.tier.guess(job(None, "dave"), b"") is None
     assert seen.cores(job(None, "dave")) == 1
@@ -99,7 +100,8 @@ def test_without_a_category_all_of_the_owners_trainings_count_and_else_nothing()
 
 
 def test_it_only_fills_what_others_left_open() -> None:
-    """A learned model answers first and knows no cores: the estimate is the model's, with the cores' source named."""
+    """A learned model answers first and knows no cores: the estimate is the model's, with the cores' source
+    named."""
 
     class Model:
         def guess(self, spec: JobSpec, key: bytes) -> Guess:

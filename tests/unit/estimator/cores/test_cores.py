@@ -65,7 +65,8 @@ class TestStart:
         assert cores("cv", "pipelined", "many_weights", past=[PastJob("cv", 1)], most=8) == 1
 
     def test_counts_are_per_gpu(self) -> None:
-        """Four GPUs on one node need four times the cores of one; on four nodes the network holds the job back."""
+        """Four GPUs on one node need four times the cores of one; on four nodes the network holds the job
+        back."""
         past = [PastJob("cv", 8, gpus=2)]
         assert cores("cv", past=past, gpus=4) == 16
         assert cores("cv", past=past, gpus=4, nodes=4) == 2

@@ -182,7 +182,8 @@ class TestRuns:
 class TestCurves:
     @pytest.mark.parametrize("turn", [1.0, -1.0])
     def test_a_power_law_is_followed_to_its_target(self, turn: float) -> None:
-        """A loss falls, or an accuracy rises, by a law like those of past runs: half-way, the end is foreseen."""
+        """A loss falls, or an accuracy rises, by a law like those of past runs: half-way, the end is
+        foreseen."""
         middle, low, high = half_way(taught(), 99, turn)
         assert low < 1
         mean, off = HALF_WAY["middle"]
@@ -209,7 +210,8 @@ class TestCurves:
         assert foreign[2] - foreign[1] > own[2] - own[1]
 
     def test_what_a_kind_always_does_is_learned(self) -> None:
-        """One network's schedule drops the learning rate at step 300: its loss falls then, and no power law knows."""
+        """One network's schedule drops the learning rate at step 300: its loss falls then, and no power law
+        knows."""
 
         def scheduled(seed: int) -> Curve:
             smooth = falling(0.3, 3.0, seed=seed)
@@ -270,7 +272,8 @@ class TestErrors:
         assert found[5_000] == pytest.approx(25_000, rel=0.001)
 
     def test_drifting_runs_widen_the_step(self) -> None:
-        """Past runs slowed down by half towards their end: the interval of the next one reaches that far up."""
+        """Past runs slowed down by half towards their end: the interval of the next one reaches that far
+        up."""
         drifting = [np.linspace(1.0, 2.0, 50).tolist() for _ in range(10)]
         found = step_time(STEADY, Learned(step_errors=learn_steps(drifting)))
         steady = step_time(STEADY, Learned(step_errors=learn_steps([[1.0] * 50] * 10)))

@@ -97,7 +97,8 @@ def test_it_is_published_again_only_when_it_moved() -> None:
 
 
 def test_after_a_restart_what_the_ledger_holds_is_not_published_again() -> None:
-    """The estimator ends after it said something: its successor reads that in the ledger, and answers what came after."""
+    """The estimator ends after it said something: its successor reads that in the ledger, and answers what
+    came after."""
     cell = Reports()
     before = updates_of(cell.ledger)
     for job_id in ("answered", "waiting", "moved-on"):
@@ -129,7 +130,8 @@ def test_each_attempt_is_reported_anew() -> None:
 
 
 def test_past_runs_predict_how_many_iterations_a_job_has() -> None:
-    """It says nothing about its length; three earlier runs of it took about 2,000 iterations, on as many GPUs."""
+    """It says nothing about its length; three earlier runs of it took about 2,000 iterations, on as many
+    GPUs."""
     cell = Reports()
     etas = updates_of(cell.ledger)
     spec = open_ended()
@@ -241,10 +243,11 @@ def test_what_stands_at_half_of_a_run_holds_what_it_promises() -> None:
 
 @pytest.mark.parametrize(("slow_ms", "most"), [(100.0, 6), (5_000.0, 60)])
 def test_answers_are_far_fewer_than_reports(slow_ms: float, most: int) -> None:
-    """Each answer is a record of the ledger, and under a profile that plans by remaining times a reason to plan anew.
+    """Each answer is a record of the ledger, and under a profile that plans by remaining times a reason to
+    plan anew.
 
-    A steady job of ten million iterations; and one whose every other window takes fifty times as long. Both report as
-    often as a node lets them.
+    A steady job of ten million iterations; and one whose every other window takes fifty times as long. Both
+    report as often as a node lets them.
     """
     cell = Reports()
     etas = updates_of(cell.ledger)

@@ -1,4 +1,5 @@
-"""Whatever running jobs tell, in whatever order: the fold stays within bounds, and what is said fits into an event."""
+"""Whatever running jobs tell, in whatever order: the fold stays within bounds, and what is said fits into an
+event."""
 
 import math
 from functools import cache
@@ -41,11 +42,15 @@ def learned() -> InUse[Durations]:
     """Half of its runs are of somebody who lies about everything that he can."""
     wild = [
         ran(
-            100 + seq, "mallory", ring=(1 + seq % 8,), step_ms=10.0 ** (seq % 11 - 3), iterations=2.0 ** (seq % 54),
+            100 + seq,
+            "mallory",
+            ring=(1 + seq % 8,),
+            step_ms=10.0 ** (seq % 11 - 3),
+            iterations=2.0 ** (seq % 54),
             curve=tuple((float(step), 10.0 ** ((seq * step) % 200 - 100)) for step in range(1, 40)),
         )
         for seq in range(60)
-    ]  # fmt: skip
+    ]
     trained = STEPS.train([*month(60), *wild], None)
     assert trained is not None
     return STEPS.read(trained.body, trained.sha256)
@@ -54,7 +59,8 @@ def learned() -> InUse[Durations]:
 @settings(max_examples=150, deadline=None)
 @given(st.booleans(), SPECS, HISTORY, st.lists(st.one_of(REPORTS, REPORTS, PHASES, OTHERS), max_size=30))
 def test_any_order_of_predictings(with_model, spec, past, happenings) -> None:  # type: ignore[no-untyped-def]
-    """Preempted in between, phases that go back, a total that shrinks, a loss beyond all bounds, a past as wild."""
+    """Preempted in between, phases that go back, a total that shrinks, a loss beyond all bounds, a past as
+    wild."""
     cell = Reports()
     etas, attempt = updates_of(cell.ledger), 1
     if with_model:

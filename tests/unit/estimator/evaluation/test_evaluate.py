@@ -1,4 +1,5 @@
-"""`python -m tests.papers.estimator` on files of measured runs: good ones, odd ones, and what is no table of runs."""
+"""`python -m tests.papers.estimator` on files of measured runs: good ones, odd ones, and what is no table of
+runs."""
 
 import subprocess
 import sys
@@ -58,7 +59,8 @@ def test_it_shows_figures_for_people_and_for_programs(
 def test_our_model_is_judged_on_other_runs_with_its_intervals(
     table: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Trained on the history, judged on this week's runs; last week's, which an export has once more, judge nothing."""
+    """Trained on the history, judged on this week's runs; last week's, which an export has once more, judge
+    nothing."""
     other = tmp_path / "week"
     other.mkdir()
     old, lines = table.read_text().splitlines()[1:], lines_of(cluster.runs(seed=1))
@@ -190,7 +192,8 @@ def test_it_runs_as_a_process_of_its_own(table: Path, capsys: pytest.CaptureFixt
 def test_phase_times_are_judged_where_a_file_shows_them(
     table: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Liquid's second model, and the medians that answer here; a launch of minus one second sets its run aside."""
+    """Liquid's second model, and the medians that answer here; a launch of minus one second sets its run
+    aside."""
     large = ("bert", "vgg16", "resnet50")
     lines = table.read_text().splitlines()
     rows = [f"{lines[0]},launch_s,train_s,save_s,input_mib"]
@@ -210,7 +213,8 @@ def test_phase_times_are_judged_where_a_file_shows_them(
 
 
 def test_each_gpu_model_is_left_out_alone(table: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """An operator who buys a new card asks how far estimates on it may be off: a row for each card that he has."""
+    """An operator who buys a new card asks how far estimates on it may be off: a row for each card that he
+    has."""
     assert main([str(table), "--left-out", "--split", "families", "-o", "json"]) == 0
     groups = orjson.loads(capsys.readouterr().out)["groups"]
     memory = [row for row in groups if row["label"] == MEMORY]

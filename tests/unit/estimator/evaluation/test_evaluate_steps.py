@@ -1,4 +1,5 @@
-"""`python -m tests.papers.estimator` on tables of step times: a cluster's own profile runs, and files that are none."""
+"""`python -m tests.papers.estimator` on tables of step times: a cluster's own profile runs, and files that
+are none."""
 
 import math
 from pathlib import Path
@@ -102,7 +103,8 @@ def test_one_part_of_the_measurements_is_judged_by_the_other(
 def test_bad_measurements_are_rejected_with_their_reason(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """A hung step, a clock that stood still, a node without GPUs: counted by reason, and the columns that nobody reads named."""
+    """A hung step, a clock that stood still, a node without GPUs: counted by reason, and the columns that
+    nobody reads named."""
     bad = ("22,8,0", "22,8,nan", "22,8,1e9", "2-0,8,1", "two,8,1", "22,-8,1", "22,8")
     path = tmp_path / "bert.csv"
     path.write_text("\n".join([f"{HEADER},sync_time", *(f"{x},0" for x in (*lines(0.2), *bad))]))
@@ -171,7 +173,8 @@ def test_what_cannot_be_judged_is_refused_at_once(tmp_path: Path, capsys: pytest
 
 
 def test_nothing_that_was_shown_is_asked() -> None:
-    """Each way of measuring gives other cells than those that are judged; whole placements are held out whole."""
+    """Each way of measuring gives other cells than those that are judged; whole placements are held out
+    whole."""
     all_cells, rng = whole(), np.random.default_rng(0)
     for shown in (
         light(all_cells, WIDE, 7, rng),
@@ -187,7 +190,8 @@ def test_nothing_that_was_shown_is_asked() -> None:
 
 
 def test_genies_profile_is_batches_nodes_and_gpus() -> None:
-    """B + N + G runs: batches on one GPU, then two to four nodes and GPUs at the middle one, as far as they exist."""
+    """B + N + G runs: batches on one GPU, then two to four nodes and GPUs at the middle one, as far as they
+    exist."""
     shapes = [cell.placement for cell in genies_light(whole(), 9).cells]
     assert shapes.count((1,)) == 3
     assert set(shapes) == {(1,), (2,), (4,), (1, 1), (1, 1, 1), (1, 1, 1, 1)}
@@ -216,7 +220,8 @@ def test_a_model_without_place_for_a_cell_is_not_judged_there() -> None:
 def test_tables_of_several_gpu_models_are_judged_apart(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """One file of a cluster with two kinds of GPUs, one three times as fast: no mean of both, and neither teaches the other's prior."""
+    """One file of a cluster with two kinds of GPUs, one three times as fast: no mean of both, and neither
+    teaches the other's prior."""
     path = tmp_path / "cluster.csv"
     rows = [f"bert,V100,{line}" for line in lines(0.2)]
     slow = [(*line.rsplit(",", 1),) for line in lines(0.2, seed=1)]

@@ -1,4 +1,5 @@
-"""Estimates against the truth: what `penstock estimator report` says about tiers, owners and the worst jobs."""
+"""Estimates against the truth: what `penstock estimator report` says about tiers, owners and the worst
+jobs."""
 
 import math
 
@@ -17,9 +18,15 @@ from penstock_services.estimator.core.records.runs import (
 
 
 def run(
-    number: int, promised_mib: int, used_mib: float, *, tier: str = "model", owner: str = "ada", refused: str = "",
+    number: int,
+    promised_mib: int,
+    used_mib: float,
+    *,
+    tier: str = "model",
+    owner: str = "ada",
+    refused: str = "",
     asked: tuple[str, ...] = (),
-) -> FinishedRun:  # fmt: skip
+) -> FinishedRun:
     return FinishedRun(
         number,
         f"job-{number}",
@@ -32,7 +39,8 @@ def run(
 
 
 def test_each_tier_is_judged_by_itself() -> None:
-    """The model promises 10 % too much by the median and broke one promise of four; the default is far off."""
+    """The model promises 10 % too much by the median and broke one promise of four; the default is far
+    off."""
     runs = [run(n, 1_100, 1_000) for n in range(3)] + [
         run(3, 900, 1_000),
         run(4, 4_000, 1_000, tier="default"),
@@ -62,7 +70,8 @@ def test_one_command_that_ran_often_does_not_fill_the_list_of_the_worst() -> Non
 
 
 def test_who_asks_for_more_than_he_uses_is_named() -> None:
-    """Bob always asks for 16 GiB and uses 2; Eve asked twice, which says nothing yet; Ada asks for what she needs."""
+    """Bob always asks for 16 GiB and uses 2; Eve asked twice, which says nothing yet; Ada asks for what she
+    needs."""
     asked = ("gpu_memory_mib",)
     runs = [run(n, 16_000, 2_000, owner="bob", asked=asked) for n in range(3)]
     runs += [run(n, 16_000, 2_000, owner="eve", asked=asked) for n in range(2)]

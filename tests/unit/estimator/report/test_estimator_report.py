@@ -31,10 +31,16 @@ def ledger(tmp_path: Path) -> Path:
         usage = Usage(gpu_memory_mib=used_mib, cpu_ms=60_000)
         cell.feed(
             TaskExited(
-                node_id="n1", task_id=f"{job_id}.1.w0", token=job.token, cause="exited", exit_code=0,
-                started_ms=cell.now_ms, exited_ms=cell.now_ms + 60_000, usage=usage,
+                node_id="n1",
+                task_id=f"{job_id}.1.w0",
+                token=job.token,
+                cause="exited",
+                exit_code=0,
+                started_ms=cell.now_ms,
+                exited_ms=cell.now_ms + 60_000,
+                usage=usage,
             )
-        )  # fmt: skip
+        )
     path = tmp_path / "ledger.jsonl"
     path.write_bytes(b"\n".join(cell.values) + b"\n")
     return path
@@ -124,7 +130,8 @@ def charts_of(page: Path) -> dict[str, Any]:
 def test_a_month_is_drawn_on_a_page_and_as_pictures(
     month: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    """The operator looks at the month: one page to send round, pictures for the slides; their numbers are the table's."""
+    """The operator looks at the month: one page to send round, pictures for the slides; their numbers are the
+    table's."""
     page, folder = tmp_path / "month.html", tmp_path / "pictures"
     asked = ["estimator", "report", "--ledger", str(month), "--report", str(page), "--png", str(folder)]
     assert penstock(*asked, "-o", "json") == 0
@@ -159,7 +166,8 @@ def test_a_month_is_drawn_on_a_page_and_as_pictures(
 
 
 def test_the_intervals_of_remaining_time_are_computed(month: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    """Each run was answered at its half: with a tenth to either side and a spread of 6 %, nine of ten intervals hold."""
+    """Each run was answered at its half: with a tenth to either side and a spread of 6 %, nine of ten
+    intervals hold."""
     assert penstock("estimator", "report", "--ledger", str(month), "-o", "json") == 0
     answered = orjson.loads(capfd.readouterr().out)["remaining"]
     assert (answered["runs"], answered["level"]) == (120, 0.9)

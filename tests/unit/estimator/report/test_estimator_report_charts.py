@@ -62,7 +62,8 @@ def rows(chart: dict[str, Any], *columns: str) -> list[tuple[Any, ...]]:
 
 
 def test_of_very_many_runs_an_even_part_is_drawn_and_the_rest_counted() -> None:
-    """A year of a big cell: the page must still open, and report that points are left out; figures are of all."""
+    """A year of a big cell: the page must still open, and report that points are left out; figures are of
+    all."""
     runs = [run(number, 900) for number in range(MAX_POINTS + 500)]
     assert len(rows(charts(runs, "pairs")["GPU memory"], "job")) == MAX_POINTS
     pairs, figures = page(runs).sections[:2]
@@ -72,7 +73,8 @@ def test_of_very_many_runs_an_even_part_is_drawn_and_the_rest_counted() -> None:
 
 
 def test_axes_have_numbers_that_people_write() -> None:
-    """A job of a hundredth of a core, another of 48: the axis of cores had ticks at 0.0078125 and at 0.015625."""
+    """A job of a hundredth of a core, another of 48: the axis of cores had ticks at 0.0078125 and at
+    0.015625."""
     runs = []
     for number, busy in enumerate((0.01, 0.5, 48.0)):
         found = run(number, 900)
@@ -100,7 +102,8 @@ def test_drift_shows_when_memory_grew_and_when_a_new_model_answered() -> None:
 
 
 def test_time_axes_are_readable_without_eval() -> None:
-    """The page forbids `eval`; Vega's interpreter then reads an expression, but not the form of literal moments."""
+    """The page forbids `eval`; Vega's interpreter then reads an expression, but not the form of literal
+    moments."""
     drifts = charts([run(n, 900) for n in range(60)], "drift").values()
     axes = [
         layer["encoding"]["x"] for chart in drifts for layer in chart["layer"] if "x" in layer["encoding"]

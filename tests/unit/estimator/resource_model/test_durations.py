@@ -21,7 +21,8 @@ def measured(sync_s: float) -> Table:
 
 
 def trained(turn: int = 1) -> Durations:
-    """A week of history: two networks, curves of one of them, runs that scatter. `turn` -1: in another order."""
+    """A week of history: two networks, curves of one of them, runs that scatter. `turn` -1: in another
+    order."""
     tables = {"ada resnet t4": measured(0.2), "ada bert t4": measured(0.5), "bob gpt t4": measured(0.9)}
     steps = np.arange(1.0, 201.0)
     curves = [("resnet", Curve(steps, 1 + power * 4 * steps**-power)) for power in (0.3, 0.5, 0.7, 0.9)]
@@ -34,7 +35,8 @@ def trained(turn: int = 1) -> Durations:
 
 
 def test_what_is_read_back_answers_bit_for_bit_the_same() -> None:
-    """The estimator restarts: its answers to the same jobs must not change by a bit, or replay would differ."""
+    """The estimator restarts: its answers to the same jobs must not change by a bit, or replay would
+    differ."""
     before = trained()
     body = to_bytes(before)
     after = from_bytes(body, digest_of(body), Durations)

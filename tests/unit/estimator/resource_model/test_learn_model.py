@@ -80,7 +80,8 @@ def test_it_says_when_it_knows_little(model: Model) -> None:
 
 
 def test_nine_of_ten_runs_left_out_lie_in_their_interval() -> None:
-    """Placement promises the upper bound: it must hold on cells that were held back, and not by being endless."""
+    """Placement promises the upper bound: it must hold on cells that were held back, and not by being
+    endless."""
     judged = cross_judge(cluster.runs(), "penstock", "cells", 0)
     for name in (MEMORY, UTILISATION, THROUGHPUT):
         assert 0.82 <= judged[name].coverage <= 0.98, name
@@ -124,7 +125,8 @@ def test_bandwidth_is_learned_where_it_is_measured() -> None:
 
 
 def test_a_line_is_found_whatever_launcher_reported_the_batch() -> None:
-    """Some launchers tell the batch of one GPU, others that of all; some runs take all memory that is left."""
+    """Some launchers tell the batch of one GPU, others that of all; some runs take all memory that is
+    left."""
     batch = np.array([8.0, 16, 32, 64, 8, 16, 32, 64])
     gpus = np.array([1.0, 1, 1, 1, 4, 4, 4, 4])
     a, b, c = memory_line(batch, gpus, 2_000 + 100 * batch)
@@ -162,7 +164,8 @@ def test_an_owner_with_many_made_up_cells_is_cut_to_the_weight_of_the_others() -
 
 
 def test_repeats_of_a_cell_are_merged_by_owner() -> None:
-    """Alice repeats a job nine times, Bob and Carol once each: the cell is the middle of three, not Alice's mean."""
+    """Alice repeats a job nine times, Bob and Carol once each: the cell is the middle of three, not Alice's
+    mean."""
     task = Task("m", "T4", batch_size=8.0)
     tasks = [replace(task, owner=owner) for owner in (*["alice"] * 9, "bob", "carol")]
     runs = runs_of(tasks, [{MEMORY: value} for value in (*[9.0] * 9, 1.0, 2.0)])

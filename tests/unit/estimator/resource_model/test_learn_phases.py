@@ -9,8 +9,8 @@ from tests.papers.estimator.models.phases import Phased, judge_phases, nearest_p
 
 
 def measured() -> Phased:
-    """Two networks, four batch sizes, two cards; launching grows with the input, an iteration with the batch, saving
-    with the network; 3 % of noise."""
+    """Two networks, four batch sizes, two cards; launching grows with the input, an iteration with the batch,
+    saving with the network; 3 % of noise."""
     rng = np.random.default_rng(0)
     tasks = [
         Task(model, gpu, batch_size=float(batch))
@@ -27,7 +27,8 @@ def measured() -> Phased:
 
 
 def test_both_are_judged_on_runs_left_out() -> None:
-    """The forest knows all three phases; the medians know launching and saving, which are the network's, as well as it."""
+    """The forest knows all three phases; the medians know launching and saving, which are the network's, as
+    well as it."""
     found = judge_phases(measured(), "random", 0)
     assert set(found["liquid"]) == {"launch_s", "train_s", "save_s"}
     assert set(found["penstock"]) == {"launch_s", "save_s"}, "iterations are the step model's"

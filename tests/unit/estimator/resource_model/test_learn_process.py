@@ -23,9 +23,14 @@ COLUMNS = (0, 1, 5)
 def jobs(count: int, seed: int = 1) -> Inputs:
     rng = np.random.default_rng(seed)
     return Inputs(
-        rng.normal(size=(count, WIDTH)), rng.integers(0, 5, count), rng.integers(0, 2, count),
-        rng.integers(0, 3, count), np.zeros(count), np.zeros(count), np.zeros(count),
-    )  # fmt: skip
+        rng.normal(size=(count, WIDTH)),
+        rng.integers(0, 5, count),
+        rng.integers(0, 2, count),
+        rng.integers(0, 3, count),
+        np.zeros(count),
+        np.zeros(count),
+        np.zeros(count),
+    )
 
 
 class Fitted:
@@ -88,7 +93,8 @@ def test_likeness_of_many_is_that_of_each_pair(columns: tuple[int, ...]) -> None
 
 
 def test_a_group_left_out_is_predicted_by_the_others_alone(fitted: Fitted) -> None:
-    """A group of one cell, a small one, and one that is most of all; asked as they are, and as something else."""
+    """A group of one cell, a small one, and one that is most of all; asked as they are, and as something
+    else."""
     groups = [np.array([0]), np.arange(1, 20), np.arange(20, 90)]
     for k in (fitted.gram, fitted.covariance.between(jobs(90, 7), fitted.inputs)):
         mean, variance = fitted.posterior.leave_groups_out(groups, k, fitted.covariance.prior)
@@ -133,7 +139,8 @@ def test_a_sample_is_all_where_they_are_few() -> None:
 
 
 def test_what_is_cached_is_what_is_computed(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Jobs that differ in their batch alone have one prediction of memory, computed once; more of them than fit, too."""
+    """Jobs that differ in their batch alone have one prediction of memory, computed once; more of them than
+    fit, too."""
     model = train(cluster.runs())
     memory, asked = model.labels[MEMORY], model.features.of(cluster.tasks())
     plain = memory.predict(MEMORY, asked)

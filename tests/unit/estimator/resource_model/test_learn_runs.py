@@ -38,7 +38,8 @@ GOOD = {MEMORY: 14_000.0, UTILISATION: 93.0, THROUGHPUT: 700.0}
     ],
 )
 def test_a_gpu_is_known_by_any_of_its_names(name: str, model: str, memory_gib: float) -> None:
-    """Drivers, clouds and people spell one card differently; A40 and A4000 must not be taken for each other."""
+    """Drivers, clouds and people spell one card differently; A40 and A4000 must not be taken for each
+    other."""
     facts = facts_of(name)
     assert facts is not None
     assert (facts.name, facts.memory_gib) == (model, memory_gib)

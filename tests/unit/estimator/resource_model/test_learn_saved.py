@@ -79,7 +79,8 @@ def _label(content: Any) -> Any:
     ],
 )
 def test_a_right_digest_over_wrong_content_is_refused_too(data: bytes, change: Any) -> None:
-    """Written by another version, or made up by somebody who can compute a digest: refused, nothing is run."""
+    """Written by another version, or made up by somebody who can compute a digest: refused, nothing is
+    run."""
     content = msgspec.msgpack.decode(data)
     change(content)
     body = msgspec.msgpack.encode(content)

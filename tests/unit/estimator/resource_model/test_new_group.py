@@ -1,4 +1,5 @@
-"""The first of its kind: what an estimate answers about a GPU model, a network or a kind of training that never ran here."""
+"""The first of its kind: what an estimate answers about a GPU model, a network or a kind of training that
+never ran here."""
 
 from dataclasses import replace
 
@@ -38,7 +39,8 @@ from tests.support.trainings import measured_runs as cluster
 
 
 def test_a_new_group_is_held_where_all_errors_together_hold_it_not() -> None:
-    """GPU models differ by 1, runs on one model by 0.2: 95 % of a new model's runs are to be below the end, in 99 of 100 models."""
+    """GPU models differ by 1, runs on one model by 0.2: 95 % of a new model's runs are to be below the end,
+    in 99 of 100 models."""
     rng = np.random.default_rng(0)
     held, held_pooled = [], []
     for _ in range(300):
@@ -62,7 +64,8 @@ def test_too_few_groups_show_no_end() -> None:
 
 
 def test_groups_that_have_much_in_common_count_as_fewer() -> None:
-    """Four GPU models of two generations are two witnesses of what a third generation does; those of one are none."""
+    """Four GPU models of two generations are two witnesses of what a third generation does; those of one are
+    none."""
     groups = [np.arange(MIN_ERRORS) + place for place in range(4)]
     alone, together = (ends_of_new_group(groups, 0.95, 0.95, count) for count in (None, 2))
     assert alone is not None
@@ -72,7 +75,8 @@ def test_groups_that_have_much_in_common_count_as_fewer() -> None:
 
 
 def test_the_promise_on_a_gpu_model_never_seen_is_the_wider() -> None:
-    """Four GPU models whose libraries take different shares of the card: the fifth may be as far off as they are from each other."""
+    """Four GPU models whose libraries take different shares of the card: the fifth may be as far off as they
+    are from each other."""
     runs = cluster.runs()
     factor = {gpu: 0.7 + 0.1 * place for place, gpu in enumerate(cluster.GPUS)}
     used = runs.labels[MEMORY] * [factor[task.gpu] for task in runs.tasks]
@@ -86,7 +90,8 @@ def test_the_promise_on_a_gpu_model_never_seen_is_the_wider() -> None:
 
 
 def test_the_promise_on_a_generation_never_seen_is_wider_still() -> None:
-    """A cell of Volta, Turing and one Ampere card asks about another Turing card, a Hopper, and one that has no facts."""
+    """A cell of Volta, Turing and one Ampere card asks about another Turing card, a Hopper, and one that has
+    no facts."""
     model = train(cluster.runs())
     [known, *_] = cluster.tasks()
     cards = ("2080Ti", "RTX5000", "H100", "Maker 1")
@@ -195,9 +200,16 @@ def test_why_and_eta_show_it(capsys: pytest.CaptureFixture[str]) -> None:
     assert "kind" not in capsys.readouterr().out
     bounds = Bounds(middle=60_000.0, low=30_000.0, high=90_000.0)
     eta = Remaining(
-        attempt=1, at_ms=1_000, done=10, left_ms=bounds, steps=bounds, step_ms=bounds, level=0.9,
-        source="loss curve of 12 points; first of its kind: no finished run of its network", first_of_kind=True,
-    )  # fmt: skip
+        attempt=1,
+        at_ms=1_000,
+        done=10,
+        left_ms=bounds,
+        steps=bounds,
+        step_ms=bounds,
+        level=0.9,
+        source="loss curve of 12 points; first of its kind: no finished run of its network",
+        first_of_kind=True,
+    )
     job = {"job_id": "train-1", "status": "running", "attempt": 1, "running_ms": 500, "name": "train"}
     found = remaining(job, None, eta, 2_000)
     assert found["first_of_kind"] is True

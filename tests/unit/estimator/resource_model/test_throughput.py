@@ -129,7 +129,8 @@ class TestOurs:
         assert inside.sum() >= sure_hits(HELD, len(inside))
 
     def test_nothing_measured_is_answered_widely(self) -> None:
-        """The very first job of a cell: no run, no other model; the answer is wide and finite, and no crash."""
+        """The very first job of a cell: no run, no other model; the answer is wide and finite, and no
+        crash."""
         model = model_of([])
         half = model.factor(0.9) * float(model.steps([Cell((2, 2), 8)]).spread[0])
         assert math.log(1_000) / 2 < half < math.inf
@@ -140,7 +141,8 @@ class TestOurs:
         assert far > 2 * near
 
     def test_the_order_of_the_runs_moves_nothing(self) -> None:
-        """Events of two nodes are merged in another order on the replay; the model is the same, bit for bit."""
+        """Events of two nodes are merged in another order on the replay; the model is the same, bit for
+        bit."""
         runs = [Measurement(cell, truth_s(cell)) for cell in CELLS]
         forth, back = table(runs), table(reversed(runs))
         one = fit(forth, WIDE, 22.6).steps(CELLS)
@@ -227,7 +229,8 @@ class TestPlan:
         assert all(probe.spread_after < probe.spread_before for probe in probes)
 
     def test_use_draws_the_plan(self) -> None:
-        """Only four-node placements are asked for: after the anchors no probe is spent on one or two nodes."""
+        """Only four-node placements are asked for: after the anchors no probe is spent on one or two
+        nodes."""
         use = [1.0 if len(cell.placement) == 4 else 0.0 for cell in CELLS]
         probes = profile_plan(model_of([Cell((1,), 8), Cell((1,), 64)]), CELLS, use, 4)
         assert all(len(probe.cell.placement) > 2 for probe in probes)
@@ -252,7 +255,8 @@ class TestPlan:
 
 class TestGenie:
     def test_equation_3_by_hand(self) -> None:
-        """2 nodes × 4 GPUs: 4 GPUs away count λ1, 3 near ones λ2, over the 7 others; one GPU loses nothing."""
+        """2 nodes × 4 GPUs: 4 GPUs away count λ1, 3 near ones λ2, over the 7 others; one GPU loses
+        nothing."""
         assert overhead(1, 1, 5.0, 5.0) == 0.0
         assert overhead(2, 4, 0.7, 0.2) == pytest.approx((0.7 * 4 + 0.2 * 3) / 7)
         assert overhead(3, 1, 0.7, 0.2) == pytest.approx(0.7)

@@ -88,9 +88,15 @@ class Cell:
         self, job_id: str, usage: Usage, run_ms: int = 60_000, rank: int = 0, code: int = 0, attempt: int = 1
     ) -> None:
         exited = TaskExited(
-            node_id="node-1", task_id=f"{job_id}/{attempt}/{rank}", token=1, cause="exited", exit_code=code,
-            started_ms=5_000, exited_ms=5_000 + run_ms, usage=usage,
-        )  # fmt: skip
+            node_id="node-1",
+            task_id=f"{job_id}/{attempt}/{rank}",
+            token=1,
+            cause="exited",
+            exit_code=code,
+            started_ms=5_000,
+            exited_ms=5_000 + run_ms,
+            usage=usage,
+        )
         self.record(exited)
 
     def run(
@@ -183,7 +189,8 @@ def test_medians_of_runs_and_the_largest_memory() -> None:
     )  # 2 busy cores × 1.25 = 2.5
     assert (found.run_ms, found.tier) == (60_000, "history")
     assert found.source == (
-        "median of 5 runs with the same owner, command, model and batch size, newest ended 2023-11-14T22:13:40Z "
+        "median of 5 runs with the same owner, command, model and batch size, newest ended "
+        "2023-11-14T22:13:40Z "
         "(ledger seq 20); memory: the largest of them + 10 %"
     )
 
@@ -278,7 +285,8 @@ def test_what_was_not_measured_stays_open() -> None:
 )
 @pytest.mark.parametrize("run_ms", [0, 1, 1 << 52])
 def test_an_absurd_measurement_never_leaves_the_ranges(absurd: Usage, run_ms: int) -> None:
-    """A broken sensor reports an exabyte: the estimate is clamped to what a node can be, and is still valid."""
+    """A broken sensor reports an exabyte: the estimate is clamped to what a node can be, and is still
+    valid."""
     cell = Cell()
     cell.run("job-1", absurd, run_ms)
     worker = estimate(SPEC, cell.tiers).worker
@@ -331,7 +339,8 @@ def test_a_finished_run_says_what_the_job_was_got_and_was_published() -> None:
 
 
 def test_a_snapshot_of_the_cell_spares_the_ledger_before_it() -> None:
-    """A restart beside a ledger of a year: what is live comes from the snapshot, and what ends later is learned."""
+    """A restart beside a ledger of a year: what is live comes from the snapshot, and what ends later is
+    learned."""
     cell = Cell()
     cell.record(NodeJoined(node=node_spec("node-1", 4)))
     for job_id, workers in (("waits", 1), ("runs", 1), ("gang", 2)):
@@ -385,7 +394,8 @@ def test_a_zombie_teaches_nothing() -> None:
 
 
 def test_after_a_restart_the_ledger_says_what_is_open_and_where_to_read_on() -> None:
-    """Killed between submissions: job-1 has its estimate, job-2 has not, job-3's came before its submission."""
+    """Killed between submissions: job-1 has its estimate, job-2 has not, job-3's came before its
+    submission."""
     cell = Cell()
     answer = estimate(SPEC, ())
     cell.submit("job-1", offset=4)

@@ -29,17 +29,54 @@ GOOD = as_written(
 )
 TYPE = "penstock.job.submitted.v1"
 VALUES: list[Any] = [
-    None, True, 0, -1, 1, 16, 17, 1 << 30, (1 << 30) + 1, 1 << 53, -(1 << 63), 10**30, 0.5, 1e308, "", "x", "é" * 200,
-    "\0", "NaN", [], ["a"], [""], ["\0"], {}, {"a": 1}, {"": ""}, ["x" * 9_000], ["x"] * 600,
-]  # fmt: skip
+    None,
+    True,
+    0,
+    -1,
+    1,
+    16,
+    17,
+    1 << 30,
+    (1 << 30) + 1,
+    1 << 53,
+    -(1 << 63),
+    10**30,
+    0.5,
+    1e308,
+    "",
+    "x",
+    "é" * 200,
+    "\0",
+    "NaN",
+    [],
+    ["a"],
+    [""],
+    ["\0"],
+    {},
+    {"a": 1},
+    {"": ""},
+    ["x" * 9_000],
+    ["x"] * 600,
+]
 RAW = [
-    b"", b"null", b"[]", b"{", b'{"job_id": NaN}', b"\xff\xfe", b"[" * 20_000, b'{"spec":' * 5_000, b"1e999", b"x" * 70_000,
-    msgspec.json.encode(GOOD) + b" x", msgspec.json.encode(GOOD).replace(b"8", b"Infinity"),
-]  # fmt: skip
+    b"",
+    b"null",
+    b"[]",
+    b"{",
+    b'{"job_id": NaN}',
+    b"\xff\xfe",
+    b"[" * 20_000,
+    b'{"spec":' * 5_000,
+    b"1e999",
+    b"x" * 70_000,
+    msgspec.json.encode(GOOD) + b" x",
+    msgspec.json.encode(GOOD).replace(b"8", b"Infinity"),
+]
 
 
 def mutated(rng: random.Random) -> bytes:
-    """A submission with up to three fields changed, removed or added, at any depth; or something else entirely."""
+    """A submission with up to three fields changed, removed or added, at any depth; or something else
+    entirely."""
     if rng.random() < 0.1:
         return rng.choice(RAW)
     event: dict[str, Any] = msgspec.json.decode(msgspec.json.encode(GOOD))

@@ -27,9 +27,15 @@ def job_info(owner: str = "ada", model: str | None = "resnet50", batch: int | No
 
 def ran(seq: int, memory_mib: float, gpu_memory_mib: float = 4_000, run_ms: float = 60_000) -> Run:
     return Run(
-        ended_ms=seq, seq=seq, run_ms=run_ms, gpus=4, busy_cores=2, host_memory_mib=memory_mib,
-        gpu_memory_mib=gpu_memory_mib, gpu_utilisation_percent=70,
-    )  # fmt: skip
+        ended_ms=seq,
+        seq=seq,
+        run_ms=run_ms,
+        gpus=4,
+        busy_cores=2,
+        host_memory_mib=memory_mib,
+        gpu_memory_mib=gpu_memory_mib,
+        gpu_utilisation_percent=70,
+    )
 
 
 def spec(batch: int | None = 64, model: str | None = "resnet50") -> JobSpec:
@@ -53,7 +59,8 @@ def test_a_new_command_is_reported_what_others_of_its_network_used() -> None:
 
 
 def test_the_nearest_batch_size_counts() -> None:
-    """Memory grows with the batch: runs at 64 say more about 48 than those at 16; 8 times as much says nothing."""
+    """Memory grows with the batch: runs at 64 say more about 48 than those at 16; 8 times as much says
+    nothing."""
     nearest = Nearest()
     for batch, memory_mib in ((16, 500), (64, 2_000)):
         for owner in "abcdefgh":
@@ -66,7 +73,8 @@ def test_the_nearest_batch_size_counts() -> None:
 
 
 def test_one_owner_does_not_move_what_others_are_predicted() -> None:
-    """Mallory submits a thousand runs that claim a terabyte of memory: four others still decide the median."""
+    """Mallory submits a thousand runs that claim a terabyte of memory: four others still decide the
+    median."""
     nearest = Nearest()
     for owner in "abcd":
         for seq in range(2):

@@ -1,4 +1,5 @@
-"""From a cell's own finished runs to a model that answers: which runs teach, which model is let in, what it says."""
+"""From a cell's own finished runs to a model that answers: which runs teach, which model is let in, what it
+says."""
 
 from functools import cache
 
@@ -35,9 +36,16 @@ PER_SAMPLE = {"resnet50": 90.0, "bert": 220.0, "vgg16": 120.0}
 
 
 def finished(
-    seq: int, model: str | None, batch: int, card: Card = T4, *, used_mib: float | None = None, estimate: EstimateSummary | None = None,
-    owner: str = "", share: int = 1_000,
-) -> FinishedRun:  # fmt: skip
+    seq: int,
+    model: str | None,
+    batch: int,
+    card: Card = T4,
+    *,
+    used_mib: float | None = None,
+    estimate: EstimateSummary | None = None,
+    owner: str = "",
+    share: int = 1_000,
+) -> FinishedRun:
     noise = np.random.default_rng(seq)
     memory = 800 + PER_SAMPLE.get(model or "", 100.0) * batch if used_mib is None else used_mib
     return FinishedRun(
@@ -47,11 +55,15 @@ def finished(
         Allocation(1, share, 2, card),
         estimate,
         Run(
-            ended_ms=seq * 1_000, seq=seq, run_ms=60_000, gpus=1,
-            gpu_memory_mib=memory * noise.uniform(0.98, 1.02), gpu_utilisation_percent=noise.uniform(68, 72),
+            ended_ms=seq * 1_000,
+            seq=seq,
+            run_ms=60_000,
+            gpus=1,
+            gpu_memory_mib=memory * noise.uniform(0.98, 1.02),
+            gpu_utilisation_percent=noise.uniform(68, 72),
         ),
         "",
-    )  # fmt: skip
+    )
 
 
 def node(node_id: str, card: Card) -> NodeSpec:
@@ -84,7 +96,8 @@ def trained_once() -> Trained | None:
 
 
 def test_a_batch_size_never_run_is_reported_from_the_others() -> None:
-    """Resnet ran with 8, 16, 32 and 48; 24 needs what lies between, and the promise holds for nine runs in ten."""
+    """Resnet ran with 8, 16, 32 and 48; 24 needs what lies between, and the promise holds for nine runs in
+    ten."""
     trained = trained_once()
     assert trained is not None
     assert trained.promoted
@@ -132,14 +145,21 @@ def test_a_card_that_would_do_is_not_ruled_out() -> None:
 
 
 def test_a_model_that_is_worse_on_recent_runs_is_not_promoted() -> None:
-    """A broken exporter mixed up batch sizes for a week: what is learned from it does worse than what answers now."""
+    """A broken exporter mixed up batch sizes for a week: what is learned from it does worse than what answers
+    now."""
     good = trained_once()
     assert good is not None
     rng = np.random.default_rng(1)
     mixed = [
-        finished(run.seq, run.info.model, run.info.batch_size or 1, run.allocation.card, used_mib=float(rng.uniform(900, 14_000)))
+        finished(
+            run.seq,
+            run.info.model,
+            run.info.batch_size or 1,
+            run.allocation.card,
+            used_mib=float(rng.uniform(900, 14_000)),
+        )
         for run in cell(64, 200)
-    ]  # fmt: skip
+    ]
     worse = RESOURCES.train([*mixed, *cell(16, 300)], RESOURCES.read(good.body, good.sha256).model)
     assert worse is not None
     assert not worse.promoted
@@ -189,7 +209,8 @@ def test_a_model_is_due_by_runs_or_by_drift_never_by_the_clock() -> None:
 
 
 def test_jobs_that_arrive_together_are_predicted_what_each_is_reported_alone() -> None:
-    """A sweep of submissions in one read: other batches, GPUs and allowed cards, one of a network never seen."""
+    """A sweep of submissions in one read: other batches, GPUs and allowed cards, one of a network never
+    seen."""
     trained = trained_once()
     assert trained is not None
     cards = nodes({"n1": V100, "n2": T4, "n3": T4})

@@ -32,8 +32,13 @@ def samples(stages_ms: Sequence[float], iterations: int = 20) -> StagesMeasured:
         if lasted
     )
     return StagesMeasured(
-        node_id="n", task_id="t", token=1, at_ms=1, iterations=iterations, samples=predicted or (StageSample(lasted_ms=1),)
-    )  # fmt: skip
+        node_id="n",
+        task_id="t",
+        token=1,
+        at_ms=1,
+        iterations=iterations,
+        samples=predicted or (StageSample(lasted_ms=1),),
+    )
 
 
 def learn(log: StageRegistry, owner: str = "ada", *stages_ms: float, times: int = 1) -> None:
@@ -56,7 +61,8 @@ def published(log: StageRegistry) -> list[StageKey]:
 
 
 def test_a_profile_is_measured_once_and_reported_once() -> None:
-    """Muri's stages of a small vision model on four GPUs; the second job of the same kind measures nothing new."""
+    """Muri's stages of a small vision model on four GPUs; the second job of the same kind measures nothing
+    new."""
     log = StageRegistry()
     learn(log, "ada", 20, 10, 60, 10)
     [(event, cause)] = log.news()
@@ -152,7 +158,8 @@ def test_absurd_usage_is_rejected() -> None:
 
 
 def test_what_the_ledger_says_was_published_is_not_reported_again() -> None:
-    """After a restart the estimator folds measurements and what it had told of them; the last of it was never sent."""
+    """After a restart the estimator folds measurements and what it had told of them; the last of it was never
+    sent."""
     first, ledger = StageRegistry(), []
     for owner, storage_ms in (("ada", 20.0), ("bob", 30.0)):
         first.measured(who(owner, batch=int(storage_ms)), 4, 1_000, samples((storage_ms, 1, 1, 1)))
@@ -183,8 +190,9 @@ def test_rows_that_were_stored_bring_back_the_same_state() -> None:
 
 
 def test_the_fold_knows_whose_samples_they_are() -> None:
-    """A gang of two workers with two GPUs each and a server of parameters; samples come from a worker, from the server,
-    from a task that nobody knows, and again after the job has ended: only the first teach, as of four GPUs."""
+    """A gang of two workers with two GPUs each and a server of parameters; samples come from a worker, from
+    the server, from a task that nobody knows, and again after the job has ended: only the first teach, as of
+    four GPUs."""
     cell = Cell()
     cell.submit("job-1")
     cell.place("job-1", gpus=2, workers=2)
@@ -228,7 +236,8 @@ def test_memory_is_bounded_and_a_sweep_pushes_out_its_own() -> None:
 
 
 def test_a_job_is_estimated_with_the_stages_of_its_kind() -> None:
-    """Measured on four GPUs; the same network on eight has half as many to go by, on one nothing, and with another batch nothing."""
+    """Measured on four GPUs; the same network on eight has half as many to go by, on one nothing, and with
+    another batch nothing."""
     log = StageRegistry()
     learn(log, "ada", 20, 10, 60, 10)
     spec = JobSpec(owner="bob", command=("python", "train.py"), model="resnet18", batch_size=64)

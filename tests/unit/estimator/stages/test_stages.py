@@ -28,7 +28,8 @@ def test_usage_counts_against_its_own_peak() -> None:
 
 
 def test_what_is_small_against_the_machine_can_be_left_out() -> None:
-    """A log file written at 1 MB/s while nothing else runs would be a storage stage; `least` says it is none."""
+    """A log file written at 1 MB/s while nothing else runs would be a storage stage; `least` says it is
+    none."""
     samples = [Sample(10, (0, 0, 100, 0)), Sample(10, (1, 0, 2, 0))]
     assert stage_profile(samples, 1).storage_ms == 10
     found = stage_profile(samples, 1, least=(50, 0, 0, 0))

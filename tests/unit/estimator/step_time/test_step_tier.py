@@ -59,7 +59,8 @@ def test_a_new_job_is_reported_from_the_model(
 
 
 def test_what_nothing_is_known_of_stays_open(learned: InUse[Durations]) -> None:
-    """No iterations, no batch size, half of a GPU, no such node, a gang that the cell cannot hold, another network."""
+    """No iterations, no batch size, half of a GPU, no such node, a gang that the cell cannot hold, another
+    network."""
     for spec, where in [
         (job(1, iterations=None), nodes(4)),
         (job(1, batch_size=None), nodes(4)),
@@ -78,7 +79,8 @@ def test_what_nothing_is_known_of_stays_open(learned: InUse[Durations]) -> None:
 
 
 def test_a_jobs_own_run_time_comes_first_while_its_iterations_are_the_same(learned: InUse[Durations]) -> None:
-    """Ada runs her nightly job again, then for ten times as long: her own step times answer, and nobody's model."""
+    """Ada runs her nightly job again, then for ten times as long: her own step times answer, and nobody's
+    model."""
     history = History()
     for seq in range(1, 4):
         history.add(key_of(SPEC), ran(seq, step_ms=200.0, iterations=5_000).measured, "ada")
@@ -163,7 +165,8 @@ def moldable(most: int, whole: int, **more: object) -> JobSpec:
 
 
 def test_a_moldable_job_is_told_the_step_of_each_of_its_shapes(learned: InUse[Durations]) -> None:
-    """128 samples an iteration over one to four T4 of one node: the model that learned from other jobs knows each, and the truth is in its interval."""
+    """128 samples an iteration over one to four T4 of one node: the model that learned from other jobs knows
+    each, and the truth is in its interval."""
     steps = StepTier(History(), Nearest(), nodes(4))
     steps.use(learned)
     found = steps.options(moldable(4, 128), 1)
@@ -175,7 +178,8 @@ def test_a_moldable_job_is_told_the_step_of_each_of_its_shapes(learned: InUse[Du
 
 
 def test_own_runs_of_a_shape_come_before_the_model(learned: InUse[Durations]) -> None:
-    """Alice's job ran three times with two workers, slower than others' jobs of this network: of that shape her own runs speak."""
+    """Alice's job ran three times with two workers, slower than others' jobs of this network: of that shape
+    her own runs speak."""
     spec, history = moldable(2, 128), History()
     for number, step_ms in enumerate((900.0, 1_000.0, 1_100.0)):
         history.add(key_of(spec.shaped(2)), ran(number, ring=(2,), step_ms=step_ms).measured, "ada")
@@ -189,7 +193,8 @@ def test_own_runs_of_a_shape_come_before_the_model(learned: InUse[Durations]) ->
 
 
 def test_options_are_bounded_and_only_of_what_the_cell_can_hold(learned: InUse[Durations]) -> None:
-    """A range up to 256 gets 16 options with both ends, as far as nodes hold them; a part of a GPU, no GPU and no nodes get none."""
+    """A range up to 256 gets 16 options with both ends, as far as nodes hold them; a part of a GPU, no GPU
+    and no nodes get none."""
     many = moldable(256, 256).offered
     assert (many[0], many[-1], len(many) <= 16) == (1, 256, True)
     assert moldable(8, 256).offered == list(range(1, 9))

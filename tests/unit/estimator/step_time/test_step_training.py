@@ -94,7 +94,8 @@ def test_a_worse_model_is_not_promoted(taught: list[FinishedRun]) -> None:
 
 
 def test_too_few_runs_make_no_model() -> None:
-    """Among them runs without batch size, without network, on parts of a GPU, on unlike cards, with absurd steps."""
+    """Among them runs without batch size, without network, on parts of a GPU, on unlike cards, with absurd
+    steps."""
     runs = [ran(seq) for seq in range(MIN_TEACHING - 1)]
     bare = runs[0]
     allocation, info = bare.allocation, bare.info
@@ -155,15 +156,19 @@ class TestOneOwner:
 
     @pytest.mark.parametrize("factor", [1e-3, 0.2, 5, 1e3])
     def test_what_others_are_predicted_moves_within_bounds(self, factor: float) -> None:
-        """Ada and Bob ran four kinds of placements; he runs those and others, five hundred times, and all are a lie."""
+        """Ada and Bob ran four kinds of placements; he runs those and others, five hundred times, and all are
+        a lie."""
         honest, rings = month(60, ("ada", "bob")), ((1,), (2,), (4,), (4, 4), (2, 2), (8,), (8, 8), (1, 1))
         lies = [
             ran(
-                100 + number, "mallory", ring=ring, batch=2 ** (4 + number % 5),
+                100 + number,
+                "mallory",
+                ring=ring,
+                batch=2 ** (4 + number % 5),
                 step_ms=true_ms(ring, 2 ** (4 + number % 5)) * factor,
             )
             for number, ring in enumerate(rings * 60)
-        ]  # fmt: skip
+        ]
         asked = [
             StepQuestion("new", "resnet50", "T4", cell_of(ring, batch))
             for ring in rings
@@ -206,7 +211,8 @@ class TestOneOwner:
 
 
 def test_how_far_owners_are_apart_is_learned_within_bounds() -> None:
-    """Two who run the same image agree; two who do not are apart; whoever lies counts as far as owners may be apart."""
+    """Two who run the same image agree; two who do not are apart; whoever lies counts as far as owners may be
+    apart."""
     for factor, low, high in ((1.0, 0.05, 0.15), (1.5, 0.2, 0.35), (1e4, 0.45, 0.5)):
         runs = [ran(seq, "ada", batch=seq, step_ms=100) for seq in range(1, 100)]
         runs += [ran(100 + seq, "bob", batch=seq, step_ms=100 * factor) for seq in range(1, 100)]

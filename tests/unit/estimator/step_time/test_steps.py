@@ -55,7 +55,8 @@ def line(
 
 
 def test_a_whole_job_shows_its_phases_steps_and_losses() -> None:
-    """Four seconds to load, ten to train in two windows, a save of two: by the node's clock, which is an hour off."""
+    """Four seconds to load, ten to train in two windows, a save of two: by the node's clock, which is an hour
+    off."""
     cell = Reports()
     cell.begin("job", (2, 2))
     cell.phase("job", "launch")
@@ -69,9 +70,14 @@ def test_a_whole_job_shows_its_phases_steps_and_losses() -> None:
     for rank, began in enumerate(began_ms):
         assert began is not None
         exited = external_events.TaskExited(
-            node_id="node-1", task_id=f"job/1/{rank}", token=1, cause="exited", exit_code=0,
-            started_ms=began, exited_ms=cell.node_ms,
-        )  # fmt: skip
+            node_id="node-1",
+            task_id=f"job/1/{rank}",
+            token=1,
+            cause="exited",
+            exit_code=0,
+            started_ms=began,
+            exited_ms=cell.node_ms,
+        )
         cell.record(exited)
     cell.record(JobEnded(job_id="job", outcome="succeeded"))
     [run] = cell.stored
@@ -98,7 +104,8 @@ def test_a_script_that_shows_nothing_leaves_everything_unknown() -> None:
 
 
 def test_a_preempted_job_goes_on_from_its_checkpoint() -> None:
-    """Stopped at 600, resumed from 500 on twice the GPUs: iterations and losses are the job's, step times the placement's."""
+    """Stopped at 600, resumed from 500 on twice the GPUs: iterations and losses are the job's, step times the
+    placement's."""
     cell = Reports()
     cell.begin("job", (2,))
     cell.report("job", 100, steps=99, step_ms=200.0, loss=3.0)
@@ -140,7 +147,8 @@ def test_iterations_that_go_back_are_counted_and_ignored() -> None:
     ("steps", "step_ms"), [(1_000_000, 1.0), (5, 1e-9), (5, 1e9), (5, 0.0), (5, math.nan), (5, math.inf)]
 )
 def test_windows_that_cannot_be_true_are_rejected(steps: int, step_ms: float) -> None:
-    """More steps than were done, no time at all, longer than a day, no number: where the job stands is believed all the same."""
+    """More steps than were done, no time at all, longer than a day, no number: where the job stands is
+    believed all the same."""
     found = blank()
     assert found.step(line(1), 1)
     assert found.step(line(100, steps, step_ms), 2)
@@ -180,7 +188,8 @@ def test_a_loss_that_is_no_number_is_no_point(loss: float) -> None:
 
 
 def test_a_total_that_is_passed_is_none() -> None:
-    """The user wrote 100 epochs into the job file and the script counts batches; or the script's own total is too small."""
+    """The user wrote 100 epochs into the job file and the script counts batches; or the script's own total is
+    too small."""
     found = blank()
     found.step(line(60), 1)
     assert found.max_iterations(100) == 100
@@ -219,7 +228,8 @@ def test_the_largest_iterations_make_no_more_spans() -> None:
 
 
 def test_windows_of_unlike_length_become_equal_ones() -> None:
-    """Published at growing distances: one slow step first, then a thousand fast ones. The mean is of steps, not of windows."""
+    """Published at growing distances: one slow step first, then a thousand fast ones. The mean is of steps,
+    not of windows."""
     windows = Windows()
     windows.add(1, 1_001.0)
     windows.add(1_000, 1.0)
@@ -265,7 +275,8 @@ def test_a_clock_that_steps_back_makes_phases_unknown() -> None:
 
 
 def test_after_a_snapshot_only_what_is_reported_is_known() -> None:
-    """The estimator restarts beside a running job: its phases began before, its place and later steps are known."""
+    """The estimator restarts beside a running job: its phases began before, its place and later steps are
+    known."""
     cell = Reports()
     cell.begin("job", (2, 2))
     cell.restart()
@@ -282,8 +293,8 @@ def test_after_a_snapshot_only_what_is_reported_is_known() -> None:
 
 
 def test_what_was_published_before_a_snapshot_is_recalled() -> None:
-    """As above, but the records since the oldest placement are read again: all is as if there had been no snapshot. Among
-    them a zombie's, which says that the job is done."""
+    """As above, but the records since the oldest placement are read again: all is as if there had been no
+    snapshot. Among them a zombie's, which says that the job is done."""
     cell = Reports()
     cell.begin("long-gone", (1,))
     cell.end("long-gone")
@@ -328,13 +339,21 @@ def line_of(job_id: str, done: int) -> external_events.StepsMeasured:
 def predicted(job_id: str, at_ms: int, left_ms: float, attempt: int = 1) -> EtaEstimated:
     around = estimates.Bounds(middle=left_ms, low=0.8 * left_ms, high=1.2 * left_ms)
     return EtaEstimated(
-        job_id=job_id, attempt=attempt, at_ms=at_ms, done=1, left_ms=around, steps=around, step_ms=around,
-        level=0.9, source="s",
-    )  # fmt: skip
+        job_id=job_id,
+        attempt=attempt,
+        at_ms=at_ms,
+        done=1,
+        left_ms=around,
+        steps=around,
+        step_ms=around,
+        level=0.9,
+        source="s",
+    )
 
 
 def test_what_was_published_is_judged_at_half_of_the_run() -> None:
-    """A hundred seconds; after ten of them 80 were said to be left, after 70 of them 25. At half, the first stood."""
+    """A hundred seconds; after ten of them 80 were said to be left, after 70 of them 25. At half, the first
+    stood."""
     found = blank()
     found.started_ms = 1_000
     found.publish(Published(11_000, Bounds(80_000, 70_000, 95_000)))

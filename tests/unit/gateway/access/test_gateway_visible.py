@@ -14,7 +14,8 @@ READER = frozenset({Role.READ})
 def test_an_event_is_hidden_unless_its_job_is_known_to_be_the_caller_s(
     caller: Caller, owner: str | None
 ) -> None:
-    """The dashboard's token reads the cell and has no tenant; the job has left the tables, and its owner with it."""
+    """The dashboard's token reads the cell and has no tenant; the job has left the tables, and its owner with
+    it."""
     shown = event_for(caller, dict(FAILED), owner)
     assert shown["data"] is None
     assert "data" in shown[HIDDEN]

@@ -157,9 +157,15 @@ def test_a_gang_s_tasks_have_tokens_of_their_own() -> None:
     done, runs = (Claim(task.place.node_id, "driver", name, job.token) for name, task in job.tasks.items())
     placer.feed(
         TaskExited(
-            node_id=done.node_id, task_id=done.task_id, token=done.token, cause="exited", exit_code=0, started_ms=1, exited_ms=2,
+            node_id=done.node_id,
+            task_id=done.task_id,
+            token=done.token,
+            cause="exited",
+            exit_code=0,
+            started_ms=1,
+            exited_ms=2,
         )
-    )  # fmt: skip
+    )
     assert task_caller(placer.state, *runs).lineage == ("driver",)
     with pytest.raises(Problem, match="ends with its task"):
         task_caller(placer.state, *done)

@@ -19,7 +19,8 @@ from tests.support.waiting import await_until
 async def test_a_file_server_that_hangs_holds_up_a_bounded_number_of_looks(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Each submission looked in a thread of its own, of those that the gateway has for all its files: after some dozens it stood still."""
+    """Each submission looked in a thread of its own, of those that the gateway has for all its files: after
+    some dozens it stood still."""
     found = msgspec.structs.replace(node(), boot_id=boot_id(), machine_id=machine_id())
     monkeypatch.setattr(module, "PATIENCE_S", 3_600)
     here = NodeState(found, 0, NodeStatus.READY, 0, 0, 0, 0)

@@ -1,4 +1,5 @@
-"""What a user is answered about a deadline: in a queue, for a job that is not submitted yet, and in the list."""
+"""What a user is answered about a deadline: in a queue, for a job that is not submitted yet, and in the
+list."""
 
 from copy import copy
 from math import exp, log
@@ -83,7 +84,8 @@ def test_a_job_in_the_queue_is_judged_by_its_start_and_its_run_time() -> None:
 
 
 def test_a_deadline_that_cannot_be_met_is_answered_with_one_that_can() -> None:
-    """Half an hour for a job of an hour: it is said at once, with the deadline that holds, which then does."""
+    """Half an hour for a job of an hour: it is said at once, with the deadline that holds, which then
+    does."""
     driver = cell("fifo", 1)
     driver.submit("first", spec(), estimate())
     driver.start("first")
@@ -112,7 +114,8 @@ def test_a_deadline_that_cannot_be_met_is_answered_with_one_that_can() -> None:
 
 
 def test_more_workers_may_hold_an_earlier_deadline() -> None:
-    """Alg. 1 gives a job that cannot be in time the best ratio, one GPU; with four it would be done after half an hour."""
+    """Alg. 1 gives a job that cannot be in time the best ratio, one GPU; with four it would be done after
+    half an hour."""
     driver = cell()
     driver.submit("full", spec(workers=4, global_batch_size=64), estimate(steps={4: 100.0}))
     driver.start("full")
@@ -141,7 +144,8 @@ def test_of_a_job_that_runs_the_interval_shrinks_with_what_is_over() -> None:
 
 
 def test_what_is_not_known_is_named() -> None:
-    """Not estimated, no interval, no run time; an urgent job has an expected end and no odds; one without a deadline is not asked about."""
+    """Not estimated, no interval, no run time; an urgent job has an expected end and no odds; one without a
+    deadline is not asked about."""
     driver = cell("fifo", 1)
     driver.submit("first", spec(), estimate())
     driver.start("first")
@@ -160,7 +164,8 @@ def test_what_is_not_known_is_named() -> None:
 
 
 def test_the_list_has_those_first_that_are_hardly_in_time() -> None:
-    """Two GPUs: one job runs in good time, one is over, one waits with even odds, of one nothing is known; each as if asked about alone."""
+    """Two GPUs: one job runs in good time, one is over, one waits with even odds, of one nothing is known;
+    each as if asked about alone."""
     driver = cell("fifo", 2)
     driver.submit("fine", spec(deadline_ms=10 * HOUR_MS), estimate())
     driver.submit("over", spec(deadline_ms=1), estimate())
@@ -190,8 +195,10 @@ def learned(*factors: float, wait_ms: int = HOUR_MS) -> ForecastErrors:
 
 
 def test_odds_follow_how_far_the_cells_forecasts_were_off() -> None:
-    """The job behind one of an hour is due in two and a quarter: 95 % where it starts as forecast. Of eight jobs before it four waited as long as forecast and four twice as long, in which case it
-    would be late for certain: half of the odds. The deadline that holds is that of the late ones, but not of the latest of a hundred."""
+    """The job behind one of an hour is due in two and a quarter: 95 % where it starts as forecast. Of eight
+    jobs before it four waited as long as forecast and four twice as long, in which case it would be late for
+    certain: half of the odds. The deadline that holds is that of the late ones, but not of the latest of a
+    hundred."""
     driver = cell("fifo", 1)
     driver.submit("first", spec(), estimate())
     driver.start("first")
@@ -240,7 +247,8 @@ def test_a_job_that_starts_at_once_is_promised_as_before() -> None:
 
 
 def test_what_is_learned_of_forecasts() -> None:
-    """Fewer than eight are not enough; the newest 32 count; who was held or has ended without a place says nothing, and a job counts once."""
+    """Fewer than eight are not enough; the newest 32 count; who was held or has ended without a place says
+    nothing, and a job counts once."""
     assert learned(*[2.0] * (LEAST - 1)).starts(0, 1_000) == (1_000,)
     errors = learned(*[9.0] * 10, *[2.0] * NEWEST)
     assert errors.starts(500, 1_500) == [2_500] * NEWEST
@@ -280,7 +288,8 @@ def test_one_forecast_of_all_is_that_of_each(profile: str) -> None:
 
 
 def test_a_job_that_waits_for_its_choice_is_forecast_so() -> None:
-    """Under `genie` a job of one to four workers waits for the four that it is given; the one behind it starts when they have ended."""
+    """Under `genie` a job of one to four workers waits for the four that it is given; the one behind it
+    starts when they have ended."""
     driver = cell("genie", 4)
     driver.submit("full", spec(workers=4, global_batch_size=64), estimate(steps={4: 100.0}))
     driver.start("full")

@@ -76,7 +76,8 @@ def shown(answer: dict[str, Any], now: int | None = None) -> str:
 def test_what_has_passed_since_the_word_is_taken_off(
     since_ms: int, left: tuple[int, int, int], due: str, words: str
 ) -> None:
-    """The training reports at growing distances; between two reports people ask again and again. A node's clock may be ahead."""
+    """The training reports at growing distances; between two reports people ask again and again. A node's
+    clock may be ahead."""
     found = remaining(*standing(), report(), REPORTED_MS + since_ms)
     assert (found["answer"], found["due"], found["level"]) == ("reported", due, 0.9)
     assert tuple(found["left_ms"][name] for name in ("middle", "low", "high")) == left
@@ -107,7 +108,8 @@ def test_a_node_whose_clock_is_ahead_does_not_stop_the_countdown() -> None:
 
 
 def test_a_word_about_a_failed_attempt_says_nothing_of_the_next() -> None:
-    """The first attempt was nearly through when its node died; the second begins at its checkpoint, which is not known yet."""
+    """The first attempt was nearly through when its node died; the second begins at its checkpoint, which is
+    not known yet."""
     found = remaining(*standing(attempt=2), report(attempt=1), REPORTED_MS)
     assert (found["answer"], found["left_ms"]) == ("unknown", None)
     assert remaining(*standing(attempt=2), report(attempt=2), REPORTED_MS)["answer"] == "reported"
@@ -117,8 +119,11 @@ def test_without_a_word_the_estimate_answers_and_says_so() -> None:
     """A script that reports nothing, of a job that ran five times before."""
     found = remaining(*standing(run_ms=120_000), None, 560_000)
     assert (found["answer"], found["due"], found["left_ms"]["middle"], found["left_ms"]["high"]) == (
-        "estimated", "later", 60_000, None,
-    )  # fmt: skip
+        "estimated",
+        "later",
+        60_000,
+        None,
+    )
     assert "about 1m 00s left" in shown(found)
     assert "so this is the estimate: 5 runs of the same job" in shown(found)
     late = remaining(*standing(run_ms=120_000), None, 700_000)
@@ -136,7 +141,8 @@ def test_where_nothing_is_known_it_says_what_a_script_can_tell() -> None:
 
 @pytest.mark.parametrize("status", ["submitted", "queued", "backoff"])
 def test_a_job_that_waits_says_so(status: str) -> None:
-    """The answer does not hold when it starts: `why` gives what it waits for. The report is of an attempt that is over."""
+    """The answer does not hold when it starts: `why` gives what it waits for. The report is of an attempt
+    that is over."""
     found = remaining(*standing(status, 120_000, None), report(), REPORTED_MS)
     assert (found["answer"], found["run_ms"], found["left_ms"]) == ("waiting", 120_000, None)
     assert "once it starts it takes about 2m 00s" in shown(found)
@@ -145,10 +151,14 @@ def test_a_job_that_waits_says_so(status: str) -> None:
 
 
 def test_a_job_that_waits_shows_its_expected_start_and_what_that_assumes() -> None:
-    """Between meetings: will it have started by noon? The screen counts on, and a start that passes is due any moment."""
-    start = {"starts_ms": REPORTED_MS + 300_000, "unknown": "", "assumes": "no new job comes in", "holders": [
-        {"job_id": "other", "owner": "ben", "gpus": 2, "ends_ms": REPORTED_MS + 300_000}
-    ]}  # fmt: skip
+    """Between meetings: will it have started by noon? The screen counts on, and a start that passes is due
+    any moment."""
+    start = {
+        "starts_ms": REPORTED_MS + 300_000,
+        "unknown": "",
+        "assumes": "no new job comes in",
+        "holders": [{"job_id": "other", "owner": "ben", "gpus": 2, "ends_ms": REPORTED_MS + 300_000}],
+    }
     found = remaining(*standing("queued", 120_000, None), None, REPORTED_MS) | {"start": start}
     for text in (shown(found), eta.in_a_line(found)):
         assert ", in 5m 00s" in text
@@ -194,7 +204,8 @@ def test_no_iterations_at_all_is_no_share() -> None:
 
 @pytest.mark.parametrize("ms", [1e308, 1e15, 1e-308, 0.4])
 def test_absurd_words_are_answered(ms: float) -> None:
-    """Whoever may hand in estimates may hand in nonsense: the answer can be written down and shown all the same."""
+    """Whoever may hand in estimates may hand in nonsense: the answer can be written down and shown all the
+    same."""
     all_of_it = Bounds(middle=ms, low=0, high=1.7e308)
     found = remaining(
         *standing(), report(left_ms=all_of_it, steps=all_of_it, step_ms=all_of_it), REPORTED_MS + 60_000

@@ -17,7 +17,8 @@ def submission(job_id: str) -> Envelope:
 
 
 def test_a_job_id_must_leave_room_for_its_tasks() -> None:
-    """A CI system sends its own ids; an acknowledged job that the placer then rejects would be lost silently."""
+    """A CI system sends its own ids; an acknowledged job that the placer then rejects would be lost
+    silently."""
     _check_accepted(submission("x" * MAX_JOB_ID_CHARS))
     _refused("x" * (MAX_JOB_ID_CHARS + 1))
 

@@ -33,7 +33,8 @@ def guard() -> Any:
 
 
 def test_no_request_waits_for_a_thread(guard: Any) -> None:
-    """FastAPI gives each plain function to a thread: a millisecond for a look at a few parameters, and more under load."""
+    """FastAPI gives each plain function to a thread: a millisecond for a look at a few parameters, and more
+    under load."""
     routes = routes_of(guard)
     assert len(routes) > 30
     threaded = {
@@ -46,7 +47,8 @@ def test_no_request_waits_for_a_thread(guard: Any) -> None:
 
 
 def test_the_parameters_that_are_known_are_those_of_the_document(guard: Any) -> None:
-    """The document is not made for a request: that takes a third of a second, in which no other is answered."""
+    """The document is not made for a request: that takes a third of a second, in which no other is
+    answered."""
     document = guard._app.openapi()["paths"]
     for route in routes_of(guard):
         if route.include_in_schema:

@@ -1,4 +1,5 @@
-"""Stories of cores and memory bandwidth of running tasks: decided as facts, ordered from the valid ledger, answered by nodes."""
+"""Stories of cores and memory bandwidth of running tasks: decided as facts, ordered from the valid ledger,
+answered by nodes."""
 
 from typing import Any
 
@@ -48,9 +49,13 @@ def adjusted(cell: CellDriver, task_id: str, enforced: Any = "affinity", **more:
     job = cell.job(task_id.split(".")[0])
     asked = job.tasks[task_id].cores_adjusted
     fields: dict[str, Any] = {
-        "node_id": "n1", "task_id": task_id, "token": job.token, "what": "cores", "enforced": enforced,
+        "node_id": "n1",
+        "task_id": task_id,
+        "token": job.token,
+        "what": "cores",
+        "enforced": enforced,
         "order_token": asked.token if asked is not None else 1,
-    }  # fmt: skip
+    }
     return TaskAdjusted(**fields | more)
 
 
@@ -67,7 +72,8 @@ def test_a_task_keeps_its_lowest_cores_and_gets_the_lowest_free_ones(cell: CellD
 
 
 def test_what_a_task_gives_up_starts_the_job_that_waits_for_it(cell: CellDriver) -> None:
-    """A job of six cores waits beside four free ones. The order to shrink comes first in the node's partition."""
+    """A job of six cores waits beside four free ones. The order to shrink comes first in the node's
+    partition."""
     cell.submit("b", need=estimate(0, cores=6))
     assert cell.job("b").status is JobStatus.QUEUED
     step = cell.feed(asks(A, 2))
@@ -166,8 +172,9 @@ def test_what_a_node_cannot_do_is_in_the_ledger(cell: CellDriver) -> None:
 
 
 def test_a_cancelled_task_gives_up_what_it_was_to_give_up_before_it_is_stopped(cell: CellDriver) -> None:
-    """`a` is to give up two cores, is cancelled, and `b` gets them. The placer is killed before it has sent any of these orders. What the next
-    one repeats must not leave `b` on cores of a task that saves for as long as its grace: first `a` gives them up."""
+    """`a` is to give up two cores, is cancelled, and `b` gets them. The placer is killed before it has sent
+    any of these orders. What the next one repeats must not leave `b` on cores of a task that saves for as
+    long as its grace: first `a` gives them up."""
     cell.submit("b", need=estimate(0, cores=4))
     cell.start("b")
     cell.feed(asks(A, 2))
@@ -229,9 +236,13 @@ def test_bandwidth_is_capped_where_the_node_can_and_refused_elsewhere(cell: Cell
     ]
     token = cell.state.seq
     done = TaskAdjusted(
-        node_id="n2", task_id=B, token=cell.job("b").token, order_token=token, what="memory_bandwidth",
+        node_id="n2",
+        task_id=B,
+        token=cell.job("b").token,
+        order_token=token,
+        what="memory_bandwidth",
         enforced="resctrl",
-    )  # fmt: skip
+    )
     cell.feed(done)
     assert cell.orders() == []
     lifted = msgspec.structs.replace(throttle, proposal_id="t3", task_id=B, memory_bandwidth_percent=None)
@@ -242,7 +253,8 @@ def test_bandwidth_is_capped_where_the_node_can_and_refused_elsewhere(cell: Cell
 
 
 def test_a_snapshot_in_between_changes_nothing(cell: CellDriver) -> None:
-    """A placer takes over from a snapshot with an order that is not answered: it repeats it as the first one would."""
+    """A placer takes over from a snapshot with an order that is not answered: it repeats it as the first one
+    would."""
     cell.feed(asks(A, 2))
     state = load(dump(cell.state))
     assert state.jobs["a"].tasks[A].cores_adjusted == cell.job("a").tasks[A].cores_adjusted
@@ -250,7 +262,8 @@ def test_a_snapshot_in_between_changes_nothing(cell: CellDriver) -> None:
 
 
 def test_a_restored_ledger_sets_again_what_it_gives(cell: CellDriver) -> None:
-    """The lost records gave task `a` more cores, and its node has obeyed. The ledger gives those to others: it must take them back."""
+    """The lost records gave task `a` more cores, and its node has obeyed. The ledger gives those to others:
+    it must take them back."""
     cell.submit("b", need=estimate(0, cores=2))
     accepted = LedgerAccepted(epoch=1, nodes_offset=0, reason="restored from a copy")
     token = token_of(1, cell.state.seq)

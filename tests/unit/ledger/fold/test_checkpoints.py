@@ -1,4 +1,5 @@
-"""Stories of checkpoints in the ledger: reported by nodes, kept per job, carried by the next attempt's start."""
+"""Stories of checkpoints in the ledger: reported by nodes, kept per job, carried by the next attempt's
+start."""
 
 from typing import Any
 
@@ -40,9 +41,15 @@ def saved(cell: CellDriver, task_id: str, iteration: int, **more: Any) -> TaskCh
     job = cell.job(job_id)
     name = f"attempt-{attempt}-iteration-{iteration}"
     fields: dict[str, Any] = {
-        "node_id": job.tasks[task_id].place.node_id, "task_id": task_id, "token": job.token, "at_ms": 5,
-        "path": f"/state/checkpoints/{job_id}/{name}", "iteration": iteration, "size_bytes": 7, "save_ms": 250,
-    }  # fmt: skip
+        "node_id": job.tasks[task_id].place.node_id,
+        "task_id": task_id,
+        "token": job.token,
+        "at_ms": 5,
+        "path": f"/state/checkpoints/{job_id}/{name}",
+        "iteration": iteration,
+        "size_bytes": 7,
+        "save_ms": 250,
+    }
     return TaskCheckpointed(**fields | more)
 
 
@@ -86,7 +93,8 @@ def test_on_another_node_it_goes_on_only_where_the_folder_is_shared(
 
 
 def moved(serves: bool = True) -> CellDriver:
-    """Job `a` has saved on n1 and starts again on n2, since others took its place. `serves`: n1 hands checkpoints over."""
+    """Job `a` has saved on n1 and starts again on n2, since others took its place. `serves`: n1 hands
+    checkpoints over."""
     cell = CellDriver()
     for number, name in enumerate(("n1", "n2")):
         logs = LogServer(port=4_000 + number, key="0" * 16) if serves else None
@@ -105,8 +113,8 @@ def moved(serves: bool = True) -> CellDriver:
 
 
 def test_a_job_that_starts_elsewhere_fetches_its_checkpoint_from_where_it_is() -> None:
-    """The new node learns whom to ask, the old one who may ask, by the same record; and both again from the next placer. What the
-    checkpoint has is not counted as lost."""
+    """The new node learns whom to ask, the old one who may ask, by the same record; and both again from the
+    next placer. What the checkpoint has is not counted as lost."""
     cell = moved()
     [order] = [order for order in cell.orders() if isinstance(order, StartTask) and order.job_id == "a"]
     assert (order.checkpoint, order.checkpoint_from) == (
@@ -143,7 +151,8 @@ def test_a_gang_that_begins_anew_is_said_to_have_lost_what_it_saved() -> None:
 
 
 def test_what_was_fetched_is_where_it_is_from_then_on() -> None:
-    """The attempt on n2 fails before it saves. The next one there finds it, and one on n1 would fetch it from n2."""
+    """The attempt on n2 fails before it saves. The next one there finds it, and one on n1 would fetch it from
+    n2."""
     cell = moved()
     path = "/elsewhere/a/attempt-1-iteration-120"
     job = cell.job("a")
@@ -164,7 +173,8 @@ def test_what_was_fetched_is_where_it_is_from_then_on() -> None:
 
 
 def test_what_could_not_be_fetched_is_done_again() -> None:
-    """The old node's reporter is down. The reason stands with the job; the checkpoint stays known, where it is."""
+    """The old node's reporter is down. The reason stands with the job; the checkpoint stays known, where it
+    is."""
     cell = moved()
     job = cell.job("a")
     failed = CheckpointFetched(
@@ -182,7 +192,8 @@ def test_what_could_not_be_fetched_is_done_again() -> None:
 
 @pytest.mark.parametrize("gone", [True, False])
 def test_nothing_is_fetched_where_nobody_can_serve_it(gone: bool) -> None:
-    """The old node is proven gone, or serves nothing: the start says so, and what was done is counted again."""
+    """The old node is proven gone, or serves nothing: the start says so, and what was done is counted
+    again."""
     cell = moved(serves=gone)
     if gone:
         for other in "bc":
@@ -233,7 +244,8 @@ def saves(cell: CellDriver) -> list[Any]:
 
 
 def test_a_job_is_asked_to_save_until_it_has(cell: CellDriver) -> None:
-    """An operator is about to upgrade a node. The order is repeated to a reporter that comes back, until a checkpoint is reported."""
+    """An operator is about to upgrade a node. The order is repeated to a reporter that comes back, until a
+    checkpoint is reported."""
     step = cell.feed(asks())
     assert kinds(step) == ["job.checkpoint_requested", "checkpoint.decided"]
     decided = step.facts[1]

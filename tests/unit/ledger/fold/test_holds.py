@@ -1,4 +1,5 @@
-"""Stories of holds: a job that is held does not start, no clock runs against it, and no other job waits for it."""
+"""Stories of holds: a job that is held does not start, no clock runs against it, and no other job waits for
+it."""
 
 import pytest
 
@@ -24,7 +25,8 @@ def release(job_id: str = "j", tenant: str | None = None, after: int = 0) -> Eve
 
 @pytest.mark.parametrize("profile", ["liquid", "srtf", "drf"])
 def test_a_held_job_starts_when_it_is_released(profile: str) -> None:
-    """A user submits in the evening and holds the job until its data are there; under every kind of policy."""
+    """A user submits in the evening and holds the job until its data are there; under every kind of
+    policy."""
     cell = CellDriver(PlacerSettings(profile=profile))
     cell.submit("j")
     assert kinds(cell.feed(hold()))[0] == "job.hold_requested"
@@ -43,7 +45,8 @@ def test_a_held_job_starts_when_it_is_released(profile: str) -> None:
 
 
 def test_no_job_waits_behind_a_held_one() -> None:
-    """The first in line was overtaken as often as it may be, and holds everything up; then its user holds it."""
+    """The first in line was overtaken as often as it may be, and holds everything up; then its user holds
+    it."""
     cell = CellDriver(PlacerSettings(max_overtakes=1, backfill_window=8))
     cell.join(node_spec("n1", gpus=2))
     cell.submit("runs", need=estimate(1))
@@ -101,7 +104,8 @@ def test_what_runs_of_a_held_job_runs_on_and_does_not_start_again() -> None:
 
 
 def test_commands_that_come_twice_late_or_from_others_are_refused() -> None:
-    """A hold that is sent again after the release must not stop the job; an operator's hold is no tenant's to end."""
+    """A hold that is sent again after the release must not stop the job; an operator's hold is no tenant's to
+    end."""
     cell = CellDriver()
     cell.submit("j", job_spec(owner="vision"))
     first = hold(tenant="vision", after=cell.state.seq)
@@ -118,7 +122,8 @@ def test_commands_that_come_twice_late_or_from_others_are_refused() -> None:
 
 
 def test_a_job_held_while_it_is_launched_does_not_time_out() -> None:
-    """Its node does not answer the start, and its user holds it: the wait for a node is over when he releases it, not before."""
+    """Its node does not answer the start, and its user holds it: the wait for a node is over when he releases
+    it, not before."""
     cell = CellDriver(PlacerSettings(launch_timeout_ms=10_000))
     cell.join(node_spec("n1"))
     cell.submit("j", job_spec(queue_timeout_ms=15_000))

@@ -89,7 +89,8 @@ def test_a_dead_machines_job_runs_elsewhere(cell: CellDriver) -> None:
 
 
 async def test_a_proof_that_was_recorded_and_never_sent_is_sent_by_the_next_term(cell: CellDriver) -> None:
-    """On Kafka the placer died between the record that a probe has expired and the departure that follows from it."""
+    """On Kafka the placer died between the record that a probe has expired and the departure that follows
+    from it."""
     probe = suspected(cell)
     cell.feed(ProbeSent(node_id="n1", probe=probe))
     cell.at(now_ms(cell) + wait_ms(LEASE_MS))
@@ -113,8 +114,9 @@ async def test_a_proof_that_was_recorded_and_never_sent_is_sent_by_the_next_term
 
 
 async def test_a_refusal_that_was_recorded_and_never_sent_is_sent_by_the_next_term(cell: CellDriver) -> None:
-    """A node has a new disk and a clock that is behind: its joining does not count. On Kafka the placer died before the node was told, which
-    waits for an answer; a cell that is frozen until each node has joined would stay so."""
+    """A node has a new disk and a clock that is behind: its joining does not count. On Kafka the placer died
+    before the node was told, which waits for an answer; a cell that is frozen until each node has joined
+    would stay so."""
     node = cell.state.nodes["n1"]
     again = node_spec("n1", rack="r0", boot="b2")
     step = cell.feed(NodeJoined(node=again, incarnation=node.incarnation, leases=True))
@@ -166,7 +168,8 @@ def test_a_report_of_before_the_silence_is_no_answer(cell: CellDriver) -> None:
 
 
 def test_a_new_term_counts_anew(cell: CellDriver) -> None:
-    """Between two terms only the log's stamps show how long no placer wrote, and they may be wrong by days."""
+    """Between two terms only the log's stamps show how long no placer wrote, and they may be wrong by
+    days."""
     probe = suspected(cell)
     cell.feed(ProbeSent(node_id="n1", probe=probe))
     cell.feed(TermStarted(term=cell.state.term + 1, placer_id="p2", settings=SETTINGS))
@@ -214,7 +217,8 @@ def test_what_runs_without_a_lease_is_never_proven_dead_by_one() -> None:
 
 @pytest.mark.parametrize(("chars", "fires"), [(122, True), (123, False)])
 def test_a_node_with_a_name_too_long_for_a_timer_gets_none(chars: int, fires: bool) -> None:
-    """Answers are lost with the nodes' topic while such a node is silent: a record with its timer could not be read again."""
+    """Answers are lost with the nodes' topic while such a node is silent: a record with its timer could not
+    be read again."""
     cell = CellDriver(SETTINGS)
     name = "n" * chars
     cell.feed(NodeJoined(node=node_spec(name, gpus=0), incarnation=1, leases=True))
@@ -239,7 +243,8 @@ def test_a_reporter_of_an_earlier_version_is_not_probed() -> None:
 
 @pytest.mark.parametrize("how", ["start", "stop"])
 def test_an_order_that_is_repeated_at_a_joining_is_waited_for_again(how: str) -> None:
-    """A machine is cut off as a job is placed there, and so suspect. It comes back, is sent the order once more, and hangs."""
+    """A machine is cut off as a job is placed there, and so suspect. It comes back, is sent the order once
+    more, and hangs."""
     cell = CellDriver(SETTINGS)
     cell.feed(NodeJoined(node=node_spec("n1"), incarnation=1, leases=True))
     cell.submit("j")

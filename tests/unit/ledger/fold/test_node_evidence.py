@@ -1,4 +1,5 @@
-"""Stories of broken nodes: jobs of everybody fail there at once, so the node is free and gets the next one."""
+"""Stories of broken nodes: jobs of everybody fail there at once, so the node is free and gets the next
+one."""
 
 import random
 from collections.abc import Collection
@@ -62,7 +63,8 @@ def broken_node(cell: CellDriver) -> list[str]:
 
 
 def test_a_black_hole_eats_three_jobs_of_twelve_people(cell: CellDriver) -> None:
-    """A node with a dead GPU fails each job within a second, so it is always free and takes the whole queue."""
+    """A node with a dead GPU fails each job within a second, so it is always free and takes the whole
+    queue."""
     ran = [run(cell, f"j{number}", spec_of(f"o{number}")) for number in range(12)]
     assert ran[:3] == [BROKEN] * 3
     assert BROKEN not in ran[3:]

@@ -33,7 +33,8 @@ def uncordon(node_id: str = "n1") -> NodeUncordoned:
 
 @pytest.mark.parametrize("profile", ["liquid", "drf", "srtf", "hived", "fgd"])
 def test_nothing_new_is_placed_on_a_cordoned_node_and_what_runs_there_runs_on(profile: str) -> None:
-    """Its reporter is upgraded meanwhile: a new joining does not end the cordon. Policies that preempt stop no job for it."""
+    """Its reporter is upgraded meanwhile: a new joining does not end the cordon. Policies that preempt stop
+    no job for it."""
     cell = CellDriver(PlacerSettings(profile=profile))
     cell.join(node_spec("n1"))
     cell.submit("runs")
@@ -136,7 +137,8 @@ def test_orders_that_change_nothing_are_refused() -> None:
 
 
 def test_a_frozen_cell_drains_nobody_until_it_thaws() -> None:
-    """Most nodes vanished while one was being drained: its jobs may be all that runs, and stay until the others return."""
+    """Most nodes vanished while one was being drained: its jobs may be all that runs, and stay until the
+    others return."""
     cell = CellDriver()
     cell.join(*(node_spec(f"n{number}") for number in range(4)))
     cell.submit("a", need=estimate(4))
@@ -154,8 +156,8 @@ def test_a_frozen_cell_drains_nobody_until_it_thaws() -> None:
 
 
 def test_a_large_gangs_peers_are_ordered_once_per_node() -> None:
-    """256 workers on 32 nodes: 5 MiB of orders would name every member to every worker. A placer that begins a term repeats
-    what is left of them in the same way; small gangs' orders are complete each."""
+    """256 workers on 32 nodes: 5 MiB of orders would name every member to every worker. A placer that begins
+    a term repeats what is left of them in the same way; small gangs' orders are complete each."""
     cell = CellDriver(PlacerSettings(profile="fifo"))
     for number in range(32):
         cell.join(node_spec(f"n{number}", gpus=8, cores=64))
@@ -197,7 +199,8 @@ def _named_once(orders: list[Any], nodes: int) -> None:
 
 
 def test_a_gang_with_a_task_on_each_node_is_few_bytes_of_orders() -> None:
-    """128 members on 128 nodes: each order has all peers, packed. (512 on 512 would be 19 MiB as they are.)"""
+    """128 members on 128 nodes: each order has all peers, packed. (512 on 512 would be 19 MiB as they
+    are.)"""
     cell = CellDriver(PlacerSettings(profile="fifo"))
     for number in range(128):
         spec = node_spec(f"gpu-node-{number:04d}", gpus=1, cores=1)

@@ -20,12 +20,18 @@ from tests.support.cluster.driver import CellDriver, estimate, job_spec, kinds, 
 GUESS = Estimate(
     worker=ResourceVector(gpus=1, cores=1, host_memory_mib=2_048),
     parameter_server=ResourceVector(gpus=0, cores=1, host_memory_mib=1_024),
-    confidence=0.1, tier="default", source="default: nothing is known yet", guessed=("worker", "ps"),
-)  # fmt: skip
+    confidence=0.1,
+    tier="default",
+    source="default: nothing is known yet",
+    guessed=("worker", "ps"),
+)
 NODE_MIB = 131_072
 KILLED: dict[str, Any] = {
-    "cause": "out_of_memory", "exit_code": None, "signal": 9, "usage": Usage(host_memory_mib=9_000),
-}  # fmt: skip
+    "cause": "out_of_memory",
+    "exit_code": None,
+    "signal": 9,
+    "usage": Usage(host_memory_mib=9_000),
+}
 """The machine ran short, and the kernel ended the task that had most beyond its promise."""
 
 
@@ -41,10 +47,17 @@ def exhausted(cell: CellDriver, task_id: str, memory: Any = "host_memory", **mor
     """An allocation of the task fails; the kinds of facts that follow."""
     job = cell.job(task_id.rsplit(".", 2)[0])
     exited = TaskExited(
-        node_id=job.tasks[task_id].place.node_id, task_id=task_id, token=job.token, cause="exited", exit_code=1,
-        started_ms=cell.now_ms, exited_ms=cell.now_ms, usage=Usage(host_memory_mib=1_900), exhausted=memory,
+        node_id=job.tasks[task_id].place.node_id,
+        task_id=task_id,
+        token=job.token,
+        cause="exited",
+        exit_code=1,
+        started_ms=cell.now_ms,
+        exited_ms=cell.now_ms,
+        usage=Usage(host_memory_mib=1_900),
+        exhausted=memory,
         detail="MemoryError in its last lines",
-    )  # fmt: skip
+    )
     return kinds(cell.feed(msgspec.structs.replace(exited, **more)))
 
 
@@ -90,7 +103,8 @@ def test_fair_shares_of_a_node_add_up_to_it() -> None:
 
 
 def test_a_guess_that_was_too_small_costs_one_attempt_and_none_of_the_users_own(cell: CellDriver) -> None:
-    """It waits for the estimator, who knows by now what did not suffice; a late copy of the first estimate is not taken for it."""
+    """It waits for the estimator, who knows by now what did not suffice; a late copy of the first estimate is
+    not taken for it."""
     cell.submit("j", None, GUESS)
     cell.start("j")
     assert exhausted(cell, "j.1.w0", **KILLED) == ["task.exited", "job.requeued"]
@@ -125,7 +139,8 @@ def test_another_tenant_is_not_shown_what_failed_while_the_job_waits_to_be_estim
 
 
 def test_all_of_a_node_and_no_larger_one_ends_the_job_with_the_whole_reason(cell: CellDriver) -> None:
-    """It leaks: there is no more memory to give. The limit, its origin, the measured peak and the remedy are in one sentence."""
+    """It leaks: there is no more memory to give. The limit, its origin, the measured peak and the remedy are
+    in one sentence."""
     everything = msgspec.structs.replace(
         GUESS, worker=ResourceVector(gpus=1, cores=1, host_memory_mib=131_072)
     )
@@ -135,7 +150,8 @@ def test_all_of_a_node_and_no_larger_one_ends_the_job_with_the_whole_reason(cell
     assert cell.state.ended["j"] == "failed"
     ended = msgspec.json.decode(cell.values[-1])["facts"][1]["data"]
     assert ended["reason"] == (
-        "j.1.w0 on n1: out of host memory (MemoryError in its last lines); its cap was 131072 MiB, all that its node has: "
+        "j.1.w0 on n1: out of host memory (MemoryError in its last lines); its cap was 131072 MiB, all that "
+        "its node has: "
         "Penstock's estimate, 10% sure, tier default: default: nothing is known yet; measured peak 1900 MiB. "
         "Ask for more with --host-memory 256GiB, or in the job file: resources: {host_memory: 256GiB}"
     )
@@ -182,8 +198,8 @@ def test_cuda_out_of_memory_is_tried_again_where_a_card_has_more(cell: CellDrive
 def test_a_member_stopped_beyond_its_promise_gets_another_attempt_as_one_with_a_part_of_a_gpu(
     cell: CellDriver,
 ) -> None:
-    """Its node held it to 4 GiB while a companion was there. No card is larger than that one, but it had not all of it. A job that named the figure itself
-    has used up an attempt of its own."""
+    """Its node held it to 4 GiB while a companion was there. No card is larger than that one, but it had not
+    all of it. A job that named the figure itself has used up an attempt of its own."""
     worker = ResourceVector(gpus=1, cores=1, host_memory_mib=2_048, gpu_memory_mib=4_096)
     found = msgspec.structs.replace(GUESS, worker=worker)
     for job_id, spec in (
@@ -209,7 +225,8 @@ def test_a_member_stopped_beyond_its_promise_gets_another_attempt_as_one_with_a_
 
 
 def test_memory_is_raised_a_bounded_number_of_times(cell: CellDriver) -> None:
-    """An estimator that answers with the same again, or with a little more each time, does not make a job run for ever."""
+    """An estimator that answers with the same again, or with a little more each time, does not make a job run
+    for ever."""
     cell.submit("same", None, GUESS)
     cell.start("same")
     exhausted(cell, "same.1.w0", **KILLED)

@@ -1,4 +1,5 @@
-"""A retry after a failure that was no matter of memory: while it backs off, it is estimated anew, and waits for no estimate."""
+"""A retry after a failure that was no matter of memory: while it backs off, it is estimated anew, and waits
+for no estimate."""
 
 import msgspec
 import pytest
@@ -24,7 +25,8 @@ def cell() -> CellDriver:
 
 
 def test_a_retry_runs_with_what_was_learned_while_it_backed_off(cell: CellDriver) -> None:
-    """Another run of the same command ended meanwhile and has shown that it needs 2 GPUs: the retry gets them, once its back-off is over."""
+    """Another run of the same command ended meanwhile and has shown that it needs 2 GPUs: the retry gets
+    them, once its back-off is over."""
     step = cell.feed(JobEstimated(job_id="j", estimate=estimate(2), attempt=2))
     assert kinds(step) == ["job.estimated"]
     assert cell.job("j").status is JobStatus.BACKOFF, "an estimate shortens no back-off"
@@ -34,7 +36,8 @@ def test_a_retry_runs_with_what_was_learned_while_it_backed_off(cell: CellDriver
 
 
 def test_a_retry_waits_for_no_estimator(cell: CellDriver) -> None:
-    """The estimator is down: the next attempt has the estimate of the one before, and what it answers later is refused."""
+    """The estimator is down: the next attempt has the estimate of the one before, and what it answers later
+    is refused."""
     cell.at(BACKOFF_MS)
     assert len(cell.job("j").tasks["j.2.w0"].place.gpus) == 1
     late = JobEstimated(job_id="j", estimate=estimate(2), attempt=2)

@@ -22,7 +22,8 @@ def times_out_at(cell: CellDriver, at_ms: int) -> None:
 
 
 def test_a_job_that_lost_its_node_waits_no_longer_than_it_may() -> None:
-    """Its node is deleted after an hour; nothing else has room. Its user asked to give up after 5 s of waiting."""
+    """Its node is deleted after an hour; nothing else has room. Its user asked to give up after 5 s of
+    waiting."""
     cell = CellDriver()
     cell.join(node_spec("n1"))
     cell.submit("j", job_spec(queue_timeout_ms=5_000))
@@ -70,7 +71,8 @@ def silent_cell(**times: int) -> CellDriver:
 
 
 def test_a_cancelled_job_on_a_silent_node_says_what_is_not_proven() -> None:
-    """Its user cancels it. No record shows whether it still runs, so its GPUs stay taken; the node's next boot proves its end."""
+    """Its user cancels it. No record shows whether it still runs, so its GPUs stay taken; the node's next
+    boot proves its end."""
     cell = silent_cell()
     cell.feed(JobCancelRequested(job_id="j"))
     assert cell.job("j").status is JobStatus.STOPPING
@@ -93,7 +95,8 @@ def test_a_run_time_out_on_a_silent_node_ends_when_its_end_is_proven() -> None:
 
 
 def test_a_job_whose_node_never_answered_its_start_gives_up_as_asked() -> None:
-    """The machine died a second before the order came. The job has not started, so its user's patience goes on."""
+    """The machine died a second before the order came. The job has not started, so its user's patience goes
+    on."""
     cell = CellDriver()
     cell.join(node_spec("n1"))
     cell.submit("j", job_spec(queue_timeout_ms=90_000))
@@ -109,7 +112,8 @@ def test_a_job_whose_node_never_answered_its_start_gives_up_as_asked() -> None:
 
 
 def test_a_start_that_comes_late_ends_the_wait() -> None:
-    """The node was slow, not dead: it answers after a minute, and the job runs on past its time-out for waiting."""
+    """The node was slow, not dead: it answers after a minute, and the job runs on past its time-out for
+    waiting."""
     cell = CellDriver()
     cell.join(node_spec("n1"))
     cell.submit("j", job_spec(queue_timeout_ms=90_000))

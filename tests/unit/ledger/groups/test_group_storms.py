@@ -84,7 +84,8 @@ class Storm:
 
 
 def test_whatever_members_do_the_books_are_right() -> None:
-    """Jobs of all sizes join, change their cores, fail, are cancelled, lose a node and come back; `check` sees every step."""
+    """Jobs of all sizes join, change their cores, fail, are cancelled, lose a node and come back; `check`
+    sees every step."""
     formed_groups = 0
     for seed in range(40):
         storm = Storm(seed)

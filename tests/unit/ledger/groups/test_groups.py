@@ -1,4 +1,5 @@
-"""Stories of groups: jobs that hold the same GPUs and cores and run on them in turns. Nobody else gets in, and who runs is not restarted."""
+"""Stories of groups: jobs that hold the same GPUs and cores and run on them in turns. Nobody else gets in,
+and who runs is not restarted."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -100,7 +101,8 @@ def waits(cell: Cell, job_id: str, **more: Any) -> None:
 
 
 def test_a_waiting_gang_joins_one_that_runs_and_nobody_is_restarted(cell: Cell) -> None:
-    """Every GPU is taken. The batcher finds that `b` computes while `a` reads: they take turns, on the same GPUs and cores."""
+    """Every GPU is taken. The batcher finds that `b` computes while `a` reads: they take turns, on the same
+    GPUs and cores."""
     before = cell.job("a").tasks["a.1.w0"]
     waits(cell, "b", cores=6, bandwidth_mbps=250)
     decided, placed, *_ = cell.formed("a", "b", nodes=BOTH)
@@ -124,8 +126,9 @@ def test_a_waiting_gang_joins_one_that_runs_and_nobody_is_restarted(cell: Cell) 
 
 
 def test_all_tasks_of_all_members_on_a_node_name_the_same_gpus(cell: Cell) -> None:
-    """Two tasks of a gang are on one node: they and those of who joins meet in one folder there, which their GPUs name. Where a gang has
-    one task on a node, and for a part of a GPU, no more than the task's own is said."""
+    """Two tasks of a gang are on one node: they and those of who joins meet in one folder there, which their
+    GPUs name. Where a gang has one task on a node, and for a part of a GPU, no more than the task's own is
+    said."""
     cell.join(node_spec("n3", 4))
     for job_id in ("c", "d"):
         cell.submit(job_id, job_spec(workers=2), needs())
@@ -143,7 +146,8 @@ def test_all_tasks_of_all_members_on_a_node_name_the_same_gpus(cell: Cell) -> No
 
 @pytest.mark.parametrize("first", ["a", "b"])
 def test_whoever_ends_first_the_rest_stays_held_until_the_last_has_ended(cell: Cell, first: str) -> None:
-    """What only the one that ended needed is free at once; the other runs on, alone, under its old attempt."""
+    """What only the one that ended needed is free at once; the other runs on, alone, under its old
+    attempt."""
     waits(cell, "b", cores=6, bandwidth_mbps=250)
     cell.formed("a", "b", nodes=BOTH)
     cell.start("b")
@@ -211,13 +215,33 @@ def test_waiting_jobs_form_a_group_of_their_own() -> None:
     [
         ({"gpus": 1}, {}, "invalid", "workers x GPUs + parameter servers differ: a 2 x 2 + 0, b 2 x 1 + 0"),
         ({}, {"workers": 3}, "invalid", "b has 3 tasks, 2 nodes are named"),
-        ({"gpu_memory_mib": 12_385}, {}, "infeasible", "task 0 of b on n1: all members need 16385 MiB of each GPU, which has 16384"),
-        ({"host_memory_mib": 130_073}, {}, "infeasible", "task 0 of b on n1: 130072 MiB of memory are free, 130073 more needed"),
+        (
+            {"gpu_memory_mib": 12_385},
+            {},
+            "infeasible",
+            "task 0 of b on n1: all members need 16385 MiB of each GPU, which has 16384",
+        ),
+        (
+            {"host_memory_mib": 130_073},
+            {},
+            "infeasible",
+            "task 0 of b on n1: 130072 MiB of memory are free, 130073 more needed",
+        ),
         ({"cores": 33}, {}, "infeasible", "task 0 of b on n1: 28 cores are free, 29 more needed"),
-        ({"bandwidth_mbps": 10_001}, {}, "infeasible", "task 0 of b on n1: 9900 Mbit/s are free, 9901 more needed"),
-        ({}, {"models": ("A100",)}, "infeasible", "task 0 of b on n1: its GPUs are of another model or have too little memory"),
+        (
+            {"bandwidth_mbps": 10_001},
+            {},
+            "infeasible",
+            "task 0 of b on n1: 9900 Mbit/s are free, 9901 more needed",
+        ),
+        (
+            {},
+            {"models": ("A100",)},
+            "infeasible",
+            "task 0 of b on n1: its GPUs are of another model or have too little memory",
+        ),
     ],
-)  # fmt: skip
+)
 def test_who_does_not_fit_is_refused(
     cell: Cell, joins: dict[str, Any], fields: dict[str, Any], reason: str, detail: str
 ) -> None:
@@ -239,7 +263,8 @@ def test_a_part_of_a_gpu_is_no_member(cell: Cell) -> None:
 
 
 def test_workers_that_do_not_wait_for_each_other_are_in_no_group(cell: Cell) -> None:
-    """With parameter servers the second worker would train on out of turn; a single one is the chief, whatever servers it has."""
+    """With parameter servers the second worker would train on out of turn; a single one is the chief,
+    whatever servers it has."""
     server = ResourceVector(cores=1)
     cell.join(node_spec("n3", 2))
     for name in "bc":
@@ -307,7 +332,8 @@ def test_where_an_end_cannot_be_proven_nobody_joins() -> None:
 
 
 def test_members_come_and_go_and_the_group_is_the_same(cell: Cell) -> None:
-    """`b` joins `a`; `a` ends; `c` joins `b`: `b` has run all the time, with two companions after each other."""
+    """`b` joins `a`; `a` ends; `c` joins `b`: `b` has run all the time, with two companions after each
+    other."""
     waits(cell, "b")
     [decided, *_] = cell.formed("a", "b", nodes=BOTH)
     cell.start("b")
@@ -405,7 +431,8 @@ def test_a_lost_node_takes_all_members_with_it(cell: Cell) -> None:
 
 
 def test_cores_of_members_change_and_are_held_once(cell: Cell) -> None:
-    """An operator gives `b` more cores: first those of its companion, then free ones. What `a` still uses stays."""
+    """An operator gives `b` more cores: first those of its companion, then free ones. What `a` still uses
+    stays."""
     waits(cell, "b", cores=2)
     cell.formed("a", "b", nodes=BOTH)
     cell.start("b")
@@ -435,7 +462,8 @@ def test_cores_of_members_change_and_are_held_once(cell: Cell) -> None:
 
 
 def test_a_member_moves_away_and_the_others_stay(cell: Cell) -> None:
-    """The migrator takes `b` out of the group: to other nodes, since of GPUs that others hold nothing can be kept for it."""
+    """The migrator takes `b` out of the group: to other nodes, since of GPUs that others hold nothing can be
+    kept for it."""
     waits(cell, "b")
     cell.formed("a", "b", nodes=BOTH)
     cell.start("b")

@@ -1,4 +1,5 @@
-"""Stories of groups that wait for stops: for GPUs, for memory, for a place in the group; and of groups that wait in vain."""
+"""Stories of groups that wait for stops: for GPUs, for memory, for a place in the group; and of groups that
+wait in vain."""
 
 from typing import Any
 
@@ -53,7 +54,8 @@ def waits(step: Step) -> bool:
 
 
 def test_a_new_group_waits_for_the_gpus_of_a_gang_that_is_being_stopped() -> None:
-    """The batcher pairs two gangs while all GPUs are still held. They start as a group with the second exit, and nobody comes in between."""
+    """The batcher pairs two gangs while all GPUs are still held. They start as a group with the second exit,
+    and nobody comes in between."""
     cell = two_nodes()
     assert waits(cell.group("c", "b", nodes=BOTH))
     why = explain(cell.state, "b", cell.state.now_ms)
@@ -69,7 +71,8 @@ def test_a_new_group_waits_for_the_gpus_of_a_gang_that_is_being_stopped() -> Non
 
 
 def test_who_joins_waits_for_memory_that_is_being_freed() -> None:
-    """`b` is to take turns with `a`, and the node's memory is with a small neighbour of `a` that somebody has cancelled. `a` runs on all the time."""
+    """`b` is to take turns with `a`, and the node's memory is with a small neighbour of `a` that somebody has
+    cancelled. `a` runs on all the time."""
     cell = Cell(PlacerSettings(profile="fifo"))
     cell.join(node_spec("n1", 3))
     for job_id, need in (("a", needs()), ("small", needs(1, host_memory_mib=LARGE_MIB))):
@@ -132,7 +135,8 @@ def test_what_waits_is_the_same_after_a_restart() -> None:
     ids=lambda event: event.TYPE,
 )
 def test_a_group_that_can_form_no_more_is_given_up(happens: Any) -> None:
-    """A member is cancelled, or a node lost: nothing is kept for it any more, and who is left waits in the queue."""
+    """A member is cancelled, or a node lost: nothing is kept for it any more, and who is left waits in the
+    queue."""
     cell = two_nodes()
     cell.group("b", "c", nodes=BOTH)
     cell.feed(happens)
@@ -143,7 +147,8 @@ def test_a_group_that_can_form_no_more_is_given_up(happens: Any) -> None:
 
 
 def test_a_group_is_given_up_when_who_runs_has_ended() -> None:
-    """`a` ends before the memory is free that `b` needs beside it: a group of one is none, and `b` starts alone by the queue."""
+    """`a` ends before the memory is free that `b` needs beside it: a group of one is none, and `b` starts
+    alone by the queue."""
     cell = Cell(PlacerSettings(profile="fifo"))
     cell.join(node_spec("n1", 3))
     for job_id, need in (("a", needs()), ("small", needs(1, host_memory_mib=LARGE_MIB))):

@@ -72,7 +72,8 @@ def test_only_a_term_started_record_may_raise_the_term_and_only_by_one() -> None
 
 
 def test_a_zombies_late_record_is_void_for_every_reader() -> None:
-    """A was stopped in the middle of a write; B began term 2; A's record arrives after it, in A's old term."""
+    """A was stopped in the middle of a write; B began term 2; A's record arrives after it, in A's old
+    term."""
     head, first = begin_term(GENESIS, 1, "a")
     _, late = answer(head)
     successor, second = begin_term(head, 2, "b")

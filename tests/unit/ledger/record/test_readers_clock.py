@@ -35,7 +35,8 @@ def test_time_goes_on_from_the_record_whatever_the_wall_clock_does(step_ms: int)
     [(HOUR_MS, HOUR_MS), (-HOUR_MS, 0), (MAX_AGE_MS, MAX_AGE_MS), (MAX_AGE_MS + 1, 0)],
 )
 def test_a_record_from_before_the_start_is_as_old_as_the_logs_stamp(behind_ms: int, age_ms: int) -> None:
-    """A gateway starts over a cell that rests. Its wall clock is right, a little behind the log's, or wrong by decades."""
+    """A gateway starts over a cell that rests. Its wall clock is right, a little behind the log's, or wrong
+    by decades."""
     machine = Machine()
     found = machine.clock()
     found.read(7_000, machine.wall_ms - behind_ms)

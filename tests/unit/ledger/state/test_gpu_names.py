@@ -96,7 +96,8 @@ def test_a_card_that_was_renumbered_is_not_given_out_twice(cell: CellDriver) -> 
 
 
 def test_a_card_that_is_gone_holds_its_task_and_nothing_else(cell: CellDriver) -> None:
-    """C falls off the bus under j3: its slot is no other card's, and its end frees nothing before the card is back."""
+    """C falls off the bus under j3: its slot is no other card's, and its end frees nothing before the card is
+    back."""
     running(cell, "j1", "j2", "j3")
     cell.feed(NodeChanged(node=machine("ABD")))
     assert cards_of(cell, "j3") == ("C",)
@@ -140,7 +141,8 @@ def test_a_fault_is_of_the_card_and_not_of_the_index(cell: CellDriver) -> None:
 
 
 def test_a_fault_outlives_its_reporter_and_ends_with_its_boot(cell: CellDriver) -> None:
-    """The node's journal knows what broke since the boot; each of its joinings reports it, until a new boot."""
+    """The node's journal knows what broke since the boot; each of its joinings reports it, until a new
+    boot."""
     running(cell, "j1")
     broken = (GpuFault(uuid="B", fault="ecc", code=5), GpuFault(uuid="X", fault="xid", code=79))
     alive = tuple(RunningTask(task_id=task, token=cell.job("j1").token) for task in cell.job("j1").tasks)
@@ -159,10 +161,14 @@ def test_what_a_node_does_not_have_is_not_tried_again(cell: CellDriver) -> None:
     assert cards_of(cell, "j") == ("A",)
     cell.feed(
         OrderRefused(
-            node_id="n1", task_id="j.1.w0", token=cell.job("j").token, reason="unknown_gpu", highest_token=0,
+            node_id="n1",
+            task_id="j.1.w0",
+            token=cell.job("j").token,
+            reason="unknown_gpu",
+            highest_token=0,
             missing_gpus=("A",),
         )
-    )  # fmt: skip
+    )
     cell.at(2_000)
     assert cards_of(cell, "j") == ("B",)
 

@@ -28,7 +28,8 @@ WINDOW_MS = PlacerSettings().freeze_window_ms
 
 
 def test_timers_of_ended_jobs_leave_nothing_behind() -> None:
-    """Jobs with both time-outs come and go; each sets two or three timers and ends long before they are due."""
+    """Jobs with both time-outs come and go; each sets two or three timers and ends long before they are
+    due."""
     cell = CellDriver()
     cell.join(node_spec("n1"))
     for number in range(300):
@@ -40,7 +41,8 @@ def test_timers_of_ended_jobs_leave_nothing_behind() -> None:
 
 
 def test_nodes_that_are_gone_for_good_are_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A cloud's machines have a new name each day. The last few that left stay known; a late copy of an old joining is refused."""
+    """A cloud's machines have a new name each day. The last few that left stay known; a late copy of an old
+    joining is refused."""
     monkeypatch.setattr("penstock.ledger.derived.departed.MAX_GONE_NODES", 3)
     cell = CellDriver()
     cell.join(node_spec("stays"))
@@ -67,7 +69,8 @@ def test_nodes_that_are_gone_for_good_are_forgotten(monkeypatch: pytest.MonkeyPa
 
 
 def test_a_gone_node_that_a_gang_still_names_is_not_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
-    """One member of a gang was lost with its node; the other is being stopped, and its orders name all places."""
+    """One member of a gang was lost with its node; the other is being stopped, and its orders name all
+    places."""
     monkeypatch.setattr("penstock.ledger.derived.departed.MAX_GONE_NODES", 0)
     cell = CellDriver()
     cell.join(node_spec("n1", gpus=1), node_spec("n2", gpus=1))
@@ -84,7 +87,8 @@ def test_a_gone_node_that_a_gang_still_names_is_not_forgotten(monkeypatch: pytes
 
 
 def test_a_cloud_of_nodes_that_leaves_at_once_is_forgotten() -> None:
-    """A night's 20,000 spot machines are deleted within seconds, and nothing takes their place; one that stays is the latest to have come."""
+    """A night's 20,000 spot machines are deleted within seconds, and nothing takes their place; one that
+    stays is the latest to have come."""
     state, count, seq = CellState(), 20_000, 0
 
     def fold(*facts: Any, now_ms: int) -> None:
@@ -123,7 +127,8 @@ def test_a_cloud_of_nodes_that_leaves_at_once_is_forgotten() -> None:
 
 
 def test_nodes_that_left_within_the_freeze_window_are_not_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A switch dies and a watch reports one machine after the other as deleted: past half of them, the cell freezes."""
+    """A switch dies and a watch reports one machine after the other as deleted: past half of them, the cell
+    freezes."""
     monkeypatch.setattr("penstock.ledger.derived.departed.MAX_GONE_NODES", 1)
     cell = CellDriver()
     cell.join(*(node_spec(f"n{number}") for number in range(10)))
@@ -134,7 +139,8 @@ def test_nodes_that_left_within_the_freeze_window_are_not_forgotten(monkeypatch:
 
 
 def test_holes_at_the_end_are_cut_off(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The machines that came last go for good: nothing is as wide as the cell once was, and a replica from a snapshot agrees."""
+    """The machines that came last go for good: nothing is as wide as the cell once was, and a replica from a
+    snapshot agrees."""
     monkeypatch.setattr("penstock.ledger.derived.departed.MAX_GONE_NODES", 0)
     cell = CellDriver(PlacerSettings(freeze_window_ms=0))
     cell.join(*(node_spec(f"n{number}") for number in range(40)))
@@ -153,15 +159,27 @@ def test_holes_at_the_end_are_cut_off(monkeypatch: pytest.MonkeyPatch) -> None:
 def asked_of(node: NodeState) -> list[Any]:
     """What a reader may ask of a node, whether or not it was forgotten meanwhile."""
     return [
-        node.spec, node.status, node.free_gpu_mask, node.free_core_mask, node.free_host_memory_mib, node.shared,
-        node.faulted_gpu_mask, node.leaving, node.incarnation, node.tasks, node.orphan_tasks, node.cordon, node.suspicion,
-    ]  # fmt: skip
+        node.spec,
+        node.status,
+        node.free_gpu_mask,
+        node.free_core_mask,
+        node.free_host_memory_mib,
+        node.shared,
+        node.faulted_gpu_mask,
+        node.leaving,
+        node.incarnation,
+        node.tasks,
+        node.orphan_tasks,
+        node.cordon,
+        node.suspicion,
+    ]
 
 
 @settings(max_examples=8, deadline=None)
 @given(seed=st.integers(0, 10_000), profile=st.sampled_from(["fgd", "liquid", "srtf"]))
 def test_forgetting_changes_no_answer(seed: int, profile: str) -> None:
-    """Machines come, run jobs, are cordoned, go and return; the same ledger is folded by a reader that forgets none of them."""
+    """Machines come, run jobs, are cordoned, go and return; the same ledger is folded by a reader that
+    forgets none of them."""
     rng = np.random.default_rng(seed)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(departed, "MAX_GONE_NODES", 2)

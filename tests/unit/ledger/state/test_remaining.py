@@ -1,4 +1,5 @@
-"""Remaining times in the ledger: the estimator's answers are folded, count by the ledger's clock, and decide who runs."""
+"""Remaining times in the ledger: the estimator's answers are folded, count by the ledger's clock, and decide
+who runs."""
 
 import msgspec
 import pytest
@@ -62,7 +63,8 @@ def stopped(driver: CellDriver, job_id: str) -> None:
 
 
 def test_it_counts_down_while_the_job_runs_and_stands_still_while_it_waits() -> None:
-    """Ten minutes left of a run of a job that nobody knew; its node is then drained, and the job waits for another one.
+    """Ten minutes left of a run of a job that nobody knew; its node is then drained, and the job waits for
+    another one.
 
     The work of the attempt that was stopped is lost: what it had done comes back to what is left.
     """
@@ -97,7 +99,8 @@ def test_it_never_falls_below_nothing() -> None:
 
 
 def test_what_a_job_reports_of_itself_counts_before_the_estimate() -> None:
-    """A job that knows its own remaining time reports it; the estimator's guess from its steps comes all the time as well."""
+    """A job that knows its own remaining time reports it; the estimator's guess from its steps comes all the
+    time as well."""
     driver = cell()
     run(driver, "job")
     driver.feed(answer(driver, "job", 600))
@@ -151,8 +154,8 @@ def test_an_answer_from_the_future_counts_from_now() -> None:
 def test_a_live_srtf_stops_the_longer_job_and_not_the_one_that_is_nearly_done() -> None:
     """Two jobs of unknown length run, both came without an estimate of their time; a short one comes.
 
-    One has reported its steps and is nearly through: the other one, of which the estimator has said that it takes an hour,
-    is stopped. `why` names the times that decided.
+    One has reported its steps and is nearly through: the other one, of which the estimator has said that it
+    takes an hour, is stopped. `why` names the times that decided.
     """
     driver = cell("srtf")
     run(driver, "nearly-done")

@@ -35,7 +35,8 @@ def folded(values: list[bytes]) -> Replica:
 @settings(max_examples=40, deadline=None)
 @given(seed=st.integers(0, 10_000), cut=st.floats(0, 1))
 def test_a_restart_from_a_snapshot_changes_nothing(seed: int, cut: float) -> None:
-    """A projector is stopped at some record and starts again from its snapshot: every later state is the same."""
+    """A projector is stopped at some record and starts again from its snapshot: every later state is the
+    same."""
     values = random_ledger(seed).values
     at = int(cut * len(values))
     before = folded(values[:at])
@@ -101,7 +102,8 @@ def test_a_cut_snapshot_is_refused() -> None:
 
 
 def test_the_format_names_the_shape_and_the_meaning(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Two versions whose states have other fields, or that fold differently, never read each other's snapshots."""
+    """Two versions whose states have other fields, or that fold differently, never read each other's
+    snapshots."""
     ours = format_id()
     assert (ours, len(ours)) == (format_id(), len(f"{FOLD_VERSION}-") + 16)
     monkeypatch.setattr(snapshot, "FOLD_VERSION", FOLD_VERSION + 1)

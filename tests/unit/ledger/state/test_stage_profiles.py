@@ -9,13 +9,22 @@ from penstock.model.nouns.types import StageTimes
 from tests.support.cluster.driver import CellDriver, estimate, job_spec
 
 PROFILE = StagesProfiled(
-    model="resnet50", batch_size=64, gpus=2, storage_ms=6.5, cpu_ms=12.0, gpu_ms=38.25, network_ms=4.25,
-    idle_ms=0.0, iteration_ms=61.0, iterations=20,
-)  # fmt: skip
+    model="resnet50",
+    batch_size=64,
+    gpus=2,
+    storage_ms=6.5,
+    cpu_ms=12.0,
+    gpu_ms=38.25,
+    network_ms=4.25,
+    idle_ms=0.0,
+    iteration_ms=61.0,
+    iterations=20,
+)
 
 
 def test_jobs_of_one_kind_have_the_latest_profile_of_it() -> None:
-    """Two workers of one GPU each train what a job of two GPUs was measured with; another batch size was never measured."""
+    """Two workers of one GPU each train what a job of two GPUs was measured with; another batch size was
+    never measured."""
     cell = CellDriver()
     cell.feed(PROFILE)
     cell.feed(replace(PROFILE, gpu_ms=40.0))
@@ -27,12 +36,16 @@ def test_jobs_of_one_kind_have_the_latest_profile_of_it() -> None:
     for state in (cell.state, load(dump(cell.state))):
         found = {job_id: profile_of(state, job) for job_id, job in state.jobs.items()}
         assert found == {
-            "same": replace(PROFILE, gpu_ms=40.0), "larger": None, "wider": None, "nameless": None,
-        }  # fmt: skip
+            "same": replace(PROFILE, gpu_ms=40.0),
+            "larger": None,
+            "wider": None,
+            "nameless": None,
+        }
 
 
 def test_a_sweep_of_batch_sizes_pushes_out_the_oldest() -> None:
-    """Somebody profiles every batch size there is: the state stays bounded, and what was published last stays."""
+    """Somebody profiles every batch size there is: the state stays bounded, and what was published last
+    stays."""
     cell = CellDriver()
     for batch in range(1, MAX_PROFILES + 1):
         cell.record(replace(PROFILE, batch_size=batch), cell.now_ms)
@@ -46,8 +59,9 @@ def test_a_sweep_of_batch_sizes_pushes_out_the_oldest() -> None:
 
 
 def test_decisions_know_a_profile_from_its_own_record_on() -> None:
-    """A job waits, and one runs, when the first of their kind is measured: from that record on both can be grouped, without a new estimate
-    of either; and when it is measured anew, what was estimated at their submission counts no more."""
+    """A job waits, and one runs, when the first of their kind is measured: from that record on both can be
+    grouped, without a new estimate of either; and when it is measured anew, what was estimated at their
+    submission counts no more."""
     cell = CellDriver()
     spec = replace(job_spec(workers=2), model="resnet50", batch_size=64)
     cell.submit("early", spec, estimate(1))
@@ -65,7 +79,8 @@ def test_decisions_know_a_profile_from_its_own_record_on() -> None:
 
 
 def test_half_or_twice_as_many_gpus_stand_in_and_a_single_one_never() -> None:
-    """What was measured on two GPUs says something of four, and nothing of one, which sends nothing over the network, or of eight."""
+    """What was measured on two GPUs says something of four, and nothing of one, which sends nothing over the
+    network, or of eight."""
     cell = CellDriver()
     cell.feed(PROFILE)
     known = {}

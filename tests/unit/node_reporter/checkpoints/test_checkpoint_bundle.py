@@ -1,4 +1,5 @@
-"""Checkpoints between two nodes as bytes: what is packed comes out the same, and what a hostile task or a broken network makes of it is refused."""
+"""Checkpoints between two nodes as bytes: what is packed comes out the same, and what a hostile task or a
+broken network makes of it is refused."""
 
 import io
 import os
@@ -127,7 +128,8 @@ def test_nothing_is_written_outside_of_the_folder(
 
 
 def test_what_is_no_file_of_the_job_does_not_leave_its_node(saved: Path) -> None:
-    """A task puts a pipe into its checkpoint, or, on a node where tasks are another user's, a link to a file that it cannot read."""
+    """A task puts a pipe into its checkpoint, or, on a node where tasks are another user's, a link to a file
+    that it cannot read."""
     os.mkfifo(saved / "pipe")
     with pytest.raises(PermissionError, match="pipe is neither a file"):
         bundle(saved)

@@ -1,4 +1,5 @@
-"""The node's choices about cores and memory bandwidth, without a process: orders in, exact changes and actions out."""
+"""The node's choices about cores and memory bandwidth, without a process: orders in, exact changes and
+actions out."""
 
 from typing import Any
 
@@ -20,9 +21,19 @@ def start(
 ) -> StartTask:
     place = TaskPlacement(task_id=task_id, role="worker", rank=0, node_id="n1", gpus=(0,), cores=cores)
     return StartTask(
-        token=token, node_id="n1", task_id=task_id, job_id="j", attempt=1, boot_id="boot", command=("train",),
-        place=place, gpu_uuids=(gpu,), peers=(), rendezvous_port=29_500, grace_ms=10,
-    )  # fmt: skip
+        token=token,
+        node_id="n1",
+        task_id=task_id,
+        job_id="j",
+        attempt=1,
+        boot_id="boot",
+        command=("train",),
+        place=place,
+        gpu_uuids=(gpu,),
+        peers=(),
+        rendezvous_port=29_500,
+        grace_ms=10,
+    )
 
 
 def cores(token: int, *chosen: int, task_id: str = TASK) -> SetCores:
@@ -88,7 +99,8 @@ def test_an_order_is_on_the_disk_before_it_is_obeyed_and_answered_after() -> Non
 
 
 def test_an_older_order_never_overwrites_a_newer_one() -> None:
-    """A placer that was replaced wakes and sends what it had decided before; the log has it behind the newer one."""
+    """A placer that was replaced wakes and sends what it had decided before; the log has it behind the newer
+    one."""
     world = running()
     world.feed(cores(5, 4))
     assert [type(decision) for decision in world.feed(cores(4, 6, 7))] == [Note]
@@ -154,7 +166,8 @@ def test_an_end_between_the_order_and_its_result_is_the_last_word() -> None:
 
 
 def test_cores_that_the_node_does_not_have_are_answered_and_not_set() -> None:
-    """A virtual machine was given fewer cores at its last boot, or an order is for another machine of this name."""
+    """A virtual machine was given fewer cores at its last boot, or an order is for another machine of this
+    name."""
     world = running()
     assert answers(world.feed(cores(3, 2, 8))) == [(3, "", "not on this node: cores 8; it has 8")]
     assert world.place() == (0, 1)
@@ -194,7 +207,8 @@ def test_a_reporter_killed_between_its_journal_and_the_deed_does_it_at_its_next_
 
 
 def test_room_is_made_before_it_is_used() -> None:
-    """One read brings the order to shrink and the start that gets the room: the threads move before the program runs."""
+    """One read brings the order to shrink and the start that gets the room: the threads move before the
+    program runs."""
     world = running()
     acts = [act for order in (cores(3, 0), start(4, "next", "GPU-1", (1,))) for act in world.feed(order)]
     assert [type(act) for act in acts] == [SetAffinity, Spawn]

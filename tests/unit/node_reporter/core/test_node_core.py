@@ -65,9 +65,19 @@ def start(
         gpu_share_milli=share_milli,
     )
     fields: dict[str, Any] = {
-        "token": token, "node_id": "n1", "task_id": task_id, "job_id": "j", "attempt": 1, "boot_id": "boot",
-"command": ("train",), "place": place, "gpu_uuids": named(gpus), "peers": (), "rendezvous_port": 29_500, "grace_ms": 10,
-    }  # fmt: skip
+        "token": token,
+        "node_id": "n1",
+        "task_id": task_id,
+        "job_id": "j",
+        "attempt": 1,
+        "boot_id": "boot",
+        "command": ("train",),
+        "place": place,
+        "gpu_uuids": named(gpus),
+        "peers": (),
+        "rendezvous_port": 29_500,
+        "grace_ms": 10,
+    }
     return StartTask(**{**fields, **more})
 
 
@@ -215,7 +225,8 @@ def test_a_stop_overtakes_its_start(world: World) -> None:
 
 
 def test_a_stop_during_the_launch_takes_effect_at_once_and_once_it_runs(world: World) -> None:
-    """Its workdir is on a network that hangs, so it may never run; or it begins just now, and the first signal found it too early."""
+    """Its workdir is on a network that hangs, so it may never run; or it begins just now, and the first
+    signal found it too early."""
     world.feed(start(1))
     world.feed(stop(2, "t1", 50), now_ms=1_000)
     assert world.done[1:] == [Signal("t1", 1, signal.SIGTERM), KillAt("t1", 1, 1_050)]
@@ -321,10 +332,14 @@ def test_a_drained_node_stops_everything(world: World) -> None:
 # ------------------------------------------------------------------------------------------- properties
 
 _starts = st.builds(
-    lambda token, gpus, name, share: start(token, tuple(sorted(gpus)), name, share if len(gpus) == 1 else 1_000),
-    st.integers(0, 30), st.sets(st.integers(0, 4), max_size=3), st.sampled_from("abcdef"),
+    lambda token, gpus, name, share: start(
+        token, tuple(sorted(gpus)), name, share if len(gpus) == 1 else 1_000
+    ),
+    st.integers(0, 30),
+    st.sets(st.integers(0, 4), max_size=3),
+    st.sampled_from("abcdef"),
     st.sampled_from([1_000, 700, 500, 300]),
-)  # fmt: skip
+)
 _stops = st.builds(stop, st.integers(0, 30), st.sampled_from("abcdef"))
 
 
@@ -385,9 +400,12 @@ def test_no_order_sequence_shares_a_gpu_or_obeys_an_older_token(
 def test_the_environment_holds_no_secret_and_tells_the_gang() -> None:
     """The reporter's own addresses and passwords stay with it; torch finds its ranks."""
     node = NodeSpec(
-        node_id="n1", boot_id="b", cores=4, host_memory_mib=100,
+        node_id="n1",
+        boot_id="b",
+        cores=4,
+        host_memory_mib=100,
         gpus=tuple(Gpu(index=i, uuid=f"GPU-{i}", model="V100", memory_mib=10) for i in range(2)),
-    )  # fmt: skip
+    )
     peers = (
         Peer(rank=0, role="worker", node_id="n0", address="10.0.0.1"),
         Peer(rank=1, role="worker", node_id="n1", address="10.0.0.2"),
@@ -411,9 +429,17 @@ def test_the_environment_holds_no_secret_and_tells_the_gang() -> None:
     assert not any("secret" in value for value in found.values())
     assert not {"PENSTOCK_FAILPOINT", "VIRTUAL_ENV"} & found.keys()
     expected = {
-        "PATH": "/bin", "LR": "0.1", "PENSTOCK_TOKEN": "5", "CUDA_VISIBLE_DEVICES": "GPU-1", "RANK": "1",
-        "LOCAL_RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "10.0.0.1", "MASTER_PORT": "29500", "OMP_NUM_THREADS": "3",
-    }  # fmt: skip
+        "PATH": "/bin",
+        "LR": "0.1",
+        "PENSTOCK_TOKEN": "5",
+        "CUDA_VISIBLE_DEVICES": "GPU-1",
+        "RANK": "1",
+        "LOCAL_RANK": "0",
+        "WORLD_SIZE": "2",
+        "MASTER_ADDR": "10.0.0.1",
+        "MASTER_PORT": "29500",
+        "OMP_NUM_THREADS": "3",
+    }
     assert {name: found[name] for name in expected} == expected
     assert task_environment(order, node, base, {}, virtual=True)["CUDA_VISIBLE_DEVICES"] == "1"
 

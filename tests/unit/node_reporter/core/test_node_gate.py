@@ -1,4 +1,5 @@
-"""The gate of a task that launches while another one has its GPUs, in the node's core: who launches, when it opens, and what is reported."""
+"""The gate of a task that launches while another one has its GPUs, in the node's core: who launches, when it
+opens, and what is reported."""
 
 from collections.abc import Iterator
 
@@ -29,7 +30,8 @@ def opened(world: World) -> list[tuple[str, int]]:
 
 
 def test_it_launches_beside_and_starts_after(world: World) -> None:
-    """Its process runs while its predecessor saves. That it has started is reported with the end before it, and repeated like any start."""
+    """Its process runs while its predecessor saves. That it has started is reported with the end before it,
+    and repeated like any start."""
     first, second = start(5), start(6, prelaunch=True)
     world.run(first)
     world.run(second)
@@ -49,7 +51,8 @@ def test_it_launches_beside_and_starts_after(world: World) -> None:
 
 
 def test_its_gate_may_open_before_its_program_runs(world: World) -> None:
-    """The shim has its request, with a closed gate, and its predecessor ends meanwhile: the gate is opened once there is a shim to open it."""
+    """The shim has its request, with a closed gate, and its predecessor ends meanwhile: the gate is opened
+    once there is a shim to open it."""
     first, second = start(5), start(6, prelaunch=True)
     world.run(first)
     world.feed(second)
@@ -89,7 +92,8 @@ def test_one_launches_on_a_gpu_and_the_next_waits_for_it(world: World) -> None:
 
 
 def test_one_that_is_stopped_at_its_gate_has_never_started(world: World) -> None:
-    """It gives its place up; the end of its predecessor opens nothing, and who comes next starts when both have ended."""
+    """It gives its place up; the end of its predecessor opens nothing, and who comes next starts when both
+    have ended."""
     first, second, third = start(5), start(6, prelaunch=True), start(8)
     world.run(first)
     world.run(second)
@@ -106,7 +110,8 @@ def test_one_that_is_stopped_at_its_gate_has_never_started(world: World) -> None
 
 
 def test_a_new_reporter_opens_again_what_was_open(world: World) -> None:
-    """The one before may have died between the journal and the signal; of those that still wait nothing is opened."""
+    """The one before may have died between the journal and the signal; of those that still wait nothing is
+    opened."""
     first, second = start(5, gpus=(0,)), start(6, gpus=(0,), prelaunch=True)
     third, fourth = start(7, gpus=(1,)), start(8, gpus=(1,), prelaunch=True)
     for order in (first, second, third, fourth):

@@ -1,4 +1,5 @@
-"""Stories of groups on their node: a task starts beside a living one on the same GPUs iff the ledger says that both are of one group."""
+"""Stories of groups on their node: a task starts beside a living one on the same GPUs iff the ledger says
+that both are of one group."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -68,14 +69,16 @@ def test_a_companion_waits_for_a_predecessor_outside_its_group(world: World) -> 
 
 
 def test_another_attempt_of_a_companion_is_a_stranger(world: World) -> None:
-    """A companion is named with the token of its start: one that has been started anew meanwhile is not meant."""
+    """A companion is named with the token of its start: one that has been started anew meanwhile is not
+    meant."""
     world.run(start(7, (0, 1), task_id="t"))
     world.feed(beside(9, start(5, (0, 1), task_id="t")))
     assert world.state.tasks["t9"].status is Status.WAITING
 
 
 def test_a_stale_order_starts_nothing_though_its_companions_live(world: World) -> None:
-    """The order of `t9` comes late: `t12` has joined meanwhile, and a newer decision was obeyed on these GPUs."""
+    """The order of `t9` comes late: `t12` has joined meanwhile, and a newer decision was obeyed on these
+    GPUs."""
     first = start(5, (0, 1))
     world.run(first)
     world.run(beside(12, first))
@@ -109,7 +112,8 @@ def promising(order: StartTask, memory_mib: int) -> StartTask:
 
 
 def test_memory_of_members_is_limited_while_a_companion_runs(world: World) -> None:
-    """`t5` trains alone and may have its GPUs' memory; `t9` joins, and both are held to what was promised. When `t5` is proven dead, `t9` has the GPUs alone."""
+    """`t5` trains alone and may have its GPUs' memory; `t9` joins, and both are held to what was promised.
+    When `t5` is proven dead, `t9` has the GPUs alone."""
     first = promising(start(5, (0, 1)), 4_096)
     second = promising(beside(9, first), 8_192)
 

@@ -57,13 +57,24 @@ print(json.dumps(counts))
 def order(token: int) -> StartTask:
     place = TaskPlacement(task_id="t", role="worker", rank=0, node_id="n1", gpus=(0,))
     return StartTask(
-        token=token, node_id="n1", task_id="t", job_id="j", attempt=1, boot_id="boot", command=("train",), place=place,
-        gpu_uuids=("GPU-0",), peers=(), rendezvous_port=29_500, grace_ms=10,
-    )  # fmt: skip
+        token=token,
+        node_id="n1",
+        task_id="t",
+        job_id="j",
+        attempt=1,
+        boot_id="boot",
+        command=("train",),
+        place=place,
+        gpu_uuids=("GPU-0",),
+        peers=(),
+        rendezvous_port=29_500,
+        grace_ms=10,
+    )
 
 
 def test_a_token_waits_for_the_disk_and_an_exit_does_not(tmp_path: Path) -> None:
-    """Counts what the C library is asked: at least one fsync per durable write, none for what can be proven again.
+    """Counts what the C library is asked: at least one fsync per durable write, none for what can be proven
+    again.
 
     Notices a journal whose fsync was taken out, which no kill -9 can (the page cache survives that).
     """
@@ -73,8 +84,10 @@ def test_a_token_waits_for_the_disk_and_an_exit_does_not(tmp_path: Path) -> None
     subprocess.run(["cc", "-shared", "-fPIC", "-o", library, source, "-ldl"], check=True)
     found = subprocess.run(
         [sys.executable, "-c", WRITER, str(tmp_path / "journal.sqlite")],
-        env={**os.environ, "LD_PRELOAD": str(library)}, capture_output=True, check=True,
-    )  # fmt: skip
+        env={**os.environ, "LD_PRELOAD": str(library)},
+        capture_output=True,
+        check=True,
+    )
     counts = json.loads(found.stdout)
     assert all(count >= 1 for count in counts[:10]), counts
     assert sum(counts[10:]) == 0, counts
@@ -139,8 +152,9 @@ def handed(job: int, token: int) -> HandOverCheckpoint:
 
 
 def test_which_node_may_have_which_checkpoint_outlives_a_restart(tmp_path: Path) -> None:
-    """The reporter is killed between the order and the request of the other node. An order that is repeated late, after a newer one,
-    changes nothing; beyond the bound the oldest is forgotten, in memory and on the disk alike."""
+    """The reporter is killed between the order and the request of the other node. An order that is repeated
+    late, after a newer one, changes nothing; beyond the bound the oldest is forgotten, in memory and on the
+    disk alike."""
     journal = Journal(tmp_path / "journal.sqlite")
     state = journal.load(node_spec("n1"))
     orders = [handed(number, number) for number in range(1, MAX_HANDOVERS + 1)]

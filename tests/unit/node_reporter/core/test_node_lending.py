@@ -1,4 +1,5 @@
-"""Stories of idle cores: who asked for no number of cores uses its share of them, until somebody needs them."""
+"""Stories of idle cores: who asked for no number of cores uses its share of them, until somebody needs
+them."""
 
 from typing import Any
 
@@ -20,9 +21,20 @@ def start(token: int, cores: tuple[int, ...], gpus: int = 0, *, spare: bool = Tr
         task_id=task_id, role="worker", rank=0, node_id="n1", gpus=tuple(range(gpus)), cores=cores
     )
     return StartTask(
-        token=token, node_id="n1", task_id=task_id, job_id="j", attempt=1, boot_id="boot", command=("train",),
-        place=place, gpu_uuids=GPUS[:gpus], peers=(), rendezvous_port=29_500, grace_ms=10, spare_cores=spare,
-    )  # fmt: skip
+        token=token,
+        node_id="n1",
+        task_id=task_id,
+        job_id="j",
+        attempt=1,
+        boot_id="boot",
+        command=("train",),
+        place=place,
+        gpu_uuids=GPUS[:gpus],
+        peers=(),
+        rendezvous_port=29_500,
+        grace_ms=10,
+        spare_cores=spare,
+    )
 
 
 class World:

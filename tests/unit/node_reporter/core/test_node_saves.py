@@ -49,7 +49,8 @@ def test_a_request_that_no_process_takes_is_answered_with_the_reason(
 def test_before_a_job_that_saves_is_stopped_its_saver_is_looked_for(
     world: World, checkpoint: str | None, looks: bool
 ) -> None:
-    """A stop loses the work of a training that has not registered: the cell learns so, and not its next user."""
+    """A stop loses the work of a training that has not registered: the cell learns so, and not its next
+    user."""
     world.run(start(1, checkpoint=checkpoint))
     found = world.feed(stop(2, "t1"))
     assert any(isinstance(each, LookForSaver) for each in found) == looks
@@ -68,7 +69,8 @@ def test_before_a_job_that_saves_is_stopped_its_saver_is_looked_for(
 def test_what_a_program_has_left_running_is_counted(
     world: World, left: int, stopped: bool, detail: str
 ) -> None:
-    """`nohup train.py &` as the last line of a script: the job succeeds at once, and its training is ended."""
+    """`nohup train.py &` as the last line of a script: the job succeeds at once, and its training is
+    ended."""
     world.run(start(1))
     if stopped:
         world.feed(stop(2, "t1"))
@@ -111,7 +113,8 @@ def test_what_a_job_saved_is_discarded_only_where_its_end_is_certain(
 
 
 def test_a_later_attempt_keeps_what_its_job_saved(world: World) -> None:
-    """A task that was reported dead by mistake exits with 0 while the next attempt runs on other GPUs here."""
+    """A task that was reported dead by mistake exits with 0 while the next attempt runs on other GPUs
+    here."""
     world.run(start(1, (0,), "job.1.w0", peers=ALONE, checkpoint="", job_id="job"))
     world.run(start(2, (1,), "job.2.w0", peers=ALONE, checkpoint="", job_id="job"))
     assert not any(isinstance(d, Discard) for d in world.feed(Gone("job.1.w0", 1, Outcome(90, exit_code=0))))

@@ -1,4 +1,5 @@
-"""Quotas of processor time: on a tree of files as the kernel lays it out (cgroup v2), and on this machine's own `cpu` hierarchy where it is that of v1."""
+"""Quotas of processor time: on a tree of files as the kernel lays it out (cgroup v2), and on this machine's
+own `cpu` hierarchy where it is that of v1."""
 
 import os
 import signal
@@ -44,7 +45,8 @@ def spinning(count: int) -> Iterator[int]:
 
 @needs_v1
 def test_a_capped_task_gets_a_part_of_its_cores_time_however_many_processes_it_has() -> None:
-    """Two processes on one core, 20 % of it for both together: at most that and what a period begins with. Once the cap is lifted its group is gone."""
+    """Two processes on one core, 20 % of it for both together: at most that and what a period begins with.
+    Once the cap is lifted its group is gone."""
     assert V1 is not None
     group = V1 / f"{NAME}@t@1"
     with spinning(2) as shim:

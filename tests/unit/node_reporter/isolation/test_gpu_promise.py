@@ -1,5 +1,5 @@
-"""The promise of memory to a task that shares GPUs, by a part of one or as a member of a group: kept by frameworks where they can, else watched by
-the node, which ends the task that breaks it."""
+"""The promise of memory to a task that shares GPUs, by a part of one or as a member of a group: kept by
+frameworks where they can, else watched by the node, which ends the task that breaks it."""
 
 # clocks: what waits here runs in virtual time
 
@@ -56,7 +56,8 @@ def pretended_torch(asked: list[tuple[float, int]], *, available: bool = True, c
 def test_torch_is_limited_to_the_promise_once_the_script_has_imported_it(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """A quarter of a card of 16 GiB; before the import there is nothing to limit, and nothing is imported for it."""
+    """A quarter of a card of 16 GiB; before the import there is nothing to limit, and nothing is imported for
+    it."""
     limited(monkeypatch, "4096")
     monkeypatch.delitem(sys.modules, "torch", raising=False)
     assert not keep_promise()
@@ -68,7 +69,8 @@ def test_torch_is_limited_to_the_promise_once_the_script_has_imported_it(
 
 
 def test_a_process_of_a_group_member_limits_its_current_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    """One process per GPU, the second of two here; a limit on the other GPU would take memory of it for a context."""
+    """One process per GPU, the second of two here; a limit on the other GPU would take memory of it for a
+    context."""
     limited(monkeypatch, "8192")
     asked: list[tuple[float, int]] = []
     monkeypatch.setitem(sys.modules, "torch", pretended_torch(asked, current=1))
@@ -123,7 +125,8 @@ def member_order(*companions: str) -> Any:
 
 
 def test_a_member_of_a_group_is_limited_on_each_gpu_as_a_task_with_a_part_of_one() -> None:
-    """It joins a running job: the sum of what both were promised fits, so that neither may take more. The job that runs already began alone, and has no limit."""
+    """It joins a running job: the sum of what both were promised fits, so that neither may take more. The job
+    that runs already began alone, and has no limit."""
     limits = {
         "XLA_PYTHON_CLIENT_MEM_FRACTION": "0.2500",
         "TF_FORCE_GPU_ALLOW_GROWTH": "true",
@@ -140,7 +143,8 @@ def test_a_member_of_a_group_is_limited_on_each_gpu_as_a_task_with_a_part_of_one
 
 
 class Meters(MetersWithoutContention):
-    """16 GiB in use on the device; `own` of it by the task, the next figure at each question. `other`: on each GPU but the first."""
+    """16 GiB in use on the device; `own` of it by the task, the next figure at each question. `other`: on
+    each GPU but the first."""
 
     def __init__(self, own: list[int | None], other: int = 0) -> None:
         self._own, self._other = own, other
@@ -158,11 +162,14 @@ class Meters(MetersWithoutContention):
 
 
 async def watched(
-    own: list[int | None], promised_mib: int | list[int], *, limited: bool = True,
+    own: list[int | None],
+    promised_mib: int | list[int],
+    *,
+    limited: bool = True,
     other: int = 0,
-) -> tuple[list[Any], Measured]:  # fmt: skip
-    """(kills, measurements) after some ticks. `promised_mib`: at each question, the last one from then on; 0: it has the GPUs alone. Its own memory is asked for only
-    while it does not."""
+) -> tuple[list[Any], Measured]:
+    """(kills, measurements) after some ticks. `promised_mib`: at each question, the last one from then on; 0:
+    it has the GPUs alone. Its own memory is asked for only while it does not."""
     killed: list[Any] = []
     published: list[TelemetrySampled] = []
     promised = [promised_mib] if isinstance(promised_mib, int) else promised_mib
@@ -225,7 +232,8 @@ async def test_a_task_is_stopped_for_the_gpu_on_which_it_holds_most() -> None:
 
 @virtually
 async def test_a_job_that_others_join_is_stopped_only_for_what_it_takes_after_that() -> None:
-    """It had the GPU alone, without any limit, and nobody is stopped for a group: it keeps what it holds when the first companion comes."""
+    """It had the GPU alone, without any limit, and nobody is stopped for a group: it keeps what it holds when
+    the first companion comes."""
     killed, found = await watched([6_000, 6_300], [0, 4_096], limited=False)
     assert (killed, found.evidence, found.limit_mib) == ([], "", 6_000)
     killed, found = await watched([6_000, 6_300, 9_000], [0, 4_096], limited=False)
@@ -253,7 +261,8 @@ async def test_a_member_that_starts_before_its_companion_keeps_to_its_promise() 
 
 @virtually
 async def test_a_member_that_is_left_alone_is_no_longer_watched() -> None:
-    """Its companions end before it has been beyond its promise twice; it may have the GPU, and when others come keeps what it has then."""
+    """Its companions end before it has been beyond its promise twice; it may have the GPU, and when others
+    come keeps what it has then."""
     killed, found = await watched([4_000, 6_000], [4_096, 4_096, 0])
     assert (killed, found.evidence, found.limit_mib) == ([], "", 0)
     killed, found = await watched([6_000, 12_000], [4_096, 0, 4_096])
@@ -261,11 +270,17 @@ async def test_a_member_that_is_left_alone_is_no_longer_watched() -> None:
 
 
 def test_a_member_that_ran_out_by_itself_ends_with_the_limit_that_its_frameworks_had() -> None:
-    """An allocation fails in PyTorch, limited since its start. Its companions have ended meanwhile: it is still the limit and not the GPU that was too small."""
+    """An allocation fails in PyTorch, limited since its start. Its companions have ended meanwhile: it is
+    still the limit and not the GPU that was too small."""
     found = Exit(
-        started_ms=1, exited_ms=2, exit_code=1, signal=None, cpu_ms=1, max_rss_kib=1,
+        started_ms=1,
+        exited_ms=2,
+        exit_code=1,
+        signal=None,
+        cpu_ms=1,
+        max_rss_kib=1,
         exhausted=("gpu_memory", "torch.OutOfMemoryError"),
-    )  # fmt: skip
+    )
     limits = [
         outcome.gpu_memory_limit_mib
         for order, limit_mib in ((member_order("job-1.1.0"), 0), (member_order(), 0), (member_order(), 6_000))

@@ -1,4 +1,5 @@
-"""Where this process stands in the kernel's control groups, as /proc describes it on machines of several kinds."""
+"""Where this process stands in the kernel's control groups, as /proc describes it on machines of several
+kinds."""
 
 from pathlib import Path
 
@@ -14,7 +15,8 @@ def test_version_two_alone() -> None:
 
 
 def test_version_one_beside_version_two() -> None:
-    """A hybrid machine: a hierarchy per controller, two of them in one; `systemd` names one without a controller."""
+    """A hybrid machine: a hierarchy per controller, two of them in one; `systemd` names one without a
+    controller."""
     mounts = "\n".join(
         [
             "31 23 0:27 / /sys/fs/cgroup/unified rw - cgroup2 none rw",
@@ -30,7 +32,8 @@ def test_version_one_beside_version_two() -> None:
 
 
 def test_a_container_sees_its_own_group_at_the_mount() -> None:
-    """Without a cgroup namespace the path is the machine's, and the mount shows it from the container's group on."""
+    """Without a cgroup namespace the path is the machine's, and the mount shows it from the container's group
+    on."""
     mounts = "40 23 0:28 /docker/12ab /sys/fs/cgroup/memory ro - cgroup cgroup rw,memory"
     assert own_groups(mounts, "4:memory:/docker/12ab\n")["memory"] == Path("/sys/fs/cgroup/memory")
     assert own_groups(mounts, "4:memory:/docker/12ab/jobs\n")["memory"] == Path("/sys/fs/cgroup/memory/jobs")

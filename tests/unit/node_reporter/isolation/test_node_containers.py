@@ -1,4 +1,5 @@
-"""Command lines of containers, and the refusals of nodes that have no runtime. Podman 4.3 with runc has run them; CI has none."""
+"""Command lines of containers, and the refusals of nodes that have no runtime. Podman 4.3 with runc has run
+them; CI has none."""
 
 import os
 from pathlib import Path
@@ -26,14 +27,22 @@ ASKED = Container(
 
 
 def test_podman_keeps_the_container_in_the_tasks_namespaces() -> None:
-    """A value on a command line is in `ps` for all to read: variables are named, and podman takes them from its own environment."""
+    """A value on a command line is in `ps` for all to read: variables are named, and podman takes them from
+    its own environment."""
     line = command_line(Runtime("podman", "/usr/bin/podman", "/usr/bin/unshare"), ASKED)
     at = line.index("/usr/bin/podman")
     found = line[at:]
     assert line[:at] == [
-        "/usr/bin/unshare", "--user", "--map-root-user", "--mount", "--", "env", "_CONTAINERS_USERNS_CONFIGURED=done",
-        "_CONTAINERS_ROOTLESS_UID=1000", "_CONTAINERS_ROOTLESS_GID=100",
-    ]  # fmt: skip
+        "/usr/bin/unshare",
+        "--user",
+        "--map-root-user",
+        "--mount",
+        "--",
+        "env",
+        "_CONTAINERS_USERNS_CONFIGURED=done",
+        "_CONTAINERS_ROOTLESS_UID=1000",
+        "_CONTAINERS_ROOTLESS_GID=100",
+    ]
     assert found[:2] == ["/usr/bin/podman", "run"]
     assert found[-5:] == ["pytorch:2.5", "python", "train.py", "--lr", "0.1"]
     options = found[2:-5]
@@ -45,11 +54,15 @@ def test_podman_keeps_the_container_in_the_tasks_namespaces() -> None:
         "--workdir=/data/run",
     } <= set(options)
     assert [option for option in options if option.startswith("--volume")] == [
-        "--volume=/tasks/7/phases:/tasks/7/phases", "--volume=/data/run:/data/run", "--volume=/dev/shm:/dev/shm",
-    ]  # fmt: skip
+        "--volume=/tasks/7/phases:/tasks/7/phases",
+        "--volume=/data/run:/data/run",
+        "--volume=/dev/shm:/dev/shm",
+    ]
     assert [option for option in options if option.startswith("--env")] == [
-        "--env=LR", "--env=RANK", "--env=NVIDIA_VISIBLE_DEVICES=void",
-    ]  # fmt: skip
+        "--env=LR",
+        "--env=RANK",
+        "--env=NVIDIA_VISIBLE_DEVICES=void",
+    ]
     assert "--device=nvidia.com/gpu=GPU-1" in options
     assert not any(
         "detach" in option or "privileged" in option.replace("no-new-privileges", "") for option in options
@@ -74,7 +87,8 @@ def test_a_path_that_would_change_the_mounts_is_refused(path: str) -> None:
 
 
 def test_a_node_uses_what_it_has_and_names_what_it_lacks(tmp_path: Path) -> None:
-    """Which runtime a node has is found when a task asks for it: it may have been installed since the reporter began."""
+    """Which runtime a node has is found when a task asks for it: it may have been installed since the
+    reporter began."""
 
     def install(name: str) -> None:
         (tmp_path / name).write_text("#!/bin/sh\n")
@@ -110,7 +124,8 @@ def test_a_node_uses_what_it_has_and_names_what_it_lacks(tmp_path: Path) -> None
 
 
 def test_a_gpu_that_podman_could_not_name_is_refused_before_it_starts(tmp_path: Path) -> None:
-    """`nvidia-ctk cdi generate` names GPUs by index unless it is asked for UUIDs; an index may be another GPU after the next boot."""
+    """`nvidia-ctk cdi generate` names GPUs by index unless it is asked for UUIDs; an index may be another GPU
+    after the next boot."""
     podman, apptainer = Runtime("podman", "podman"), Runtime("apptainer", "apptainer")
     folders = (tmp_path / "etc", tmp_path / "run")
     folders[0].mkdir()

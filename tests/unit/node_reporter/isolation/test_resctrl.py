@@ -1,4 +1,5 @@
-"""Caps of memory bandwidth on a tree of files as the kernel lays it out (filesystems/resctrl.rst); processes are real."""
+"""Caps of memory bandwidth on a tree of files as the kernel lays it out (filesystems/resctrl.rst); processes
+are real."""
 
 import os
 from collections.abc import Callable
@@ -93,7 +94,8 @@ def test_what_the_kernel_makes_of_a_cap_is_read_back(root: Path) -> None:
 
 @pytest.fixture
 def absolute(root: Path) -> Callable[[int], Path]:
-    """The same machine where the processor or the mount counts in units of bandwidth, of which this many are no limit."""
+    """The same machine where the processor or the mount counts in units of bandwidth, of which this many are
+    no limit."""
 
     def of(unlimited: int) -> Path:
         (root / "info/MB/min_bandwidth").write_text("0\n" if unlimited < MOUNTED_IN_MIB else "10\n")
@@ -108,8 +110,9 @@ def absolute(root: Path) -> Callable[[int], Path]:
 def test_on_amd_a_cap_is_a_part_of_the_nodes_bandwidth_in_eighths_of_a_gb_s(
     absolute: Callable[[int], Path], unlimited: int
 ) -> None:
-    """Two sockets with 400 GB/s together. Half of it is 100 GB/s through each last-level cache, so 800 eighths; the largest number that the processor
-    takes, 256 or 512 GB/s, has nothing to do with what the memory can do."""
+    """Two sockets with 400 GB/s together. Half of it is 100 GB/s through each last-level cache, so 800
+    eighths; the largest number that the processor takes, 256 or 512 GB/s, has nothing to do with what the
+    memory can do."""
     root = absolute(unlimited)
     resctrl = Resctrl("n1-ab", root, 400_000)
     assert resctrl.usable
@@ -120,14 +123,16 @@ def test_on_amd_a_cap_is_a_part_of_the_nodes_bandwidth_in_eighths_of_a_gb_s(
 def test_a_cap_is_never_nothing_and_never_above_what_the_processor_takes(
     absolute: Callable[[int], Path],
 ) -> None:
-    """1 % of one channel is less than an eighth of a GB/s; 100 % of what an operator stated by mistake is more than 256 GB/s."""
+    """1 % of one channel is less than an eighth of a GB/s; 100 % of what an operator stated by mistake is
+    more than 256 GB/s."""
     root = absolute(2_048)
     assert capped(Resctrl("n1-ab", root, 20_000), root, 1) == "MB:0=1;1=1"
     assert capped(Resctrl("n1-ab", root, 4_000_000), root, 100) == "MB:0=2048;1=2048"
 
 
 def test_a_mount_in_mib_s_gets_mib_s(absolute: Callable[[int], Path]) -> None:
-    """`mount -o mba_MBps` on an Intel machine with 200 GB/s: half of it is 50 GB/s per socket, 47,683 MiB/s."""
+    """`mount -o mba_MBps` on an Intel machine with 200 GB/s: half of it is 50 GB/s per socket, 47,683
+    MiB/s."""
     root = absolute(MOUNTED_IN_MIB)
     resctrl = Resctrl("n1-ab", root, 200_000)
     assert resctrl.usable
@@ -138,8 +143,9 @@ def test_a_mount_in_mib_s_gets_mib_s(absolute: Callable[[int], Path]) -> None:
 def test_a_percentage_of_an_unknown_bandwidth_is_no_cap(
     absolute: Callable[[int], Path], unlimited: int
 ) -> None:
-    """The operator has not stated the memory's bandwidth. The node does not announce caps, so the guard halves cores there; an order for one all the
-    same is answered with what is missing, and no file is written."""
+    """The operator has not stated the memory's bandwidth. The node does not announce caps, so the guard
+    halves cores there; an order for one all the same is answered with what is missing, and no file is
+    written."""
     root = absolute(unlimited)
     resctrl = Resctrl("n1-ab", root)
     assert not resctrl.usable
@@ -159,7 +165,8 @@ def test_a_cap_is_lifted_where_no_other_could_be_set_any_more(absolute: Callable
 
 @pytest.mark.parametrize("line", ["MB:0=2048;1=64", "MB:0=64;1=64", "MB:0=2000;1=2000", "MB:0=50;1=100"])
 def test_a_machine_whose_root_group_is_capped_has_no_known_unit(root: Path, line: str) -> None:
-    """An administrator has capped what runs outside of jobs: 64 may be percent, or eighths of a GB/s. No cap rather than a wrong one."""
+    """An administrator has capped what runs outside of jobs: 64 may be percent, or eighths of a GB/s. No cap
+    rather than a wrong one."""
     (root / "schemata").write_text(f"    L3:0=ffff;1=ffff\n    {line}\n")
     resctrl = Resctrl("n1-ab", root, 400_000)
     assert not resctrl.usable

@@ -85,7 +85,8 @@ def resolving(monkeypatch: pytest.MonkeyPatch, names: dict[str, str]) -> None:
 
 
 async def test_a_log_whose_name_is_loopback_here_only_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Debian's installer writes `127.0.1.1 db` into /etc/hosts of the machine db, where a node-reporter runs beside the log."""
+    """Debian's installer writes `127.0.1.1 db` into /etc/hosts of the machine db, where a node-reporter runs
+    beside the log."""
     resolving(monkeypatch, {"db": "127.0.1.1"})
     with pytest.raises(
         ConfigurationError, match=r"host db is this machine's loopback address here .*--address"
@@ -95,7 +96,8 @@ async def test_a_log_whose_name_is_loopback_here_only_is_refused(monkeypatch: py
 
 
 async def test_names_are_resolved(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The name service is not up yet at boot: that passes. A name that is loopback on its own machine does not."""
+    """The name service is not up yet at boot: that passes. A name that is loopback on its own machine does
+    not."""
     resolving(monkeypatch, {"n1": "127.0.1.1", "n2": "10.0.0.2"})
     assert await own_address("n2", AWAY) == "n2"
     with pytest.raises(ConfigurationError, match=r"n1 \(127\.0\.1\.1\) is loopback"):

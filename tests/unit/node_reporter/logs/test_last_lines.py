@@ -1,4 +1,5 @@
-"""Which memory a failed program reports as exhausted, by the end of its output; and by its exit record as a whole."""
+"""Which memory a failed program reports as exhausted, by the end of its output; and by its exit record as a
+whole."""
 
 import pytest
 from hypothesis import given
@@ -18,35 +19,57 @@ TRACEBACK = """Traceback (most recent call last):
 HOST = {
     "MemoryError": (
         TRACEBACK + "MemoryError\n",
-        TRACEBACK + "numpy._core._exceptions._ArrayMemoryError: Unable to allocate 74.5 GiB for an array with shape (100000, 100000)\n",
+        TRACEBACK
+        + (
+            "numpy._core._exceptions._ArrayMemoryError: Unable to allocate 74.5 GiB for an array with shape "
+            "(100000, 100000)\n"
+        ),
         "[rank1]: Traceback (most recent call last):\n[rank1]: MemoryError: out of memory\n",
         TRACEBACK + "  | MemoryError\n  +------------------------------------\n",
     ),
-    "std::bad_alloc": ("terminate called after throwing an instance of 'std::bad_alloc'\n  what():  std::bad_alloc\n",),
+    "std::bad_alloc": (
+        "terminate called after throwing an instance of 'std::bad_alloc'\n  what():  std::bad_alloc\n",
+    ),
     "DefaultCPUAllocator": (
-        "RuntimeError: [enforce fail at alloc_cpu.cpp:114] err == 0. DefaultCPUAllocator: can't allocate memory: you tried to "
+        "RuntimeError: [enforce fail at alloc_cpu.cpp:114] err == 0. DefaultCPUAllocator: can't allocate "
+        "memory: you tried to "
         "allocate 400000000000 bytes. Error code 12 (Cannot allocate memory)\n",
     ),
-    "Cannot allocate memory": (TRACEBACK + "OSError: [Errno 12] Cannot allocate memory\n", "sh: fork: Cannot allocate memory\n"),
+    "Cannot allocate memory": (
+        TRACEBACK + "OSError: [Errno 12] Cannot allocate memory\n",
+        "sh: fork: Cannot allocate memory\n",
+    ),
     "memory allocation failed": ("memory allocation of 1073741824 bytes failed\n",),
-}  # fmt: skip
+}
 GPU = {
     "CUDA out of memory": (
-        TRACEBACK + "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 20.00 MiB. GPU 0 has a total capacity of 15.77 GiB\n",
+        TRACEBACK
+        + (
+            "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 20.00 MiB. GPU 0 has a total "
+            "capacity of 15.77 GiB\n"
+        ),
         "RuntimeError: CUDA driver error: out of memory\n",
         "CUDA Error: out of memory: File exists\n",
         "RuntimeError: Triton Error [CUDA]: out of memory\n",
         "ncclUnhandledCudaError: Call to CUDA function failed.\nLast error:\nCuda failure 'out of memory'\n",
         "node7:41:93 [0] NCCL WARN Cuda failure 2 'out of memory'\n",
         "XGBoostError: cudaMalloc failed: out of memory\n",
-        "RuntimeError: CUDA error: out of memory\nCUDA kernel errors might be asynchronously reported at some other API call\n",
+        "RuntimeError: CUDA error: out of memory\nCUDA kernel errors might be asynchronously reported at "
+        "some other API call\n",
     ),
-    "RESOURCE_EXHAUSTED": ("jaxlib.xla_extension.XlaRuntimeError: RESOURCE_EXHAUSTED: Out of memory allocating 4294967296 bytes.\n",
-        "jax.errors.JaxRuntimeError: RESOURCE_EXHAUSTED: Failed to allocate request for 2.0GiB (2147483648B) on device ordinal 0\n",
+    "RESOURCE_EXHAUSTED": (
+        "jaxlib.xla_extension.XlaRuntimeError: RESOURCE_EXHAUSTED: Out of memory allocating 4294967296 "
+        "bytes.\n",
+        "jax.errors.JaxRuntimeError: RESOURCE_EXHAUSTED: Failed to allocate request for 2.0GiB (2147483648B) "
+        "on device ordinal 0\n",
     ),
-    "cupy.OutOfMemoryError": ("cupy.cuda.memory.OutOfMemoryError: Out of memory allocating 8,589,934,592 bytes.\n",),
-    "CUBLAS_STATUS_ALLOC_FAILED": ("RuntimeError: CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`\n",),
-}  # fmt: skip
+    "cupy.OutOfMemoryError": (
+        "cupy.cuda.memory.OutOfMemoryError: Out of memory allocating 8,589,934,592 bytes.\n",
+    ),
+    "CUBLAS_STATUS_ALLOC_FAILED": (
+        "RuntimeError: CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`\n",
+    ),
+}
 CASES = [
     (memory, name, text)
     for memory, table in (("host_memory", HOST), ("gpu_memory", GPU))

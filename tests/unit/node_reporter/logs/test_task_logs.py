@@ -60,7 +60,8 @@ def read(path: Path, wanted: Wanted) -> bytes:
 
 
 def test_what_was_printed_since_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A training prints for a second, is silent for an hour, prints again; days later its records are far apart."""
+    """A training prints for a second, is silent for an hour, prints again; days later its records are far
+    apart."""
     clock = Clock()
     monkeypatch.setattr(output, "time", clock)
     path = tmp_path / "j" / "j.1.w0.log"
@@ -93,10 +94,14 @@ def test_what_was_printed_since_a_time(tmp_path: Path, monkeypatch: pytest.Monke
 @pytest.mark.parametrize(
     ("text", "tail", "wanted"),
     [
-        (b"", 2, b""), (b"a\nb\nc", 2, b"b\nc"), (b"a\nb\nc\n", 2, b"b\nc\n"), (b"a\n", 5, b"a\n"), (b"\n\n", 1, b"\n"),
+        (b"", 2, b""),
+        (b"a\nb\nc", 2, b"b\nc"),
+        (b"a\nb\nc\n", 2, b"b\nc\n"),
+        (b"a\n", 5, b"a\n"),
+        (b"\n\n", 1, b"\n"),
         (b"x" * (MAX_TAIL_BYTES + 9), 1, b"x" * MAX_TAIL_BYTES),
     ],
-)  # fmt: skip
+)
 def test_the_last_lines(tmp_path: Path, text: bytes, tail: int, wanted: bytes) -> None:
     """Of a log as earlier versions wrote it, in one file."""
     path = tmp_path / "j.1.w0.log"
@@ -106,7 +111,8 @@ def test_the_last_lines(tmp_path: Path, text: bytes, tail: int, wanted: bytes) -
 
 
 def test_lines_of_several_tasks_are_whole_and_bounded() -> None:
-    """A progress bar, a line cut by a chunk, a byte that is no text, and a task that prints a gigabyte without a line's end."""
+    """A progress bar, a line cut by a chunk, a byte that is no text, and a task that prints a gigabyte
+    without a line's end."""
     lines = Lines()
     assert [lines.feed(part) for part in (b"a", b"b\r", b"\nc\rd", b"e\n")] == [b"", b"", b"ab\nc\n", b"de\n"]
     assert lines.end() == b""
@@ -125,8 +131,12 @@ def test_text_says_what_happened_on_a_line_of_its_own() -> None:
     """A progress bar's line has not ended when its node goes away, and when the next attempt begins."""
     member, text = Member("j.1.w0", "j", 1, "n1", True), AsText()
     pieces = (
-        Begin(1, [member]), Text(member, b"50 %"), Trouble("gone", member), Text(member, b"99 %\n"), Begin(2, [member]),
-    )  # fmt: skip
+        Begin(1, [member]),
+        Text(member, b"50 %"),
+        Trouble("gone", member),
+        Text(member, b"99 %\n"),
+        Begin(2, [member]),
+    )
     written = b"".join(map(text.render, pieces))
     assert written == b"50 %\n[penstock: worker-0: gone]\n99 %\n[penstock: attempt 2]\n"
 
@@ -136,29 +146,38 @@ def test_an_unfinished_line_is_redrawn_in_its_place() -> None:
     are lines."""
     members = [Member(f"j.1.w{rank}", "j", 1, "n1", True) for rank in (0, 1)]
     pieces = (
-        Line(members[0], b"50 %", redrawn=True), Line(members[0], b"99 %\r", redrawn=True), Text(members[0], b"100 %\n"), Line(members[0], b"half "),
-        Text(members[0], b"half whole\n"), Line(members[0], b"7 %"), Trouble("gone", members[0]), Line(members[0], b"7 %"),
-    )  # fmt: skip
+        Line(members[0], b"50 %", redrawn=True),
+        Line(members[0], b"99 %\r", redrawn=True),
+        Text(members[0], b"100 %\n"),
+        Line(members[0], b"half "),
+        Text(members[0], b"half whole\n"),
+        Line(members[0], b"7 %"),
+        Trouble("gone", members[0]),
+        Line(members[0], b"7 %"),
+    )
     alone, gang, rows = AsText(), AsText(), AsJsonLines()
     written = b"".join(map(alone.render, (Begin(1, members[:1]), *pieces)))
     assert written == b"50 %\r99 %\r\r100 %\nhalf whole\n7 %\n[penstock: worker-0: gone]\n7 %"
     shown = b"".join(map(gang.render, (Begin(1, members), *pieces)))
-    assert (
-        shown
-        == b"worker-0 | 50 %\nworker-0 | 99 %\nworker-0 | 100 %\nworker-0 | half whole\n[penstock: worker-0: gone]\n"
+    assert shown == (
+        b"worker-0 | 50 %\nworker-0 | 99 %\nworker-0 | 100 %\nworker-0 | half whole\n[penstock: "
+        b"worker-0: "
+        b"gone]\n"
     )
     assert json.loads(rows.render(pieces[0])) == {"task": "w0", "line": "50 %", "redrawn": True}
 
 
 def test_since_counts_from_when_it_was_asked() -> None:
-    """Its node is away for two minutes: what was printed four minutes ago then was within five when it was asked for."""
+    """Its node is away for two minutes: what was printed four minutes ago then was within five when it was
+    asked for."""
     ask = Ask(age_ms=300_000, asked_ms=880_000)
     assert ask.parameters(1_000_000) == {"tail": None, "since_ms": None, "age_ms": 420_000}
     assert (ask.since(), ask._replace(since_ms=600_000).since()) == (580_000, 600_000)
 
 
 def test_a_link_in_an_archives_folder_is_not_followed(tmp_path: Path) -> None:
-    """Tasks can write to a folder that they share with the archive, and the gateway can read what they cannot."""
+    """Tasks can write to a folder that they share with the archive, and the gateway can read what they
+    cannot."""
     (tmp_path / "secret").write_text("of the gateway")
     name = tmp_path / "archive" / log_name("j", "j.1.w0")
     name.parent.mkdir(parents=True)
@@ -170,7 +189,8 @@ def test_a_link_in_an_archives_folder_is_not_followed(tmp_path: Path) -> None:
 async def test_logs_in_an_s3_store(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """The node's secret is wrong, then the bucket is missing, then both are mended: the service's log names each, and the copy is made."""
+    """The node's secret is wrong, then the bucket is missing, then both are mended: the service's log names
+    each, and the copy is made."""
     monkeypatch.setattr(archiver, "FIRST_PAUSE_S", 0.05)
     path = log_path(tmp_path / "logs", "j/x:1", "j/x:1.1.w0")
     path.parent.mkdir(parents=True)

@@ -1,4 +1,5 @@
-"""Who waits for cores: samples while it lasts and one at its end, from the kernel's triggers or from what threads have waited."""
+"""Who waits for cores: samples while it lasts and one at its end, from the kernel's triggers or from what
+threads have waited."""
 
 # clocks: the whole file runs in virtual time
 
@@ -19,7 +20,8 @@ Published = list[tuple[float, str | None, dict[str, float]]]
 
 
 class PlayedTrigger:
-    """The kernel's: looks each window at what has been waited since the last one. `share`: of the time, from now on."""
+    """The kernel's: looks each window at what has been waited since the last one. `share`: of the time, from
+    now on."""
 
     def __init__(self, *, leaves_out: int = 0) -> None:
         self.share = 0.0
@@ -229,7 +231,8 @@ def test_with_its_last_task_a_node_waits_no_more() -> None:
 
 
 def test_without_triggers_it_is_read_what_threads_have_waited() -> None:
-    """A kernel without PSI: two threads wait for a quarter of the time each, one ends; the node has the greatest of its tasks."""
+    """A kernel without PSI: two threads wait for a quarter of the time each, one ends; the node has the
+    greatest of its tasks."""
 
     async def story() -> None:
         it = Story()

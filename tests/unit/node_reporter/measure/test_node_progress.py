@@ -105,7 +105,8 @@ def test_the_lines_in_the_readme_are_understood() -> None:
 
 
 def test_checkpoints_are_reported_up_to_a_bound_and_then_the_last() -> None:
-    """A script saves after every step. The latest counts, so the last one is reported all the same; another rank's are not."""
+    """A script saves after every step. The latest counts, so the last one is reported all the same; another
+    rank's are not."""
     lines = b"".join(
         b'{"checkpoint":{"path":"attempt-1-iteration-%d","iteration":%d,"bytes":9,"seconds":0.25}}\n' % (n, n)
         for n in range(MAX_CHECKPOINTS + 5)
@@ -226,8 +227,17 @@ def test_a_phase_needs_no_line_end() -> None:
 
 
 SOURCE = b"".join(
-    [b"launch\n", steps(1), b"nonsense\n", b"train\n", steps(2, loss=0.5), STAGES, b"x" * 5_000 + b"\n", steps(3)]
-)  # fmt: skip
+    [
+        b"launch\n",
+        steps(1),
+        b"nonsense\n",
+        b"train\n",
+        steps(2, loss=0.5),
+        STAGES,
+        b"x" * 5_000 + b"\n",
+        steps(3),
+    ]
+)
 
 
 @settings(max_examples=60, deadline=None, derandomize=True)
@@ -280,7 +290,26 @@ def test_the_iteration_that_was_announced_as_the_last_is_reported_at_once() -> N
 
 def test_after_a_resume_distances_grow_from_there() -> None:
     reports = parser().parse(b"".join(steps(90_000 + done) for done in range(1, 30)), NOW_MS)
-    assert [done - 90_000 for done in done_of(reports)] == [1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 13, 15, 17, 19, 21, 24, 27]  # fmt: skip
+    assert [done - 90_000 for done in done_of(reports)] == [
+        1,
+        2,
+        3,
+        4,
+        5,
+        6,
+        7,
+        8,
+        9,
+        10,
+        11,
+        13,
+        15,
+        17,
+        19,
+        21,
+        24,
+        27,
+    ]
 
 
 def test_what_goes_backwards_is_not_reported() -> None:
@@ -332,7 +361,8 @@ def test_losses_go_out_when_they_may_matter() -> None:
 
 
 def test_losses_of_a_storm_of_lines_are_bounded() -> None:
-    """10,000 lines a second for an hour: the node reads what it must and passes on a hundred; its clock is set back an hour meanwhile."""
+    """10,000 lines a second for an hour: the node reads what it must and passes on a hundred; its clock is
+    set back an hour meanwhile."""
     one_task, reports = parser(), []
     for second in range(3_600):
         now_ms = NOW_MS + 1_000 * second - (3_600_000 if second > 1_800 else 0)
@@ -462,7 +492,8 @@ async def test_many_small_writes_are_bounded_too(fifo: Path) -> None:
 
 @pytest.mark.parametrize("what", ["a file", "a link", "nothing"])
 async def test_a_fifo_that_was_replaced_is_left_alone(tmp_path: Path, what: str) -> None:
-    """The task may do that, its folder is its user's; the next reporter must start all the same, and write nowhere."""
+    """The task may do that, its folder is its user's; the next reporter must start all the same, and write
+    nowhere."""
     path, aim = tmp_path / "phases", tmp_path / "aim"
     os.mkfifo(aim)
     if what == "a file":

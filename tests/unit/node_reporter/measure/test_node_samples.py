@@ -64,7 +64,8 @@ def test_ten_thousand_samples_a_second_become_the_nodes_rate(caplog: pytest.LogC
 
 
 def test_samples_of_one_millisecond_have_ids_of_their_own() -> None:
-    """A tick measures several things of one task: readers that know an id already would pass over the others."""
+    """A tick measures several things of one task: readers that know an id already would pass over the
+    others."""
     log = broker()
     measured: list[dict[str, float]] = [
         {"loss": 1.0},

@@ -1,4 +1,5 @@
-"""Which step times of a script a node publishes: what differs, at a bounded rate, for as long as the job runs."""
+"""Which step times of a script a node publishes: what differs, at a bounded rate, for as long as the job
+runs."""
 
 import itertools
 import json
@@ -54,7 +55,8 @@ def test_what_the_filter_leaves_out_is_published_when_it_is_repeated() -> None:
 
 
 def test_a_job_of_a_month_still_reports_and_a_hostile_one_is_bounded() -> None:
-    """Ten lines a second, each another step time, for a day; then as many as a lifetime maximum would have let through come on the next day, too."""
+    """Ten lines a second, each another step time, for a day; then as many as a lifetime maximum would have
+    let through come on the next day, too."""
     found, chance = StepFilter(), random.Random(7)
     for day in (0, 30):
         begun_ms = NOW_MS + day * DAY_MS

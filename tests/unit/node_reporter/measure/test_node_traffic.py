@@ -1,4 +1,5 @@
-"""Memory traffic on a tree of files as the kernel lays it out (filesystems/resctrl.rst): rates, groups, and counters that fail."""
+"""Memory traffic on a tree of files as the kernel lays it out (filesystems/resctrl.rst): rates, groups, and
+counters that fail."""
 
 import os
 from collections.abc import Iterator
@@ -58,7 +59,8 @@ def test_traffic_is_what_the_counters_have_grown(root: Path) -> None:
 
 
 def test_the_machines_traffic_has_that_of_capped_tasks(root: Path) -> None:
-    """Their groups stand beside the root group, whose counters leave them out; monitoring groups lie in it, and count there already."""
+    """Their groups stand beside the root group, whose counters leave them out; monitoring groups lie in it,
+    and count there already."""
     counters(root, 10, 0)
     counters(root / "n1-ab@capped@1", 5, 0)
     counters(root / "mon_groups/n1-ab@t@2", 3, 0)
@@ -67,7 +69,8 @@ def test_the_machines_traffic_has_that_of_capped_tasks(root: Path) -> None:
 
 @pytest.mark.parametrize("broken", ["Unavailable", "Error", "Unassigned", ""])
 def test_a_counter_that_fails_costs_two_looks_and_no_wrong_figure(root: Path, broken: str) -> None:
-    """The sum over the other socket would look as if traffic had fallen by half; a new reading measures nothing of the time before."""
+    """The sum over the other socket would look as if traffic had fallen by half; a new reading measures
+    nothing of the time before."""
     monitor, rate = TrafficMonitor("n1-ab", root), Rate()
     found = []
     for second, counts in enumerate(
@@ -90,7 +93,8 @@ def test_counters_that_go_back_or_go_missing(root: Path) -> None:
 
 
 def test_percent_is_of_what_the_operator_says_or_of_the_largest_seen() -> None:
-    """Without a figure the first traffic is not the whole of what the node can do: no server does less than one channel."""
+    """Without a figure the first traffic is not the whole of what the node can do: no server does less than
+    one channel."""
     assert Capacity(50_000).percent(25_000) == 50.0
     assert Capacity(50_000).percent(60_000) == 120.0
     seen = Capacity(None)
@@ -100,7 +104,8 @@ def test_percent_is_of_what_the_operator_says_or_of_the_largest_seen() -> None:
 
 
 def test_a_task_has_a_group_of_its_own_as_long_as_there_are_counters(root: Path, child: int) -> None:
-    """Four counters, two reserved for caps: the third task shares the root group's, and has no traffic of its own."""
+    """Four counters, two reserved for caps: the third task shares the root group's, and has no traffic of its
+    own."""
     monitor = TrafficMonitor("n1-ab", root)
     for name in ("a@1", "b@1", "c@1"):
         monitor.follow(name, os.getpid())
@@ -121,7 +126,8 @@ def test_a_task_has_a_group_of_its_own_as_long_as_there_are_counters(root: Path,
 def test_a_task_that_is_capped_is_counted_in_that_group_and_afterwards_in_its_own_again(
     root: Path, child: int
 ) -> None:
-    """With a cap its threads leave the monitoring group; without, the kernel puts them into the root group."""
+    """With a cap its threads leave the monitoring group; without, the kernel puts them into the root
+    group."""
     monitor, rate = TrafficMonitor("n1-ab", root), Rate()
     monitor.follow("a@1", os.getpid())
     own, cap = root / "mon_groups/n1-ab@a@1", root / "n1-ab@a@1"

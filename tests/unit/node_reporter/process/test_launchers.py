@@ -65,17 +65,25 @@ def test_a_job_of_one_task_has_no_ranks(gpus: int) -> None:
     assert PORTS.start <= int(env["MASTER_PORT"]) < PORTS.stop
     torchrun = {name.removeprefix("PET_"): text for name, text in env.items() if name.startswith("PET_")}
     assert torchrun == {
-        "NNODES": "1", "NODE_RANK": "0", "NPROC_PER_NODE": str(max(1, gpus)),
-        "MASTER_ADDR": env["MASTER_ADDR"], "MASTER_PORT": env["MASTER_PORT"],
-    }  # fmt: skip
+        "NNODES": "1",
+        "NODE_RANK": "0",
+        "NPROC_PER_NODE": str(max(1, gpus)),
+        "MASTER_ADDR": env["MASTER_ADDR"],
+        "MASTER_PORT": env["MASTER_PORT"],
+    }
 
 
 def test_a_job_that_may_have_more_workers_has_ranks_with_one() -> None:
     """A moldable job gets one worker today and four tomorrow: its script finds the same variables."""
     [env] = placed(1, 1, workers=4, min_workers=1, global_batch_size=64)
     assert {name: env[name] for name in sorted(RANKS)} == {
-        "GROUP_RANK": "0", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1", "NODE_RANK": "0", "RANK": "0", "WORLD_SIZE": "1",
-    }  # fmt: skip
+        "GROUP_RANK": "0",
+        "LOCAL_RANK": "0",
+        "LOCAL_WORLD_SIZE": "1",
+        "NODE_RANK": "0",
+        "RANK": "0",
+        "WORLD_SIZE": "1",
+    }
 
 
 def test_servers_are_members_of_the_gang_and_of_no_process_group() -> None:

@@ -1,4 +1,5 @@
-"""Files that a shim writes whole: there complete or not at all, and nothing is left open when the disk refuses."""
+"""Files that a shim writes whole: there complete or not at all, and nothing is left open when the disk
+refuses."""
 
 import json
 import os
@@ -39,7 +40,8 @@ def test_a_refused_write_leaves_no_file_and_no_descriptor(
 def test_a_run_lasts_as_long_as_it_did_whatever_the_clock_shows(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The machine's clock goes on by ten years while a task runs; the estimator learns from how long runs took."""
+    """The machine's clock goes on by ten years while a task runs; the estimator learns from how long runs
+    took."""
     shim = Shim.__new__(Shim)
     shim._folder, shim._groups = str(tmp_path), TaskGroups(Confinement())
     shim._request = {"task_id": "t", "token": 1, "oom": None, "pids": None}
@@ -56,7 +58,8 @@ def test_a_run_lasts_as_long_as_it_did_whatever_the_clock_shows(
 def test_a_lease_that_ends_before_the_program_begins_ends_the_leader(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The reporter is dead, and the leader waits for a folder on a network: by now the job may run elsewhere."""
+    """The reporter is dead, and the leader waits for a folder on a network: by now the job may run
+    elsewhere."""
     shim, lease = Shim.__new__(Shim), LeaseWatch(str(tmp_path / "none"), lease_s=1, until_s=boot_s() + 3_600)
     shim._lapsed, shim._lease = False, lease
     (shim._failed_read, leaders), (taken, shim._taken_fd) = os.pipe(), os.pipe()

@@ -50,7 +50,11 @@ LOADERS = [process(pid, "python train.py", 3, caught=HANDLES) for pid in (4, 5)]
         (PIPED, Savers(frozenset({3})), [[3], [2, 4]]),
         ([SCRIPT, HANDLER, *LOADERS], Savers(frozenset({3})), [[3], [2, 4, 5]]),
         # Ranks of torchrun: the others end when rank 0 has saved, and not before.
-        ([process(2, "torchrun", caught=HANDLES), TRAINS, *LOADERS], Savers(frozenset({3}), frozenset({4, 5})), [[3], [2, 4, 5]]),
+        (
+            [process(2, "torchrun", caught=HANDLES), TRAINS, *LOADERS],
+            Savers(frozenset({3}), frozenset({4, 5})),
+            [[3], [2, 4, 5]],
+        ),
         # A rank whose rank 0 is in another task, and has ended.
         ([SCRIPT, TRAINS], Savers(frozenset(), frozenset({3})), [[2, 3]]),
         # Nobody registered: all of them, once.
@@ -62,9 +66,13 @@ LOADERS = [process(pid, "python train.py", 3, caught=HANDLES) for pid in (4, 5)]
         ([HANDLER, process(4, "python eval.py", 3, caught=HANDLES)], NOBODY, [[3, 4]]),
         ([SCRIPT, TRAINS, process(4, "python train.py", 3)], NOBODY, [[2, 3, 4]]),
         # `zcat data | python train.py` handles the signal: it does not only read what others print.
-        ([process(3, "zcat", writes="pipe:[7]"), process(4, "python", caught=HANDLES, reads="pipe:[7]")], NOBODY, [[3, 4]]),
+        (
+            [process(3, "zcat", writes="pipe:[7]"), process(4, "python", caught=HANDLES, reads="pipe:[7]")],
+            NOBODY,
+            [[3, 4]],
+        ),
     ],
-)  # fmt: skip
+)
 def test_each_process_is_told_once_and_what_others_need_last(
     processes: list[Process], registered: Savers, told: list[list[int]]
 ) -> None:

@@ -59,12 +59,20 @@ def test_an_order_names_the_tenant_of_a_job_that_asks_for_secrets() -> None:
 def folder(tmp_path: Path) -> Path:
     """`vision`, `speech` and `a/b` are tenants."""
     for name, mode, content in (
-        ("vision/wandb", 0o600, b"canary\n"), ("vision/open", 0o644, b"canary"), ("vision/large", 0o600, b"x" * (MAX_SECRET_BYTES + 1)),
-        ("vision/binary", 0o600, b"\xff\xfe"), ("vision/nul", 0o400, b"can\0ary"), ("vision/empty", 0o600, b""),
-        ("vision/folder/x", 0o600, b"canary"), ("speech/wandb", 0o600, b"canary-speech"), ("speech/only", 0o600, b"canary-speech"),
-        ("shared/proxy", 0o600, b"for-all"), ("shared/wandb", 0o600, b"not the tenant's own"), ("flat", 0o600, b"canary"),
+        ("vision/wandb", 0o600, b"canary\n"),
+        ("vision/open", 0o644, b"canary"),
+        ("vision/large", 0o600, b"x" * (MAX_SECRET_BYTES + 1)),
+        ("vision/binary", 0o600, b"\xff\xfe"),
+        ("vision/nul", 0o400, b"can\0ary"),
+        ("vision/empty", 0o600, b""),
+        ("vision/folder/x", 0o600, b"canary"),
+        ("speech/wandb", 0o600, b"canary-speech"),
+        ("speech/only", 0o600, b"canary-speech"),
+        ("shared/proxy", 0o600, b"for-all"),
+        ("shared/wandb", 0o600, b"not the tenant's own"),
+        ("flat", 0o600, b"canary"),
         ("a/b/wandb", 0o600, b"nested"),
-    ):  # fmt: skip
+    ):
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_bytes(content)
         (tmp_path / name).chmod(mode)
@@ -72,10 +80,14 @@ def folder(tmp_path: Path) -> Path:
 
 
 ENVIRONMENT = {
-    "PENSTOCK_SECRET_VISION__HF_TOKEN": "from-env", "PENSTOCK_SECRET_VISION__WANDB": "no", "HOME": "/",
-    "PENSTOCK_SECRET_SHARED__HF_TOKEN": "not the tenant's own", "PENSTOCK_SECRET_SHARED__MIRROR": "for-all-from-env",
-    "PENSTOCK_SECRET_FLAT_TOO": "canary", "PENSTOCK_SECRET_VISION_HF__TOKEN": "canary",
-}  # fmt: skip
+    "PENSTOCK_SECRET_VISION__HF_TOKEN": "from-env",
+    "PENSTOCK_SECRET_VISION__WANDB": "no",
+    "HOME": "/",
+    "PENSTOCK_SECRET_SHARED__HF_TOKEN": "not the tenant's own",
+    "PENSTOCK_SECRET_SHARED__MIRROR": "for-all-from-env",
+    "PENSTOCK_SECRET_FLAT_TOO": "canary",
+    "PENSTOCK_SECRET_VISION_HF__TOKEN": "canary",
+}
 
 
 def test_a_node_finds_a_tenants_secrets_first_then_shared_ones(folder: Path) -> None:
@@ -83,12 +95,17 @@ def test_a_node_finds_a_tenants_secrets_first_then_shared_ones(folder: Path) -> 
     found = Secrets(folder, ENVIRONMENT)
     asked = {"A": "wandb", "B": "hf-token", "C": "empty", "D": "proxy", "E": "mirror"}
     assert found.resolve(asked, "vision") == {
-        "A": "canary", "B": "from-env", "C": "", "D": "for-all", "E": "for-all-from-env",
-    }  # fmt: skip
+        "A": "canary",
+        "B": "from-env",
+        "C": "",
+        "D": "for-all",
+        "E": "for-all-from-env",
+    }
     assert found.resolve({"A": "wandb"}, "a/b") == {"A": "nested"}
     assert found.resolve({"A": "wandb", "B": "hf-token"}, None) == {
-        "A": "not the tenant's own", "B": "not the tenant's own",
-    }  # fmt: skip
+        "A": "not the tenant's own",
+        "B": "not the tenant's own",
+    }
     assert Secrets(None, ENVIRONMENT).resolve({"A": "hf-token"}, "vision") == {"A": "from-env"}
 
 
@@ -97,7 +114,8 @@ def test_a_node_finds_a_tenants_secrets_first_then_shared_ones(folder: Path) -> 
 )
 @pytest.mark.parametrize("name", ["only", "b", "speech", "hf", "flat"])
 def test_no_tenant_is_given_anothers_secret(folder: Path, tenant: str | None, name: str) -> None:
-    """A job of vision names what speech has, and tenants with odd names reach for their neighbour's folder."""
+    """A job of vision names what speech has, and tenants with odd names reach for their neighbour's
+    folder."""
     env = {
         **ENVIRONMENT,
         "PENSTOCK_SECRET_SPEECH__ONLY": "canary",
@@ -157,11 +175,18 @@ SECRET_LOOKING = {
     "F": "Bearer eyJhbGciOiJIUzI1NiJ9.eyJzdWIiOiIxMjM0In0.c2lnbmF0dXJl",
 }
 ORDINARY = {
-    "OMP_NUM_THREADS": "4", "PYTHONPATH": "/data/projects/vision/src/models:/opt/lib/python3", "TOKENIZERS_PARALLELISM": "false",
-    "MODEL": "meta-llama/Llama-3.1-70B-Instruct", "URL": "https://example.org/data/set-1", "MAX_TOKENS": "4096",
-    "SHA": "9f86d081884c7d659a2feaa0c55ad015a3bf4f1b2b0b822cd15d6c15b0f00a08", "USE_AUTH": "true", "RUN": "resnet50-imagenet-lr0.1",
-    "UUID": "GPU-5c2d1f0e-7a8b-4c3d-9e1f-0a2b3c4d5e6f", "CKPT": "/mnt/a1/b2/Checkpoint_Final_Epoch99_Best",
-}  # fmt: skip
+    "OMP_NUM_THREADS": "4",
+    "PYTHONPATH": "/data/projects/vision/src/models:/opt/lib/python3",
+    "TOKENIZERS_PARALLELISM": "false",
+    "MODEL": "meta-llama/Llama-3.1-70B-Instruct",
+    "URL": "https://example.org/data/set-1",
+    "MAX_TOKENS": "4096",
+    "SHA": "9f86d081884c7d659a2feaa0c55ad015a3bf4f1b2b0b822cd15d6c15b0f00a08",
+    "USE_AUTH": "true",
+    "RUN": "resnet50-imagenet-lr0.1",
+    "UUID": "GPU-5c2d1f0e-7a8b-4c3d-9e1f-0a2b3c4d5e6f",
+    "CKPT": "/mnt/a1/b2/Checkpoint_Final_Epoch99_Best",
+}
 
 
 def test_what_looks_like_a_secret_is_noticed_and_the_rest_is_not() -> None:
@@ -175,7 +200,8 @@ def test_what_looks_like_a_secret_is_noticed_and_the_rest_is_not() -> None:
 
 @pytest.mark.parametrize("text", ["a", "eyJ", "a://", "a://b:", "eyJ0123456789.", "xoxb-", "-----BEGIN "])
 def test_a_large_variable_does_not_stop_the_gateway(text: str) -> None:
-    """A user passes a data set in a variable. Looking for secrets in it took half a minute of the gateway's event loop."""
+    """A user passes a data set in a variable. Looking for secrets in it took half a minute of the gateway's
+    event loop."""
     began_s = process_time()
     list(suspicions({"BLOB": text * ((1 << 16) // len(text))}))
     assert process_time() - began_s < 2

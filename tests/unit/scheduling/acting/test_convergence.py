@@ -1,4 +1,5 @@
-"""Categories of convergence (SpeCon Alg. 1) on losses by hand, and against the algorithm as its text has it."""
+"""Categories of convergence (SpeCon Alg. 1) on losses by hand, and against the algorithm as its text has
+it."""
 
 from collections.abc import Sequence
 from math import inf, nan
@@ -26,7 +27,8 @@ def looked(losses: Sequence[float], alpha: float = 0.01) -> list[tuple[Category,
 
 
 def test_a_job_that_slows_down_converges_and_asks() -> None:
-    """It gains half of its range, then less and less: two small gains make it watched and converged, the third lets it ask."""
+    """It gains half of its range, then less and less: two small gains make it watched and converged, the
+    third lets it ask."""
     found = looked([1.0, 0.5, 0.25, 0.246, 0.243, 0.241, 0.2405, 0.2405])
     assert [category for category, _ in found] == [W, P, P, W, C, C, C, C]
     assert [asks for _, asks in found] == [False, False, False, False, False, True, True, True]
@@ -39,7 +41,8 @@ def test_one_that_bounces_stays_where_it_is() -> None:
 
 
 def test_a_sudden_gain_begins_anew() -> None:
-    """The learning rate falls at last: more than the threshold in one interval, and it progresses (lines 19–22)."""
+    """The learning rate falls at last: more than the threshold in one interval, and it progresses (lines
+    19–22)."""
     found = looked([1.0, 0.5, 0.496, 0.493, 0.2, 0.199])
     assert [category for category, _ in found] == [W, P, W, C, P, W]
 
@@ -120,7 +123,8 @@ class AsPrinted:
     st.lists(st.integers(0, 3), min_size=30, max_size=30),
 )
 def test_it_is_the_printed_algorithm(losses: list[float], alpha: float, gaps: list[int]) -> None:
-    """Whatever is reported, in whichever intervals: the same categories and requests as the text's, look by look."""
+    """Whatever is reported, in whichever intervals: the same categories and requests as the text's, look by
+    look."""
     monitor, printed = Monitor(alpha, INTERVAL_MS), AsPrinted(alpha)
     monitor.observe(losses[0], 0)
     low = high = held = last = losses[0]
@@ -140,7 +144,8 @@ def test_it_is_the_printed_algorithm(losses: list[float], alpha: float, gaps: li
 
 @given(st.sampled_from([Monitor, NoiseMonitor]), st.integers(1, 50))
 def test_looks_that_were_missed_are_made_up_for(kind: type[Monitor], intervals: int) -> None:
-    """The migrator was away: it comes to the same category, and to the same next look, as one that looked in time; also where the intervals of a noisy curve grow."""
+    """The migrator was away: it comes to the same category, and to the same next look, as one that looked in
+    time; also where the intervals of a noisy curve grow."""
     late, prompt = kind(0.01, INTERVAL_MS), kind(0.01, INTERVAL_MS)
     for monitor in (late, prompt):
         for number, loss in enumerate((1.0, 0.75, 0.501, 0.25)):
@@ -159,7 +164,8 @@ def falling(number: int, noise: float, seed: int = 0) -> float:
 
 @pytest.mark.parametrize("noise", [0.0, 0.005, 0.02])
 def test_a_noisy_curve_converges_by_its_own_noise(noise: float) -> None:
-    """The jitter of a small batch is more than α: the source's rule sees progress for ever, ours the same convergence as without noise."""
+    """The jitter of a small batch is more than α: the source's rule sees progress for ever, ours the same
+    convergence as without noise."""
     found: dict[type[Monitor], float] = {}
     for kind in (Monitor, NoiseMonitor):
         monitor, converged = kind(0.01, INTERVAL_MS), 0
@@ -173,7 +179,8 @@ def test_a_noisy_curve_converges_by_its_own_noise(noise: float) -> None:
 
 
 def test_a_gain_that_stands_out_of_the_noise_is_progress_again() -> None:
-    """The learning rate is lowered after long: the curve falls by a fifth of its range, ten times its jitter."""
+    """The learning rate is lowered after long: the curve falls by a fifth of its range, ten times its
+    jitter."""
     monitor = NoiseMonitor(0.01, INTERVAL_MS)
     for number in range(300):
         monitor.observe(falling(number, 0.01), number * INTERVAL_MS // 3)

@@ -35,7 +35,8 @@ STEP_MS = 100.0
 
 
 class Crowded(CellDriver):
-    """Two nodes; jobs of a core each, whose steps take `exponent` of their share of the node; someone watches from the beginning."""
+    """Two nodes; jobs of a core each, whose steps take `exponent` of their share of the node; someone watches
+    from the beginning."""
 
     def __init__(self, exponent: float = 1.0, nodes: int = 2) -> None:
         super().__init__(PlacerSettings(profile="balance"))
@@ -66,9 +67,15 @@ class Crowded(CellDriver):
             steps = int(ms / step_ms)
             self.done[job_id] = self.done.get(job_id, 0) + steps
             fact = StepsMeasured(
-                node_id=self.where(job_id), task_id=next(iter(job.tasks)), token=job.token, at_ms=0,
-                done=self.done[job_id], total=10_000, steps=steps, step_ms=step_ms,
-            )  # fmt: skip
+                node_id=self.where(job_id),
+                task_id=next(iter(job.tasks)),
+                token=job.token,
+                at_ms=0,
+                done=self.done[job_id],
+                total=10_000,
+                steps=steps,
+                step_ms=step_ms,
+            )
             self.crowding.measured(self.state, fact, self.now_ms)
 
     def learns(self) -> None:
@@ -130,7 +137,8 @@ def test_a_job_leaves_a_crowd_for_an_idle_node() -> None:
 
 
 def test_who_may_not_move_stays() -> None:
-    """It does not save, may not be stopped, was moved four times, or the cell is frozen: the others are looked at."""
+    """It does not save, may not be stopped, was moved four times, or the cell is frozen: the others are
+    looked at."""
     cell = Crowded()
     cell.learns()
     crowd(cell)
@@ -145,7 +153,8 @@ def test_who_may_not_move_stays() -> None:
 
 @given(st.lists(st.tuples(st.integers(0, 5), st.sampled_from([0, 0, 7_000])), max_size=14))
 def test_shares_are_those_of_a_watcher_that_begins_now(changes: list[tuple[int, int]]) -> None:
-    """Jobs start and end, several at one moment: what is booked from change to change is the share that a look at the whole node finds."""
+    """Jobs start and end, several at one moment: what is booked from change to change is the share that a
+    look at the whole node finds."""
     cell = Crowded()
     for number, (slot, pause_ms) in enumerate(changes):
         cell.passes(pause_ms)
@@ -164,7 +173,8 @@ def test_shares_are_those_of_a_watcher_that_begins_now(changes: list[tuple[int, 
 
 
 def test_a_watcher_that_begins_late_knows_all_who_run() -> None:
-    """The migrator is started anew: who runs is followed from when it is asked about, with what it has done until then."""
+    """The migrator is started anew: who runs is followed from when it is asked about, with what it has done
+    until then."""
     cell = Crowded()
     cell.runs("a")
     cell.runs("b")
@@ -178,7 +188,8 @@ def test_a_watcher_that_begins_late_knows_all_who_run() -> None:
 
 
 def test_three_jobs_end_when_processor_sharing_has_them_end() -> None:
-    """10, 20 and 30 s alone, equal cores: at 30, 50 and 60 s; where neighbours do not matter at 10, 20 and 30 s."""
+    """10, 20 and 30 s alone, equal cores: at 30, 50 and 60 s; where neighbours do not matter at 10, 20 and 30
+    s."""
     for exponent, expected in ((1.0, 30 + 50 + 60), (0.0, 60)):
         sharers = [Sharer(name, 1, left_s, exponent) for name, left_s in (("a", 10), ("b", 20), ("c", 30))]
         assert sum_of_completions_s(sharers) == pytest.approx(expected)
@@ -199,7 +210,8 @@ def test_sums_of_completions_are_bounded(found: list[tuple[float, int]], exponen
 
 
 def one_by_one_s(sharers: Sequence[Sharer]) -> float:
-    """The sum of completion times, each job's speed worked out at each end: what `sum_of_completions_s` has to give to the last bit."""
+    """The sum of completion times, each job's speed worked out at each end: what `sum_of_completions_s` has
+    to give to the last bit."""
     left = list(sharers)
     total_s = now_s = 0.0
     while left:
@@ -229,7 +241,8 @@ def one_by_one_s(sharers: Sequence[Sharer]) -> float:
 def test_sums_of_completions_are_those_of_each_job_by_itself(
     found: list[tuple[float, int, float]], one_kind: bool
 ) -> None:
-    """Which of two moves is the better one is often decided by the last bit, so jobs that are equally fast may be counted together, but not differently."""
+    """Which of two moves is the better one is often decided by the last bit, so jobs that are equally fast
+    may be counted together, but not differently."""
     sharers = [
         Sharer(str(number), cores, left_s, exponent) for number, (left_s, cores, exponent) in enumerate(found)
     ]
@@ -255,7 +268,8 @@ class Both(Crowding):
 
 
 def best_of_all(state: CellState, seen: Seen) -> tuple[str, str, str] | None:
-    """(job, target, part of the reason) of the best move, where each job is tried everywhere, and each sum worked out."""
+    """(job, target, part of the reason) of the best move, where each job is tried everywhere, and each sum
+    worked out."""
     if not seen.crowding.matters():
         return None
     hosts: dict[str, list[Sharer]] = {node_id: [] for node_id, node in state.nodes.items() if node.placeable}
@@ -295,8 +309,9 @@ def best_of_all(state: CellState, seen: Seen) -> tuple[str, str, str] | None:
 
 @pytest.mark.parametrize("exponent", [0.04, 0.3, 0.7, 1.0])
 def test_the_move_is_the_best_of_all(exponent: float, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The migrator is started when some jobs run already. Jobs with and without GPUs come and end, on one node more than on others, and report their steps:
-    each time the answer is the one that trying all moves gives, of one to eight jobs."""
+    """The migrator is started when some jobs run already. Jobs with and without GPUs come and end, on one
+    node more than on others, and report their steps: each time the answer is the one that trying all moves
+    gives, of one to eight jobs."""
     rng = Random(f"moves {exponent}")
     moves = 0
     for round_ in range(4):
@@ -336,7 +351,8 @@ def _starts(cell: Crowded, jobs: Iterator[str], rng: Random) -> None:
 
 
 def test_noise_of_step_times_costs_no_predictions(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Steps beside others are half a percent slower: no move could gain the least gain, so no completion is predicted, however often the stage is asked."""
+    """Steps beside others are half a percent slower: no move could gain the least gain, so no completion is
+    predicted, however often the stage is asked."""
     cell = Crowded(0.005)
     cell.learns()
     crowd(cell)

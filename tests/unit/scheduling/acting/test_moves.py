@@ -74,7 +74,8 @@ def stopped(cell: CellDriver, task_id: str) -> Step:
 
 
 def test_a_job_goes_on_at_its_target_in_the_record_of_its_last_exit(cell: CellDriver) -> None:
-    """The migrator frees a node. The job saves within its grace; where it goes was decided before it was stopped."""
+    """The migrator frees a node. The job saves within its grace; where it goes was decided before it was
+    stopped."""
     step = cell.feed(asks("a", "n2"))
     assert kinds(step) == ["migration.proposed", "move.decided", "stop.decided", "proposal.answered"]
     decided, stop = step.facts[1], step.facts[2]
@@ -104,8 +105,8 @@ def test_a_job_goes_on_at_its_target_in_the_record_of_its_last_exit(cell: CellDr
 
 @pytest.mark.parametrize("saves", [True, False])
 def test_a_move_is_explained_from_its_decision_to_its_arrival(saves: bool) -> None:
-    """A user asks why the job is on another node: who asked, what else there was, and what its stop cost. It ran 130 s before the
-    operator moved it, had saved 30 s before, or never, and took 5 s to end."""
+    """A user asks why the job is on another node: who asked, what else there was, and what its stop cost. It
+    ran 130 s before the operator moved it, had saved 30 s before, or never, and took 5 s to end."""
     cell = cell_of("fifo", "n1", "n2", checkpoint="signal" if saves else "none")
     cell.join(node_spec("n3", gpus=1))
     if saves:
@@ -128,7 +129,8 @@ def test_a_move_is_explained_from_its_decision_to_its_arrival(saves: bool) -> No
 
 
 def test_a_move_that_was_given_up_leaves_the_next_place_to_the_profile(cell: CellDriver) -> None:
-    """Its target is cordoned while it saves: where it starts then was chosen by the profile, and is explained as that."""
+    """Its target is cordoned while it saves: where it starts then was chosen by the profile, and is explained
+    as that."""
     cell.feed(asks("a", "n2"))
     cell.feed(NodeCordoned(node_id="n2", by="ops/ana", reason="fans"))
     step = stopped(cell, "a.1.w0")
@@ -166,7 +168,8 @@ def test_nobody_else_gets_the_target(profile: str) -> None:
 
 
 def test_what_the_job_holds_of_its_target_passes_to_it_exit_by_exit() -> None:
-    """A gang of two on n1 and n2 is put together on n1: its task there holds GPUs of the target until its own end is proven."""
+    """A gang of two on n1 and n2 is put together on n1: its task there holds GPUs of the target until its own
+    end is proven."""
     cell = CellDriver(PlacerSettings(profile="fifo"))
     cell.join(node_spec("n1", gpus=3), node_spec("n2", gpus=2))
     cell.submit("g", job_spec(workers=2), estimate(gpus=2, cores=20, memory_mib=40_000))
@@ -193,7 +196,8 @@ def test_what_the_job_holds_of_its_target_passes_to_it_exit_by_exit() -> None:
 
 @pytest.mark.parametrize("ends", ["cancel", "finish", "drain"])
 def test_a_job_that_ends_otherwise_frees_its_target(cell: CellDriver, ends: str) -> None:
-    """The user cancels meanwhile; or the last iteration was done before the stop came; or the target's node is to be emptied."""
+    """The user cancels meanwhile; or the last iteration was done before the stop came; or the target's node
+    is to be emptied."""
     cell.feed(asks("a", "n2"))
     cell.submit("b", need=estimate(gpus=4))
     assert cell.job("b").status is JobStatus.QUEUED
@@ -215,7 +219,8 @@ def test_a_job_that_ends_otherwise_frees_its_target(cell: CellDriver, ends: str)
 
 @pytest.mark.parametrize("lost", ["fault", "left", "held", "refused", "rejoined"])
 def test_a_target_that_is_lost_is_given_up_and_the_job_queues(cell: CellDriver, lost: str) -> None:
-    """Hardware fails while the job saves. It does not wait for what will not come: it goes where there is room."""
+    """Hardware fails while the job saves. It does not wait for what will not come: it goes where there is
+    room."""
     cell.feed(asks("a", "n2"))
     if lost == "fault":
         step = cell.feed(GpuFaulted(node_id="n2", gpu=1, fault="xid", code=79))
@@ -242,7 +247,8 @@ def test_a_target_that_is_lost_is_given_up_and_the_job_queues(cell: CellDriver, 
 
 
 def test_a_silent_target_is_waited_for_until_the_job_has_stopped(cell: CellDriver) -> None:
-    """The target's node loses its connection for a second: it is given up only if it is silent when the job could start."""
+    """The target's node loses its connection for a second: it is given up only if it is silent when the job
+    could start."""
     cell.feed(asks("a", "n2"))
     cell.feed(NodeSuspected(node_id="n2", reason="its connection broke"))
     assert cell.job("a").target
@@ -313,7 +319,8 @@ def test_a_change_of_the_inventory_keeps_what_is_reserved(cell: CellDriver) -> N
 
 
 def test_a_share_of_a_gpu_moves_beside_another_one() -> None:
-    """Two small jobs share a GPU of n1; one of them moves beside a third on n2. What is kept for it is not given to a fourth."""
+    """Two small jobs share a GPU of n1; one of them moves beside a third on n2. What is kept for it is not
+    given to a fourth."""
     cell = CellDriver(PlacerSettings(profile="fifo"))
     cell.join(node_spec("n1", gpus=1), node_spec("n2", gpus=1))
     half = estimate(gpu_memory_mib=100)
@@ -333,10 +340,12 @@ def test_a_share_of_a_gpu_moves_beside_another_one() -> None:
 
 JOBS = ("a", "b", "c", "d")
 DEED = st.tuples(
-    st.sampled_from(("move", "move", "stop", "stop", "done", "start", "cancel", "fault", "cordon", "join", "hold", "lose")),
+    st.sampled_from(
+        ("move", "move", "stop", "stop", "done", "start", "cancel", "fault", "cordon", "join", "hold", "lose")
+    ),
     st.sampled_from(JOBS),
     st.lists(st.sampled_from(("n1", "n2", "n3")), min_size=2, max_size=2),
-)  # fmt: skip
+)
 
 
 @settings(max_examples=150, deadline=None)
@@ -344,7 +353,8 @@ DEED = st.tuples(
 def test_whatever_happens_books_and_targets_are_right(
     profile: str, deeds: list[tuple[str, str, list[str]]]
 ) -> None:
-    """Gangs of two move about while nodes break, people cancel and hold: after every record the books are right, and who arrives is at its target."""
+    """Gangs of two move about while nodes break, people cancel and hold: after every record the books are
+    right, and who arrives is at its target."""
     cell = CellDriver(PlacerSettings(profile=profile))
     cell.join(*(node_spec(name, gpus=4, cores=8) for name in ("n1", "n2", "n3")))
     for name in JOBS:

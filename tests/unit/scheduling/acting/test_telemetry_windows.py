@@ -1,4 +1,5 @@
-"""Tumbling windows of telemetry: the same samples give the same window, in whatever order and however often they come."""
+"""Tumbling windows of telemetry: the same samples give the same window, in whatever order and however often
+they come."""
 
 import random
 
@@ -39,7 +40,8 @@ def window(samples: list[tuple[str, int, TelemetrySampled]]) -> NodeWindow:
 def test_redelivered_and_reordered_samples_give_the_same_window(
     taken: list[tuple[int, TelemetrySampled]], shuffle: random.Random
 ) -> None:
-    """A consumer that crashes reads samples again that it had merged; partitions are rebalanced and order is lost."""
+    """A consumer that crashes reads samples again that it had merged; partitions are rebalanced and order is
+    lost."""
     once = [(f"e{number}", at_ms, sample) for number, (at_ms, sample) in enumerate(taken)]
     again = [*once, *(one for one in once if shuffle.random() < 0.5)]
     shuffle.shuffle(again)

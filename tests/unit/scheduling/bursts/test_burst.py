@@ -69,7 +69,8 @@ def test_who_waits_in_a_window_is_planned_at_once(profile: str) -> None:
 
 
 def test_a_job_that_has_ended_meanwhile_or_fits_nowhere_is_left_out() -> None:
-    """One waits that wants more GPUs than the cell has: the others are planned beside it, and it is nowhere."""
+    """One waits that wants more GPUs than the cell has: the others are planned beside it, and it is
+    nowhere."""
     found = cell()
     for number in range(3):
         found.submit(f"j{number}", job_spec(workers=1), estimate(1))
@@ -185,7 +186,8 @@ def problems(draw: st.DrawFn) -> Problem:
 def test_plans_keep_to_what_is_free_and_are_never_worse_than_the_given_one(
     problem: Problem, exact: bool
 ) -> None:
-    """Gangs are placed as a whole, no node over what it has free, none on a node that does not suit; whom the given plan starts starts."""
+    """Gangs are placed as a whole, no node over what it has free, none on a node that does not suit; whom the
+    given plan starts starts."""
     found = gga(problem, rng(), exact=exact, max_children=60)
     assert found == gga(problem, rng(), exact=exact, max_children=60)
     free = [list(machine.free) for machine in problem.machines]

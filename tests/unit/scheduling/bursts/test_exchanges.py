@@ -20,7 +20,8 @@ ENOUGH = 10_000
 
 
 def burst(gangs: list[tuple[int, int]], free: list[int], places: list[Place]) -> tuple[Instance, Plan]:
-    """Gangs as (workers, parameter servers), each task with one GPU, on nodes of so many free GPUs in one rack."""
+    """Gangs as (workers, parameter servers), each task with one GPU, on nodes of so many free GPUs in one
+    rack."""
     machines = [Machine(0, 0, 4, 4 - gpus, (gpus, 9, 99, 99)) for gpus in free]
     need = (1, 1, 1, 1)
     problem = Problem(

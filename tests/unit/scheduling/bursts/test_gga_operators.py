@@ -1,4 +1,5 @@
-"""Stories of the genetic algorithm's operators, checked against Liquid's description: crossover (§5.3, Fig. 8), mutation (Fig. 9), tournaments, and the first population."""
+"""Stories of the genetic algorithm's operators, checked against Liquid's description: crossover (§5.3, Fig.
+8), mutation (Fig. 9), tournaments, and the first population."""
 
 import numpy as np
 import pytest
@@ -42,7 +43,8 @@ def search(
     seed: int = 7,
     exact: bool = True,
 ) -> GeneticSearch:
-    """Jobs with so many GPUs for each worker, one worker where nothing else is said, on idle nodes of four GPUs in one rack."""
+    """Jobs with so many GPUs for each worker, one worker where nothing else is said, on idle nodes of four
+    GPUs in one rack."""
     everywhere = (1 << nodes) - 1
     counts = [1] * len(gpus) if workers is None else workers
     gangs = [
@@ -82,8 +84,10 @@ def groups(found: Plan) -> list[set[int]]:
 
 
 def test_a_node_of_one_plan_replaces_all_nodes_of_the_other_that_hold_one_of_its_containers() -> None:
-    """Fig. 8. Node 0 of X with A and B is inserted into Y. Y's nodes 1 and 2, where these two were, are cleared as a whole, with D and E, and so is its node 0,
-    with C. These three are placed again by first fit on the remaining nodes: C beside A and B, D beside F; E, which has no room there, on a node that Y does not use rather than on a cleared one."""
+    """Fig. 8. Node 0 of X with A and B is inserted into Y. Y's nodes 1 and 2, where these two were, are
+    cleared as a whole, with D and E, and so is its node 0, with C. These three are placed again by first fit
+    on the remaining nodes: C beside A and B, D beside F; E, which has no room there, on a node that Y does
+    not use rather than on a cleared one."""
     run = search([1, 1, 2, 3, 2, 1], nodes=5)
     x = plan(run, (0,), (0,), (1,), (2,), (3,), (3,))
     y = plan(run, (1,), (2,), (0,), (1,), (2,), (3,))
@@ -94,7 +98,8 @@ def test_a_node_of_one_plan_replaces_all_nodes_of_the_other_that_hold_one_of_its
 
 
 def test_nodes_of_the_other_plan_without_a_duplicate_stay_together() -> None:
-    """Fig. 8. The inserted node 2 was not in use by Y: only the node with its one container A is cleared, and all other groups of Y are inherited."""
+    """Fig. 8. The inserted node 2 was not in use by Y: only the node with its one container A is cleared, and
+    all other groups of Y are inherited."""
     run = search([2, 1, 2, 2], nodes=4)
     x = plan(run, (2,), (0,), (1,), (1,))
     y = plan(run, (0,), (0,), (1,), (1,))
@@ -103,7 +108,8 @@ def test_nodes_of_the_other_plan_without_a_duplicate_stay_together() -> None:
 
 
 def test_a_gang_that_is_left_out_comes_back_with_all_of_its_tasks() -> None:
-    """The inserted node has one worker of a gang that Y leaves out: its other worker is placed by first fit. A gang is never in part in a plan."""
+    """The inserted node has one worker of a gang that Y leaves out: its other worker is placed by first fit.
+    A gang is never in part in a plan."""
     run = search([1, 3], nodes=3, workers=[2, 1])
     x = plan(run, (1, 2), (0,))
     y = plan(run, (), (0,))
@@ -113,7 +119,8 @@ def test_a_gang_that_is_left_out_comes_back_with_all_of_its_tasks() -> None:
 
 
 def test_a_container_without_a_place_takes_its_whole_gang_out() -> None:
-    """Y has a gang over two full nodes. The inserted node of X takes the place of one of its workers; the other one goes, too, for half of a gang cannot run."""
+    """Y has a gang over two full nodes. The inserted node of X takes the place of one of its workers; the
+    other one goes, too, for half of a gang cannot run."""
     run = search([4, 4, 4], nodes=2, workers=[2, 1, 1])
     x, y = plan(run, (), (0,), (1,)), plan(run, (0, 1))
     found = child(run, [x, y], 1, 1, 1, CROSSOVER, 0, 0, 0, 0)
@@ -122,8 +129,8 @@ def test_a_container_without_a_place_takes_its_whole_gang_out() -> None:
 
 
 def test_mutation_clears_a_node_and_places_its_containers_first_fit_on_the_others() -> None:
-    """Fig. 9. Node 1 with B and C is cleared. B goes to node 0, the first with room, though it would fill node 3 and node 2 has the most room; C, for which
-    node 0 then has too little, to node 2."""
+    """Fig. 9. Node 1 with B and C is cleared. B goes to node 0, the first with room, though it would fill
+    node 3 and node 2 has the most room; C, for which node 0 then has too little, to node 2."""
     run = search([2, 1, 2, 1, 3], nodes=4)
     y = plan(run, (0,), (1,), (1,), (2,), (3,))
     found = child(run, [y], 0, 0, 0, MUTATION, 1)
@@ -132,14 +139,16 @@ def test_mutation_clears_a_node_and_places_its_containers_first_fit_on_the_other
 
 
 def test_mutation_takes_unused_nodes_last_and_the_cleared_one_after_them() -> None:
-    """Fig. 9 deletes node 0 from the plan: B goes beside A, C to node 2, which was not in use. Only D, which was left out, gets the cleared node: no other is left."""
+    """Fig. 9 deletes node 0 from the plan: B goes beside A, C to node 2, which was not in use. Only D, which
+    was left out, gets the cleared node: no other is left."""
     run = search([2, 2, 2, 4], nodes=3)
     y = plan(run, (1,), (0,), (0,))
     assert groups(child(run, [y], 0, 0, 0, MUTATION, 0)) == [{D}, {A, B}, {C}]
 
 
 def test_a_tournament_is_won_by_the_fittest_of_three_and_lost_by_the_worst() -> None:
-    """Plans 4, 9 and 2 are sampled. Selection takes the fittest of them, not of all; replacement the worst of them, and never the best plan of all."""
+    """Plans 4, 9 and 2 are sampled. Selection takes the fittest of them, not of all; replacement the worst of
+    them, and never the best plan of all."""
     run = search([1], nodes=1)
     run.ranks, run.best = [float(-((7 * one) % POPULATION)) for one in range(POPULATION)], 0
     run.draws = Script(4, 9, 2, 4, 9, 2, 0, 3, 0, 0, 0, 0)  # type: ignore[assignment]
@@ -167,7 +176,8 @@ def test_a_child_replaces_one_plan_and_the_best_plan_survives() -> None:
 
 
 def test_the_population_is_the_given_plan_then_first_fit_and_random_fit_in_turn() -> None:
-    """Four jobs that fit on any of six nodes together. First fit packs them on the first node of its order, and the first one's order is the burst's own; random fit begins anew for each job."""
+    """Four jobs that fit on any of six nodes together. First fit packs them on the first node of its order,
+    and the first one's order is the burst's own; random fit begins anew for each job."""
     given: list[Place] = [(5,), (4,), (3,), (2,)]
     run = search([1, 1, 1, 1], nodes=6, given=given)
     run.populate()
@@ -203,7 +213,8 @@ def test_the_seed_decides_the_population(exact: bool) -> None:
 @settings(max_examples=60, deadline=None)
 @drawn(problems(), st.booleans())
 def test_jobs_without_room_are_passed_over_as_if_they_had_been_tried(problem: Problem, exact: bool) -> None:
-    """Each gang comes twice. A search that tries every left-out job makes the same plans as one that looks at the free GPUs and tries one job of a kind."""
+    """Each gang comes twice. A search that tries every left-out job makes the same plans as one that looks at
+    the free GPUs and tries one job of a kind."""
     twice = problem._replace(
         gangs=[*problem.gangs, *problem.gangs], given=[*problem.given, *[()] * len(problem.gangs)]
     )

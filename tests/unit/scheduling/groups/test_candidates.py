@@ -1,4 +1,5 @@
-"""What regroup stages are asked: candidates know the stages of their iterations from the record of a profile on, and nothing that is cached of them is out of date."""
+"""What regroup stages are asked: candidates know the stages of their iterations from the record of a profile
+on, and nothing that is cached of them is out of date."""
 
 from collections.abc import Callable
 from math import inf
@@ -35,9 +36,17 @@ from tests.support.cluster.driver import CellDriver, estimate, job_spec, node_sp
 from tests.unit.scheduling.groups.test_group_plan import carried_out
 
 PROFILE = StagesProfiled(
-    model="resnet50", batch_size=64, gpus=2, storage_ms=6.5, cpu_ms=12.0, gpu_ms=38.25, network_ms=4.25,
-    idle_ms=0.0, iteration_ms=61.0, iterations=20,
-)  # fmt: skip
+    model="resnet50",
+    batch_size=64,
+    gpus=2,
+    storage_ms=6.5,
+    cpu_ms=12.0,
+    gpu_ms=38.25,
+    network_ms=4.25,
+    idle_ms=0.0,
+    iteration_ms=61.0,
+    iterations=20,
+)
 
 
 def by_order(state: CellState, job: JobState, cost_s: float = 0.0) -> float:
@@ -51,8 +60,9 @@ def stages(candidates: Candidates, cell: CellDriver) -> dict[str, StageTimes | N
 
 
 def test_a_profile_counts_for_who_runs_and_who_waits_from_its_record_on() -> None:
-    """One of a kind runs, others wait and were asked about before; then the first has shown what an iteration of theirs uses, and
-    later that it has changed. Workers with parameter servers cannot take turns, whatever they use."""
+    """One of a kind runs, others wait and were asked about before; then the first has shown what an iteration
+    of theirs uses, and later that it has changed. Workers with parameter servers cannot take turns, whatever
+    they use."""
     cell = CellDriver(PlacerSettings(profile="fifo"))
     cell.join(node_spec("n1", 2))
     spec = replace(job_spec(workers=2), model="resnet50", batch_size=64)
@@ -121,8 +131,12 @@ def something_happens(cell: CellDriver, random: Random, number: int) -> None:
     elif what == 4 and job.status is JobStatus.RUNNING:
         task_id, task = next(iter(job.tasks.items()))
         saved = TaskCheckpointed(
-            node_id=task.place.node_id, task_id=task_id, token=job.token, at_ms=cell.now_ms, save_ms=random.choice((0, 90_000))
-        )  # fmt: skip
+            node_id=task.place.node_id,
+            task_id=task_id,
+            token=job.token,
+            at_ms=cell.now_ms,
+            save_ms=random.choice((0, 90_000)),
+        )
         cell.feed(saved)
     elif what == 5:
         cell.feed(replace(PROFILE, gpu_ms=float(number)))
@@ -143,15 +157,20 @@ def it_plans(stage: Regroup, cell: CellDriver, number: int) -> None:
         plan = stage.plan(cell.state, stage.solve(question))
         cell.feed(
             PlanProposed(
-                proposal_id=f"p{number}", proposer=PROPOSER, units=tuple(plan.units), stops=tuple(plan.stops), ranks=tuple(plan.ranks)
+                proposal_id=f"p{number}",
+                proposer=PROPOSER,
+                units=tuple(plan.units),
+                stops=tuple(plan.stops),
+                ranks=tuple(plan.ranks),
             )
-        )  # fmt: skip
+        )
 
 
 @pytest.mark.parametrize("seed", range(4))
 def test_what_is_cached_between_questions_changes_none(seed: int) -> None:
-    """Jobs come, run, report, save, share GPUs by the plans of one of the stages, are held and end; a node is taken out of use and profiles change. After each event a stage that has answered all
-    earlier questions asks the same as one that begins with this state."""
+    """Jobs come, run, report, save, share GPUs by the plans of one of the stages, are held and end; a node is
+    taken out of use and profiles change. After each event a stage that has answered all earlier questions
+    asks the same as one that begins with this state."""
     random = Random(seed)
     cell = CellDriver(PlacerSettings(profile="penstock"))
     cell.join(node_spec("n0", 4), node_spec("n1", 4))
@@ -180,7 +199,8 @@ def test_a_question_takes_the_first_jobs_of_all_rows_together() -> None:
 
 
 def test_of_jobs_that_are_not_listed_those_of_earlier_queues_come_before_it_and_half_of_its_own() -> None:
-    """A queue that is too long for one question, as jobs of known and of unknown run times come, run for days, and end: counted one by one."""
+    """A queue that is too long for one question, as jobs of known and of unknown run times come, run for
+    days, and end: counted one by one."""
     random = Random(7)
     cell = CellDriver(PlacerSettings(profile="penstock"))
     cell.join(node_spec("n0", 4), node_spec("n1", 4))

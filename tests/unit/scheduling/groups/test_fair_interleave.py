@@ -69,7 +69,8 @@ def test_no_job_is_regrouped_while_there_are_gpus_for_all() -> None:
 
 
 def test_a_tenant_with_many_short_jobs_does_not_keep_another_from_its_share() -> None:
-    """Ada's CI has filled the cell with short jobs, and more of them wait. Bob's training takes two hours: by run times alone it would come last for as long as CI runs."""
+    """Ada's CI has filled the cell with short jobs, and more of them wait. Bob's training takes two hours: by
+    run times alone it would come last for as long as CI runs."""
     driver = cell()
     for number in range(4):
         job(driver, f"ci{number}", 1, 300, runs=True, owner="ada")
@@ -100,8 +101,9 @@ def test_who_waits_comes_earlier_with_time() -> None:
 
 
 def test_a_job_of_unknown_run_time_does_not_lose_its_gpus_to_its_equals() -> None:
-    """No run time is known, and no job has run for an hour: all are in the first queue, in order of arrival, however long they wait. The running one goes on, also `second`, for
-    which a plan stopped `first` after 25 minutes."""
+    """No run time is known, and no job has run for an hour: all are in the first queue, in order of arrival,
+    however long they wait. The running one goes on, also `second`, for which a plan stopped `first` after 25
+    minutes."""
     driver = cell(1)
     alike = profiled()
     for job_id in ("first", "second"):
@@ -117,7 +119,8 @@ def test_a_job_of_unknown_run_time_does_not_lose_its_gpus_to_its_equals() -> Non
 
 
 def test_of_jobs_of_unknown_run_time_that_have_run_long_the_longest_comes_last() -> None:
-    """One has run for a week, one for a day, and a third comes: the longer a job has run, the longer it is expected to run still."""
+    """One has run for a week, one for a day, and a third comes: the longer a job has run, the longer it is
+    expected to run still."""
     driver = cell(2)
     for job_id, at_h in (("week", 0), ("day", 6 * 24)):
         driver.at(at_h * HOUR_MS)
@@ -129,8 +132,9 @@ def test_of_jobs_of_unknown_run_time_that_have_run_long_the_longest_comes_last()
 
 
 def test_a_job_that_was_stopped_keeps_its_place_by_the_time_that_it_had() -> None:
-    """`first` runs for a minute and reports its first ten seconds. Were only these ten to count once it is stopped, it would be first in its queue again, take the place
-    of the job that came for it, and so on without end."""
+    """`first` runs for a minute and reports its first ten seconds. Were only these ten to count once it is
+    stopped, it would be first in its queue again, take the place of the job that came for it, and so on
+    without end."""
     driver = cell(1)
     for job_id in ("first", "second"):
         driver.submit(job_id, JobSpec(command=("x",), checkpoint="signal"), estimate(1))
@@ -146,8 +150,10 @@ def test_a_job_that_was_stopped_keeps_its_place_by_the_time_that_it_had() -> Non
 
 
 def test_a_gang_that_has_waited_long_does_not_pass_its_own_tenants_jobs() -> None:
-    """A tenant alone in the cell: its first jobs are the whole share of the GPUs, and a small job comes right after them. A gang that has waited for weeks and still comes behind it in the tenant's
-    own order stays there: no share of anybody else delays it. In a cell whose queue grows all gangs have waited so long, and the small ones would never run."""
+    """A tenant alone in the cell: its first jobs are the whole share of the GPUs, and a small job comes right
+    after them. A gang that has waited for weeks and still comes behind it in the tenant's own order stays
+    there: no share of anybody else delays it. In a cell whose queue grows all gangs have waited so long, and
+    the small ones would never run."""
     driver = cell(16)
     job(driver, "runs", 16, 36_000_000, runs=True)
     job(driver, "gang", 8, 400_000)
@@ -161,7 +167,8 @@ def test_a_gang_that_has_waited_long_does_not_pass_its_own_tenants_jobs() -> Non
 
 
 def test_a_gang_that_has_waited_long_passes_the_jobs_of_tenants_beyond_their_share() -> None:
-    """Bob's jobs run on more than half of the GPUs, and his gang, the next of his in order, has waited for weeks: it comes before those of Ada that are beyond her share."""
+    """Bob's jobs run on more than half of the GPUs, and his gang, the next of his in order, has waited for
+    weeks: it comes before those of Ada that are beyond her share."""
     driver = cell(16)
     job(driver, "runs", 16, 36_000_000, runs=True, owner="bob")
     job(driver, "gang", 8, 40_000, owner="bob")

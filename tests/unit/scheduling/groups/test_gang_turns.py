@@ -1,4 +1,5 @@
-"""Gangs take turns by their rank 0: no deadlock is reachable, as it is where each rank takes turns on its own node. And which gangs cannot."""
+"""Gangs take turns by their rank 0: no deadlock is reachable, as it is where each rank takes turns on its own
+node. And which gangs cannot."""
 
 from collections.abc import Sequence
 from itertools import product
@@ -21,9 +22,10 @@ PROGRAMS: Sequence[tuple[Act, ...]] = (
 def deadlocks(
     gangs: Sequence[tuple[Act, ...]], nodes: int, *, everybody: bool = False, follow: bool = False
 ) -> bool:
-    """Whether some order of events leads to where nobody can go on. Each gang has a rank per node and all of them run its program, whose turns
-    rank 0 takes for all, or `everybody` on its own node. A turn that is held is left before another is waited for. `follow`: other
-    ranks enter a stage when rank 0 has, as those on its node do."""
+    """Whether some order of events leads to where nobody can go on. Each gang has a rank per node and all of
+    them run its program, whose turns rank 0 takes for all, or `everybody` on its own node. A turn that is
+    held is left before another is waited for. `follow`: other ranks enter a stage when rank 0 has, as those
+    on its node do."""
     ranks = list(product(range(len(gangs)), range(nodes)))
     first = tuple(0 for _ in ranks), tuple("" for _ in ranks), tuple(False for _ in ranks)
     seen, todo = {first}, [first]

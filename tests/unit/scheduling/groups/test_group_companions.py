@@ -87,10 +87,22 @@ def test_no_plan_groups_what_is_apart(profile: str, seed: int) -> None:
         runs = f"g{number // 2}" if number < 4 and not pairs else ""
         jobs.append(
             Candidate(
-                f"j{number}", 1, ONE_GPU, kinds[kind if seed % 2 else number], chance.uniform(10, 1_000), 0.0,
-                number, None, runs, True, 0.0, 100, chance.choice(["", "a", "b", "c"]), marks,
+                f"j{number}",
+                1,
+                ONE_GPU,
+                kinds[kind if seed % 2 else number],
+                chance.uniform(10, 1_000),
+                0.0,
+                number,
+                None,
+                runs,
+                True,
+                0.0,
+                100,
+                chance.choice(["", "a", "b", "c"]),
+                marks,
             )
-        )  # fmt: skip
+        )
     stage = PROFILES[profile](Cell(profile).state.settings).regroup
     assert isinstance(stage, Interleave)
     answer = stage.solve(Question(profile, tuple(jobs), (4,), 16_384, 1_000))

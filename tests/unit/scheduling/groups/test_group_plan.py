@@ -1,4 +1,5 @@
-"""Properties of plans of groups on random cells: accepted as proposed, carried out without harm, and nothing is left to do afterwards."""
+"""Properties of plans of groups on random cells: accepted as proposed, carried out without harm, and nothing
+is left to do afterwards."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -76,8 +77,9 @@ def propose(cell: CellDriver, number: int, answer: Answer) -> tuple[Step, Propos
 @settings(max_examples=25, deadline=None)
 @given(data=st.data())
 def test_plans_are_accepted_carried_out_and_then_ask_for_nothing(data: Any) -> None:
-    """A cell of a few nodes, jobs of one, two and four GPUs of which some run, and two answers after each other. Nothing is refused but turns without somebody who stays, whoever may not be
-    stopped is not, nobody is stopped who was to stay where he is, and after some rounds the same answer asks for nothing more."""
+    """A cell of a few nodes, jobs of one, two and four GPUs of which some run, and two answers after each
+    other. Nothing is refused but turns without somebody who stays, whoever may not be stopped is not, nobody
+    is stopped who was to stay where he is, and after some rounds the same answer asks for nothing more."""
     nodes = data.draw(st.lists(st.sampled_from((2, 4)), min_size=1, max_size=3))
     sizes = data.draw(st.lists(st.sampled_from(SIZES), min_size=1, max_size=8))
     firm = data.draw(st.sets(st.integers(0, len(sizes) - 1), max_size=2))
@@ -102,7 +104,8 @@ def test_plans_are_accepted_carried_out_and_then_ask_for_nothing(data: Any) -> N
                 step, answered = found
                 stopped = [fact.job_id for fact in step.facts if isinstance(fact, JobPreempted)]
                 assert not {f"j{index}" for index in firm} & set(stopped)
-                # The answer may want more than fits: who was to leave a group then stays, and so do its turns.
+                # The answer may want more than fits: who was to leave a group then stays, and so do its
+                # turns.
                 assert all(one.detail.startswith("all of them run") for one in answered.refused), answered
                 assert answered.started or answered.waiting or not stopped
                 done = any(isinstance(fact, (PlacementDecided, GroupDecided)) for fact in step.facts)
@@ -115,7 +118,8 @@ def test_plans_are_accepted_carried_out_and_then_ask_for_nothing(data: Any) -> N
 
 
 def test_a_small_job_makes_room_beside_a_large_one_that_stays() -> None:
-    """Two nodes, on each a job of two GPUs, one of one, and a free GPU: a further job of two fits once one of the small ones moves."""
+    """Two nodes, on each a job of two GPUs, one of one, and a free GPU: a further job of two fits once one of
+    the small ones moves."""
     with known_as("regroups", regroup=FirstFitRegroup()) as given_settings:
         cell = CellDriver(given_settings)
         cell.join(node_spec("n0", 4), node_spec("n1", 4))
@@ -137,8 +141,8 @@ def test_a_small_job_makes_room_beside_a_large_one_that_stays() -> None:
 
 
 def test_a_job_without_gpus_runs_on_beside_whatever_is_planned() -> None:
-    """Regroup stages plan jobs with whole GPUs. A plan that changed who has the node's GPUs counted the cores of a
-    preprocessing job there as free, and named it to be stopped."""
+    """Regroup stages plan jobs with whole GPUs. A plan that changed who has the node's GPUs counted the cores
+    of a preprocessing job there as free, and named it to be stopped."""
     with known_as("regroups", regroup=FirstFitRegroup()) as given_settings:
         cell = CellDriver(given_settings)
         cell.join(node_spec("n0", 4))

@@ -1,4 +1,5 @@
-"""Which jobs run and which share GPUs: the local search against what must hold of any answer, against no sharing, and against the best of all answers."""
+"""Which jobs run and which share GPUs: the local search against what must hold of any answer, against no
+sharing, and against the best of all answers."""
 
 from collections.abc import Iterator, Sequence
 from itertools import combinations
@@ -16,7 +17,8 @@ GPUS = 4
 
 
 def speeds(kinds: Kinds) -> tuple[float, ...]:
-    """Kinds 0, 1 and 2 use different resources, and hardly slow each other down. Who meets its own kind, or kind 3, which uses everything, has what a turn leaves."""
+    """Kinds 0, 1 and 2 use different resources, and hardly slow each other down. Who meets its own kind, or
+    kind 3, which uses everything, has what a turn leaves."""
     if len(kinds) == 1:
         return (1.0,)
     if len(set(kinds)) == len(kinds) and 3 not in kinds:
@@ -59,7 +61,8 @@ def test_in_place_of_a_member_another_kind_has_the_speed_of_the_union_with_the_r
 
 @pytest.mark.parametrize("seed", range(5))
 def test_what_is_foreseen_is_computed_once(seed: int) -> None:
-    """Searches ask for combinations, some of them again and again. Where many are missing they are computed together; no combination is computed twice."""
+    """Searches ask for combinations, some of them again and again. Where many are missing they are computed
+    together; no combination is computed twice."""
     random = Random(seed)
     computed: set[Kinds] = set()
 
@@ -145,7 +148,8 @@ jobs_strategy = st.lists(
 @settings(max_examples=150, deadline=None)
 @given(jobs=jobs_strategy, afresh=st.booleans())
 def test_every_plan_can_be_carried_out(jobs: list[Job], afresh: bool) -> None:
-    """Whatever waits: nobody twice, no more GPUs than there are, four of one shape at most, and the same answer when it is asked again from there."""
+    """Whatever waits: nobody twice, no more GPUs than there are, four of one shape at most, and the same
+    answer when it is asked again from there."""
     plan = search(jobs, [], GPUS, TABLES, afresh=afresh)
     members = [number for group in plan for number in group]
     assert len(members) == len(set(members))
@@ -169,8 +173,9 @@ def test_every_plan_can_be_carried_out(jobs: list[Job], afresh: bool) -> None:
 def test_it_is_never_worse_than_no_sharing_and_near_the_best(
     sizes: tuple[int, ...], kinds: list[int], data: st.DataObject
 ) -> None:
-    """By its own measure: not below the plan in which everybody is alone, and within a tenth of the best of all plans where all gangs are of one GPU. Of all 21,845 lists of
-    up to seven gangs of two GPUs 66 are further below it, at 0.884.
+    """By its own measure: not below the plan in which everybody is alone, and within a tenth of the best of
+    all plans where all gangs are of one GPU. Of all 21,845 lists of up to seven gangs of two GPUs 66 are
+    further below it, at 0.884.
 
     With several sizes a quarter: a large gang is not dropped for several small ones at once.
     """
@@ -188,7 +193,9 @@ def test_jobs_that_slow_each_other_down_do_not_share() -> None:
 
 
 def test_what_jobs_are_worth_by_what_is_known_of_them() -> None:
-    """Three of known run time in order; then two of one queue, which have half a job of it, two others, and one that is not listed behind them, and two of the queue after the next; then two with a hundred that are not listed: of the one's own queue, before the other's."""
+    """Three of known run time in order; then two of one queue, which have half a job of it, two others, and
+    one that is not listed behind them, and two of the queue after the next; then two with a hundred that are
+    not listed: of the one's own queue, before the other's."""
     known = [job(2, 3), job(1, 3), job(4, 3)]
     assert weights(known, 0, GPUS) == [1 + 2 / 4 * 2, 1 + 1 / 4, 1]
     queued = [job(1, 3, queue=1), job(4, 3, queue=1), job(1, 3, queue=3), job(4, 3, queue=3)]
@@ -198,7 +205,8 @@ def test_what_jobs_are_worth_by_what_is_known_of_them() -> None:
 
 
 def test_a_new_gang_of_unknown_run_time_takes_the_place_of_jobs_that_have_run_long() -> None:
-    """Four small jobs run, two queues by attained service further on, and how long is not known. A gang of four comes: it may end soon, and they will hardly."""
+    """Four small jobs run, two queues by attained service further on, and how long is not known. A gang of
+    four comes: it may end soon, and they will hardly."""
     small = [job(1, 3, queue=2) for _ in range(4)]
     running = [(1,), (2,), (3,), (4,)]
     new = search([job(4, 3, queue=0), *small], running, GPUS, TABLES, afresh=False)
@@ -207,7 +215,8 @@ def test_a_new_gang_of_unknown_run_time_takes_the_place_of_jobs_that_have_run_lo
 
 
 def test_a_gang_does_not_take_the_place_of_its_equals_for_having_come_first() -> None:
-    """The same in a long queue: by its place the gang of four would have more jobs behind it than the four small ones together, but nothing shows that it ends before them."""
+    """The same in a long queue: by its place the gang of four would have more jobs behind it than the four
+    small ones together, but nothing shows that it ends before them."""
     jobs = [job(4, 3, queue=2), *(job(1, 3, queue=2) for _ in range(24))]
     running = [(1,), (2,), (3,), (4,)]
     assert search(jobs, running, GPUS, TABLES, afresh=True) == running
@@ -220,14 +229,16 @@ def test_nobody_shares_while_gpus_are_free() -> None:
 
 
 def test_a_long_queue_of_complements_shares_every_gpu() -> None:
-    """With thousands behind them what counts is how much is done in all: each GPU has one job of each kind."""
+    """With thousands behind them what counts is how much is done in all: each GPU has one job of each
+    kind."""
     jobs = [job(1, number % 3) for number in range(60)]
     plan = search(jobs, [], GPUS, TABLES, afresh=True, behind=5_000)
     assert [sorted(jobs[number].kind or 0 for number in group) for group in plan] == [[0, 1, 2]] * GPUS
 
 
 def test_small_jobs_move_together_for_gangs_that_find_no_room() -> None:
-    """Four small jobs have a GPU each, and three gangs of two GPUs wait behind them: two and two of the small ones share, and the gangs share what is then free."""
+    """Four small jobs have a GPU each, and three gangs of two GPUs wait behind them: two and two of the small
+    ones share, and the gangs share what is then free."""
     jobs = [job(1, number % 2) for number in range(4)] + [job(2, number) for number in range(3)]
     apart = [(0,), (1,), (2,), (3,)]
     plan = search(jobs, apart, GPUS, TABLES, afresh=False)

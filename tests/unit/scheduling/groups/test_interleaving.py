@@ -1,4 +1,5 @@
-"""How long an iteration of a group takes: T and γ against every rotation written out, and what must hold of any group."""
+"""How long an iteration of a group takes: T and γ against every rotation written out, and what must hold of
+any group."""
 
 from collections.abc import Sequence
 from itertools import permutations
@@ -36,7 +37,8 @@ MEMBERS = st.lists(times(), min_size=2, max_size=4)
 
 
 def slowest_by_slot(members: Sequence[Times]) -> float:
-    """Slot after slot: each member is at the resource after the one it was at, and the slot ends when the last of them is done."""
+    """Slot after slot: each member is at the resource after the one it was at, and the slot ends when the
+    last of them is done."""
     total = 0.0
     at = list(range(len(members)))
     for _ in range(RESOURCES):
@@ -75,7 +77,8 @@ def test_t_is_that_of_the_best_rotation(members: list[Times]) -> None:
     )
 )
 def test_equal_members_may_be_exchanged(members: list[Times]) -> None:
-    """Of all orders the first of the best is found, and of the worst, though orders that only exchange equal members are not tried."""
+    """Of all orders the first of the best is found, and of the worst, though orders that only exchange equal
+    members are not tried."""
     members.sort()
     every = [
         (authors_period([members[one] for one in order]), order)
@@ -89,7 +92,8 @@ def test_equal_members_may_be_exchanged(members: list[Times]) -> None:
 
 @given(MEMBERS)
 def test_what_holds_of_any_group(members: list[Times]) -> None:
-    """Nobody is faster than alone, nothing is used more than all the time, the order has everybody once; the worst order is no better."""
+    """Nobody is faster than alone, nothing is used more than all the time, the order has everybody once; the
+    worst order is no better."""
     members.sort()
     for model in (EQ3, authors(), authors(matched=False), authors(worst=True)):
         found = model.predict(tuple(members))
@@ -155,7 +159,8 @@ def test_a_pair_overlaps_loading_with_the_rest(one: Times, other: Times) -> None
     )
 )
 def test_stages_that_miss_much_of_the_iteration_are_stretched_to_it(stages: StageTimes) -> None:
-    """Whoever profiled it for a moment saw its loader idle: in proportion, and never beyond what an iteration takes."""
+    """Whoever profiled it for a moment saw its loader idle: in proportion, and never beyond what an iteration
+    takes."""
     *read, whole = times_of(stages)
     *found, iteration = credible_times(stages)
     assert iteration == whole
@@ -167,7 +172,8 @@ def test_stages_that_miss_much_of_the_iteration_are_stretched_to_it(stages: Stag
 
 
 def test_a_profile_that_has_seen_half_of_an_iteration_promises_less() -> None:
-    """Alone 100 ms, of which 40 ms were seen: two such jobs would fit into one iteration, if that were all."""
+    """Alone 100 ms, of which 40 ms were seen: two such jobs would fit into one iteration, if that were
+    all."""
     seen = StageTimes(storage_ms=30.0, cpu_ms=0.0, gpu_ms=10.0, network_ms=0.0, iteration_ms=100.0)
     trusting = EQ3.predict((times_of(seen), times_of(seen))).speeds
     wary = EQ3.predict((credible_times(seen), credible_times(seen))).speeds

@@ -48,7 +48,8 @@ UNITS = st.lists(
 @settings(max_examples=40, deadline=None)
 @given(units=UNITS, memory_mib=st.sampled_from([0, 12_000]))
 def test_each_union_is_worth_what_it_is_worth_alone(model: str, units: list[Unit], memory_mib: int) -> None:
-    """And 0 where nobody may share: unknown stages, two that may not move, too many members, too little memory."""
+    """And 0 where nobody may share: unknown stages, two that may not move, too many members, too little
+    memory."""
     interleaving, most = MODELS[model], 2 if model == "pairs" else 4
     found = union_efficiencies(interleaving, units, most, memory_mib)
     for row, one in enumerate(units):

@@ -1,4 +1,5 @@
-"""Running jobs that make way, under `penstock`, and under `genie` with `make_way`: who is stopped for whom, where both go on, and who is left alone."""
+"""Running jobs that make way, under `penstock`, and under `genie` with `make_way`: who is stopped for whom,
+where both go on, and who is left alone."""
 
 from typing import Any
 
@@ -48,7 +49,8 @@ def spec(**more: Any) -> JobSpec:
 
 
 class Cell(CellDriver):
-    """A node of four GPUs. A normal job has all of them since a minute ago; of its hour on one GPU, 14 minutes on four, 13 are left."""
+    """A node of four GPUs. A normal job has all of them since a minute ago; of its hour on one GPU, 14
+    minutes on four, 13 are left."""
 
     def __init__(
         self,
@@ -88,7 +90,8 @@ def placed(step: Step) -> dict[str, int]:
 
 
 def test_a_normal_job_shrinks_for_an_urgent_one() -> None:
-    """It saves within its grace and goes on with two workers beside the urgent one, which has its order at once; both starts are those that were tried."""
+    """It saves within its grace and goes on with two workers beside the urgent one, which has its order at
+    once; both starts are those that were tried."""
     cell = Cell()
     step = cell.asked("hurry", qos="urgent", steps={1: 100.0, 2: 30.0})
     assert stopped(step) == ["long"]
@@ -103,7 +106,8 @@ def test_a_normal_job_shrinks_for_an_urgent_one() -> None:
 
 
 def test_a_job_moves_as_it_is_where_there_is_room() -> None:
-    """The urgent one may only have V100; a node of another model is free, on which the normal one goes on with all its workers."""
+    """The urgent one may only have V100; a node of another model is free, on which the normal one goes on
+    with all its workers."""
     cell = Cell()
     cell.join(node_spec("n2", 4, model="T4"))
     step = cell.asked("hurry", qos="urgent", steps={4: 30.0}, gpu_models=("V100",))
@@ -114,8 +118,8 @@ def test_a_job_moves_as_it_is_where_there_is_room() -> None:
 
 
 def test_who_would_be_in_time_waits_and_who_would_not_gets_its_place() -> None:
-    """The GPUs are free in 13 minutes. Three minutes are needed: a deadline of an hour can wait for that, one of ten minutes cannot, and one of a minute is
-    missed all the same."""
+    """The GPUs are free in 13 minutes. Three minutes are needed: a deadline of an hour can wait for that, one
+    of ten minutes cannot, and one of a minute is missed all the same."""
     need: dict[str, Any] = {"run_ms": 600_000, "steps": {1: 100.0, 2: 30.0}}
     assert stopped(Cell().asked("hour", deadline_ms=HOUR_MS, **need)) == []
     assert stopped(Cell().asked("minute", deadline_ms=60_000, **need)) == []
@@ -136,7 +140,8 @@ def test_who_would_be_in_time_waits_and_who_would_not_gets_its_place() -> None:
     ],
 )
 def test_nobody_is_stopped_where_that_does_not_pay(more: dict[str, Any]) -> None:
-    """Not asked for; its work would be lost; it may not be stopped; it is no normal job; it has no other shape."""
+    """Not asked for; its work would be lost; it may not be stopped; it is no normal job; it has no other
+    shape."""
     step = Cell(**more).asked("hurry", qos="urgent", steps={1: 100.0, 2: 40.0, 3: 20.0})
     assert stopped(step) == []
     assert placed(step) == {}
@@ -156,8 +161,8 @@ def test_who_is_in_time_stays_in_time() -> None:
 
 
 def test_who_is_late_already_may_lose_less_than_the_other_gains() -> None:
-    """The normal job should have been done an hour ago, and ends in 13 minutes, which the urgent one would wait. With half of its workers it loses 14 minutes more, with
-    three of four less than five."""
+    """The normal job should have been done an hour ago, and ends in 13 minutes, which the urgent one would
+    wait. With half of its workers it loses 14 minutes more, with three of four less than five."""
     two = later(Cell(), 3 * HOUR_MS).asked("hurry", qos="urgent", steps={1: 100.0, 2: 30.0})
     assert stopped(two) == []
     cell = later(Cell(steps={1: 100.0, 3: 32.1, 4: 24.0}), 3 * HOUR_MS)
@@ -203,7 +208,8 @@ def default(**more: Any) -> Cell:
 
 
 def test_under_the_default_profile_a_job_shrinks_for_an_urgent_one() -> None:
-    """The cell is full, so that nothing is placed when the urgent job comes: the normal one makes way all the same, at once, and goes on beside it."""
+    """The cell is full, so that nothing is placed when the urgent job comes: the normal one makes way all the
+    same, at once, and goes on beside it."""
     cell = default()
     step = cell.asked("hurry", **HURRY)
     assert stopped(step) == ["long"]
@@ -229,7 +235,8 @@ def test_a_job_without_a_deadline_stops_no_other() -> None:
 
 
 def test_a_deadline_takes_no_place_from_a_tenant_beyond_the_share() -> None:
-    """Ada has three nodes of four, and Zoe the fourth, less than her half. Ada's urgent job gets the place of a job of hers, and none of Zoe's where all of hers are prior; Zoe's gets one of Ada's."""
+    """Ada has three nodes of four, and Zoe the fourth, less than her half. Ada's urgent job gets the place of
+    a job of hers, and none of Zoe's where all of hers are prior; Zoe's gets one of Ada's."""
     for owner, others, expected in (("ada", (), ["a0"]), ("ada", ("prior",) * 3, []), ("zoe", (), ["a0"])):
         cell = CellDriver(PlacerSettings(profile="penstock"))
         for number in range(4):
@@ -250,7 +257,8 @@ def test_a_tenants_own_priorities_hold() -> None:
 
 
 def test_jobs_of_one_shape_make_way_by_a_move() -> None:
-    """Neither is moldable. The urgent one may only have V100; a node of another model is free, on which the normal one goes on as it is."""
+    """Neither is moldable. The urgent one may only have V100; a node of another model is free, on which the
+    normal one goes on as it is."""
     fixed: dict[str, Any] = {"workers": 4, "min_workers": None}
     cell = default(**fixed)
     cell.join(node_spec("n2", 4, model="T4"))
@@ -264,7 +272,8 @@ def test_jobs_of_one_shape_make_way_by_a_move() -> None:
 
 
 def test_nodes_that_are_reserved_for_another_job_are_left_alone() -> None:
-    """A job without a deadline has waited so long that the node is reserved for it; the urgent one does not get what the running one would leave there."""
+    """A job without a deadline has waited so long that the node is reserved for it; the urgent one does not
+    get what the running one would leave there."""
     cell = default(without=("make_way",))
     cell.asked("usual")
     cell.asked("hurry", **HURRY)
@@ -278,7 +287,8 @@ def test_nodes_that_are_reserved_for_another_job_are_left_alone() -> None:
 
 
 def test_no_plan_of_others_takes_the_place_that_was_made() -> None:
-    """While the normal job saves, the batcher proposes another job for the node: it has to ask again, and the urgent one starts."""
+    """While the normal job saves, the batcher proposes another job for the node: it has to ask again, and the
+    urgent one starts."""
     cell = default(checkpoint="sdk", grace_ms=30_000)
     cell.asked("usual", steps={1: 100.0})
     assert stopped(cell.asked("hurry", **HURRY)) == ["long"]
@@ -306,7 +316,8 @@ def test_a_cell_that_is_late_already_does_not_hide_who_can_be_in_time() -> None:
     [("penstock", [], False), ("genie", [], False), ("fifo", [], True), ("penstock", ["make_way"], True)],
 )
 def test_the_setting_is_never_without_effect(profile: str, without: list[str], refused: bool) -> None:
-    """An operator asks for jobs that make way where none does: the placer does not start, and names the setting and what to do."""
+    """An operator asks for jobs that make way where none does: the placer does not start, and names the
+    setting and what to do."""
     given = {
         "PENSTOCK_PROFILE": profile,
         "PENSTOCK_GENIE": '{"make_way": true}',

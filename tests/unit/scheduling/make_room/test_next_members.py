@@ -1,4 +1,5 @@
-"""Next members of leases: who makes others stop has its order at the node before they have stopped, and its node lets it wait."""
+"""Next members of leases: who makes others stop has its order at the node before they have stopped, and its
+node lets it wait."""
 
 from penstock.cli.queries.explain import in_short
 from penstock.cluster.reasons import Reason
@@ -36,8 +37,8 @@ def stop(driver: CellDriver, task_id: str) -> None:
 
 
 def test_its_order_goes_out_with_the_stop() -> None:
-    """The night job has all GPUs when a short one comes: one record stops the one and orders the other, which has two of its GPUs and
-    cores of it. The others are free once the night job has ended, and not before."""
+    """The night job has all GPUs when a short one comes: one record stops the one and orders the other, which
+    has two of its GPUs and cores of it. The others are free once the night job has ended, and not before."""
     driver = cell(node_spec("n0", 4, cores=8))
     driver.submit("night", job_spec(grace_ms=30_000), needing(4, 36_000, cores=8))
     settle(driver)
@@ -91,7 +92,8 @@ def test_two_may_come_after_one() -> None:
 
 
 def test_one_may_come_after_two() -> None:
-    """A job of four GPUs takes the place of two. The first to end leaves nothing to others; a gap of cores would let it start too early."""
+    """A job of four GPUs takes the place of two. The first to end leaves nothing to others; a gap of cores
+    would let it start too early."""
     driver = cell(node_spec("n0", 4, cores=4))
     driver.submit("a", None, needing(2, 36_000, cores=2))
     driver.submit("b", None, needing(2, 36_000, cores=2))
@@ -108,7 +110,8 @@ def test_one_may_come_after_two() -> None:
 
 
 def test_it_waits_for_memory_as_before() -> None:
-    """The node has no memory for both: nodes are kept for the short job, and it is placed when the stop is proven."""
+    """The node has no memory for both: nodes are kept for the short job, and it is placed when the stop is
+    proven."""
     driver = cell(node_spec("n0", 4))
     memory_mib = driver.state.nodes["n0"].spec.host_memory_mib * 2 // 3
     driver.submit("night", None, needing(4, 36_000, host_memory_mib=memory_mib))
@@ -121,7 +124,8 @@ def test_it_waits_for_memory_as_before() -> None:
 
 
 def test_nobody_comes_after_who_has_not_begun() -> None:
-    """The night job is ordered and has not answered when it has to make way: whether it ever holds its GPUs is not known."""
+    """The night job is ordered and has not answered when it has to make way: whether it ever holds its GPUs
+    is not known."""
     driver = cell(node_spec("n0", 4))
     driver.submit("night", None, needing(4, 36_000))
     driver.at(0)
@@ -132,7 +136,8 @@ def test_nobody_comes_after_who_has_not_begun() -> None:
 
 
 def test_a_gang_waits_in_its_rendezvous_for_a_minute_at_most() -> None:
-    """One worker's GPUs are free, the other's are of a job that may save for ten minutes: both start together afterwards."""
+    """One worker's GPUs are free, the other's are of a job that may save for ten minutes: both start together
+    afterwards."""
     for grace_ms, ordered in ((600_000, 0), (30_000, 1)):
         driver = cell(node_spec("n0", 4), node_spec("n1", 4))
         driver.submit("night", job_spec(grace_ms=grace_ms), needing(4, 36_000))
@@ -142,7 +147,8 @@ def test_a_gang_waits_in_its_rendezvous_for_a_minute_at_most() -> None:
 
 
 def test_its_node_may_answer_as_late_as_the_other_may_end() -> None:
-    """The launch time-out begins when the grace of those before is over: a long save is no silence of the node."""
+    """The launch time-out begins when the grace of those before is over: a long save is no silence of the
+    node."""
     driver = cell(node_spec("n0", 4))
     driver.submit("night", job_spec(grace_ms=600_000), needing(4, 36_000))
     settle(driver)
@@ -153,8 +159,9 @@ def test_its_node_may_answer_as_late_as_the_other_may_end() -> None:
 
 
 def test_who_was_followed_may_follow_in_turn() -> None:
-    """A pair comes after the night job and is cancelled while it waits; its second worker, which has begun, is slow to end. By then the night job
-    has ended and is next where that worker was: each is the other's predecessor only as of the attempt that it was."""
+    """A pair comes after the night job and is cancelled while it waits; its second worker, which has begun,
+    is slow to end. By then the night job has ended and is next where that worker was: each is the other's
+    predecessor only as of the attempt that it was."""
     driver = cell(node_spec("n0", 4), node_spec("n1", 4))
     driver.submit("night", None, needing(4, 36_000))
     settle(driver)
@@ -211,7 +218,8 @@ def cancelled(*specs: NodeSpec, grace_ms: int = 30_000, profile: str = "fifo") -
 
 
 def test_a_unit_of_a_plan_is_ordered_beside_a_stop() -> None:
-    """A batcher plans two jobs, one by one, for the GPUs of a job that somebody has cancelled: both orders are at the node before it has ended."""
+    """A batcher plans two jobs, one by one, for the GPUs of a job that somebody has cancelled: both orders
+    are at the node before it has ended."""
     driver = cancelled(node_spec("n0", 4, cores=8))
     for job_id in "ab":
         driver.submit(job_id, None, needing(2, 60, cores=4))
@@ -239,7 +247,8 @@ def test_jobs_of_one_unit_are_ordered_together() -> None:
 
 
 def test_a_unit_over_several_nodes_waits_for_a_long_save() -> None:
-    """The job that was cancelled may save for ten minutes: members of a gang elsewhere would wait in their rendezvous for too long."""
+    """The job that was cancelled may save for ten minutes: members of a gang elsewhere would wait in their
+    rendezvous for too long."""
     driver = cancelled(node_spec("n0", 4, cores=8), node_spec("n1", 4), grace_ms=600_000)
     driver.submit("head", job_spec(workers=3), needing(4, 60))
     driver.submit("pair", job_spec(workers=2), needing(4, 60))

@@ -1,4 +1,5 @@
-"""A job with `preemptible: false` runs on under every profile that stops jobs; those that may be stopped make way in its place."""
+"""A job with `preemptible: false` runs on under every profile that stops jobs; those that may be stopped make
+way in its place."""
 
 import msgspec
 import pytest

@@ -1,4 +1,5 @@
-"""Nobody is stopped for a job that could not then start, and claims of stopped room are kept: preemption tried on a copy."""
+"""Nobody is stopped for a job that could not then start, and claims of stopped room are kept: preemption
+tried on a copy."""
 
 import msgspec
 import pytest
@@ -31,8 +32,8 @@ def waits_and_nobody_was_stopped(driver: CellDriver, waiting: str, *others: str)
 
 
 def test_nobody_is_stopped_for_gpus_of_another_model() -> None:
-    """A short job asks for an A100 in a cell whose only A100 runs something shorter still; the V100 next door runs a night-long
-    job, and goes on running it."""
+    """A short job asks for an A100 in a cell whose only A100 runs something shorter still; the V100 next door
+    runs a night-long job, and goes on running it."""
     driver = CellDriver(PlacerSettings(profile="srtf"))
     driver.join(node_spec("v", 4, model="V100"), node_spec("a", 4, model="A100"))
     driver.submit("night", job_spec(models=("V100",)), needing(4, 36_000))
@@ -43,7 +44,8 @@ def test_nobody_is_stopped_for_gpus_of_another_model() -> None:
 
 
 def test_nobody_is_stopped_for_cores_that_no_stop_brings() -> None:
-    """A job of one GPU and 48 cores: the node with so many has lent them to shorter jobs, the other never had them."""
+    """A job of one GPU and 48 cores: the node with so many has lent them to shorter jobs, the other never had
+    them."""
     driver = CellDriver(PlacerSettings(profile="srtf"))
     driver.join(node_spec("large", 4, cores=64), node_spec("small", 4, cores=16))
     driver.submit("brief", None, needing(2, 10, cores=32))
@@ -67,7 +69,8 @@ def test_a_long_job_gives_up_the_cores_that_a_short_one_lacks() -> None:
 @pytest.mark.parametrize("profile", ["srtf", "srsf", "tiresias"])
 @pytest.mark.parametrize("preemptible", [False, True])
 def test_a_job_that_may_not_be_stopped_runs_on(profile: str, preemptible: bool) -> None:
-    """A night-long job that cannot save holds all GPUs; a short one comes, and waits. With leave to stop it, it would be stopped."""
+    """A night-long job that cannot save holds all GPUs; a short one comes, and waits. With leave to stop it,
+    it would be stopped."""
     driver = CellDriver(PlacerSettings(profile=profile, queue_limits_gpu_s=(10.0,)))
     driver.join(node_spec("n0", 4))
     driver.submit("night", job_spec(preemptible=preemptible), needing(4, 36_000))
@@ -113,7 +116,8 @@ def test_a_job_that_may_not_be_stopped_does_not_move_for_a_gang(preemptible: boo
 
 @pytest.mark.parametrize("profile", ["srtf", "tiresias"])
 def test_nobody_is_stopped_for_a_node_out_of_use(profile: str) -> None:
-    """The only node with eight GPUs is cordoned; a job that needs all eight waits for it and stops nobody on the small ones."""
+    """The only node with eight GPUs is cordoned; a job that needs all eight waits for it and stops nobody on
+    the small ones."""
     driver = CellDriver(PlacerSettings(profile=profile, queue_limits_gpu_s=(10.0,)))
     driver.join(node_spec("wide", 8), node_spec("n0", 4), node_spec("n1", 4))
     driver.feed(NodeCordoned(node_id="wide", by="ada", reason="repair"))
@@ -127,7 +131,8 @@ def test_nobody_is_stopped_for_a_node_out_of_use(profile: str) -> None:
 
 
 def test_nobody_is_stopped_for_a_faulted_gpu() -> None:
-    """Of eight GPUs one is broken. A job of eight waits for the repair, not for the end of the job on the other seven."""
+    """Of eight GPUs one is broken. A job of eight waits for the repair, not for the end of the job on the
+    other seven."""
     driver = cell("srtf", nodes=1, gpus=8)
     driver.feed(GpuFaulted(node_id="n0", gpu=7, fault="xid", code=79))
     submit(driver, "night", 7, 36_000)
@@ -136,7 +141,8 @@ def test_nobody_is_stopped_for_a_faulted_gpu() -> None:
 
 
 def test_who_fits_beside_starts_while_a_stop_is_on_its_way() -> None:
-    """A job is owed one node and starts when its stop is proven; the other node becomes free, and a small job starts there at once."""
+    """A job is owed one node and starts when its stop is proven; the other node becomes free, and a small job
+    starts there at once."""
     driver = cell("srtf", nodes=2)
     submit(driver, "night", 4, 36_000)
     driver.submit("wide", None, needing(4, 600))
@@ -156,7 +162,8 @@ def test_who_fits_beside_starts_while_a_stop_is_on_its_way() -> None:
 
 
 def test_what_a_stop_will_free_is_not_given_to_others() -> None:
-    """The night job is being stopped for eight GPUs over two nodes. A job of one GPU, longer than both, comes meanwhile."""
+    """The night job is being stopped for eight GPUs over two nodes. A job of one GPU, longer than both, comes
+    meanwhile."""
     driver = cell("srtf", nodes=2)
     submit(driver, "night", 4, 36_000)
     driver.submit("pair", job_spec(workers=2), needing(4, 600))
@@ -193,7 +200,8 @@ JOBS = st.lists(
 def test_plans_settle(
     jobs: list[tuple[int, int, int, int, tuple[str, ...]]], profile: str, waits: int
 ) -> None:
-    """Whatever comes, the stops of one moment end: nobody is stopped twice for the same claim, and who has room starts."""
+    """Whatever comes, the stops of one moment end: nobody is stopped twice for the same claim, and who has
+    room starts."""
     driver = CellDriver(PlacerSettings(profile=profile, queue_limits_gpu_s=(100.0,)))
     driver.join(
         node_spec("v0", 4, cores=16, model="V100"),
@@ -217,8 +225,8 @@ def test_plans_settle(
 
 
 def test_a_gang_starts_where_it_was_tried_if_the_place_stage_finds_no_place() -> None:
-    """The place stage puts the parameter server on the node with most free GPUs, whose last core it takes: then the workers do not fit.
-    Tried in order of nodes all of them fit."""
+    """The place stage puts the parameter server on the node with most free GPUs, whose last core it takes:
+    then the workers do not fit. Tried in order of nodes all of them fit."""
     driver = CellDriver(PlacerSettings(profile="tiresias-fifo"))
     driver.join(node_spec("small", 2, cores=8), node_spec("large", 4, cores=2))
     need = needing(2, 600, cores=1)

@@ -1,4 +1,5 @@
-"""Pre-scheduling (Liquid §6.1): the next job launches where another comes to its end, and goes back to the queue where that does not come."""
+"""Pre-scheduling (Liquid §6.1): the next job launches where another comes to its end, and goes back to the
+queue where that does not come."""
 
 from typing import Any
 
@@ -71,7 +72,8 @@ def running(
 
 @pytest.mark.parametrize("profile", ["penstock", "liquid"])
 def test_the_next_job_launches_while_one_saves(profile: str) -> None:
-    """`a` reports that it saves: `b`, which is next, is ordered to launch there. `a` ends by itself, and nothing of what both had is freed."""
+    """`a` reports that it saves: `b`, which is next, is ordered to launch there. `a` ends by itself, and
+    nothing of what both had is freed."""
     driver = cell(node_spec("n0", 1, cores=4), profile=profile)
     running(driver, "a", None, timed(None, cores=4))
     driver.submit("b", WAITS, timed(None, cores=3))
@@ -94,7 +96,8 @@ def test_the_next_job_launches_while_one_saves(profile: str) -> None:
 
 
 def test_it_launches_so_long_before_the_end_as_it_takes() -> None:
-    """`a` runs for 100 s and does not report phases; `b` takes 30 s to launch. It is ordered after 70 s, and not when it comes."""
+    """`a` runs for 100 s and does not report phases; `b` takes 30 s to launch. It is ordered after 70 s, and
+    not when it comes."""
     driver = cell()
     running(driver, "a", None, timed(100))
     assert placed(driver.submit("b", WAITS, timed(50, 30))) == []
@@ -114,8 +117,8 @@ def test_who_comes_before_a_running_job_is_known_waits_for_its_start() -> None:
 
 
 def test_a_late_end_costs_a_bounded_wait() -> None:
-    """`a` runs longer than expected. `b` waits for the time that the cell allows and goes back to its place, twice; then nobody waits for
-    `a` any more, and `b` starts when `a` has ended."""
+    """`a` runs longer than expected. `b` waits for the time that the cell allows and goes back to its place,
+    twice; then nobody waits for `a` any more, and `b` starts when `a` has ended."""
     driver = cell(prelaunch_wait_ms=20_000)
     running(driver, "a", None, timed(100))
     driver.submit("b", WAITS, timed(50, 30))
@@ -134,7 +137,8 @@ def test_a_late_end_costs_a_bounded_wait() -> None:
 
 
 def test_who_trains_on_was_only_saving_a_checkpoint() -> None:
-    """A script reports `save` at each of its checkpoints and trains on: `b` goes back at once, and is not fooled again."""
+    """A script reports `save` at each of its checkpoints and trains on: `b` goes back at once, and is not
+    fooled again."""
     driver = cell()
     running(driver, "a")
     driver.submit("b", WAITS)
@@ -168,9 +172,11 @@ def test_who_does_not_fit_is_passed_as_at_the_end() -> None:
 
 @pytest.mark.parametrize("profile", ["penstock", "liquid"])
 def test_a_gang_gathers_no_gpus_that_others_would_get(profile: str) -> None:
-    """`a` and `b` save at once. `g`, which comes first, would fit on what both leave; but the end of the first of them starts `c`, on one of the two, with and without early launches.
+    """`a` and `b` save at once. `g`, which comes first, would fit on what both leave; but the end of the
+    first of them starts `c`, on one of the two, with and without early launches.
 
-    As long as gangs gathered them, the mean completion time of busy cells was 2 % above that without early launches.
+    As long as gangs gathered them, the mean completion time of busy cells was 2 % above that without early
+    launches.
     """
     driver = cell(node_spec("n0", 2), profile=profile)
     for job_id in ("a", "b"):
@@ -186,7 +192,8 @@ def test_a_gang_gathers_no_gpus_that_others_would_get(profile: str) -> None:
 
 
 def test_the_tasks_of_a_gang_end_one_after_the_other() -> None:
-    """The two workers of `a` save. The end of the first one starts `c`; `g`, which needs both GPUs, comes after, though it is first in order."""
+    """The two workers of `a` save. The end of the first one starts `c`; `g`, which needs both GPUs, comes
+    after, though it is first in order."""
     driver = cell(node_spec("n0", 2), profile="liquid")
     running(driver, "a", job_spec(workers=2))
     driver.submit("g", WAITS, estimate(gpus=2))
@@ -195,7 +202,8 @@ def test_the_tasks_of_a_gang_end_one_after_the_other() -> None:
 
 
 def test_what_is_reserved_is_used_by_those_alone_that_end_in_time() -> None:
-    """`g` has waited long for two GPUs: those of `x` and `a` are reserved for it, until 3,100 s. `c`, which runs for longer, does not launch on that of `x`; `e` does."""
+    """`g` has waited long for two GPUs: those of `x` and `a` are reserved for it, until 3,100 s. `c`, which
+    runs for longer, does not launch on that of `x`; `e` does."""
     driver = cell(*(node_spec(f"n{number}", 1) for number in range(3)))
     for job_id, run_s in (("a", 3_100), ("b", 20_000), ("x", 3_000)):
         running(driver, job_id, None, timed(run_s))
@@ -213,7 +221,8 @@ def test_what_is_reserved_is_used_by_those_alone_that_end_in_time() -> None:
 
 
 def test_who_launches_later_takes_what_it_will_get() -> None:
-    """`a` ends in 20 s and `b` in 30 s. `c`, which is first, launches for 5 s and will get the GPU of `a`; `d` launches for 20 s and gets that of `b`, not that of `a`."""
+    """`a` ends in 20 s and `b` in 30 s. `c`, which is first, launches for 5 s and will get the GPU of `a`;
+    `d` launches for 20 s and gets that of `b`, not that of `a`."""
     driver = cell(node_spec("n0", 1), node_spec("n1", 1), profile="liquid")
     running(driver, "a", None, timed(20))
     running(driver, "b", None, timed(30))
@@ -245,7 +254,8 @@ def test_a_moldable_job_with_a_deadline_chooses_its_shape_at_the_end() -> None:
 
 
 def test_who_goes_on_from_an_earlier_attempt_launches_once_more() -> None:
-    """`a` takes 100 s with a launch of 30 s. It fails after 40 s and goes on from its checkpoint: 60 s are left, and another launch. `b` is ordered 10 s before that, not 40 s."""
+    """`a` takes 100 s with a launch of 30 s. It fails after 40 s and goes on from its checkpoint: 60 s are
+    left, and another launch. `b` is ordered 10 s before that, not 40 s."""
     driver = cell()
     running(driver, "a", job_spec(attempts=2), timed(100, 30))
     driver.at(40_000)
@@ -267,7 +277,8 @@ def test_one_that_does_not_fit_there_does_not_take_it() -> None:
 
 
 def test_a_gang_comes_after_such_as_save_on_each_node() -> None:
-    """`g` has a worker on each of two nodes. It launches when both `a` and `b` save; one that is merely expected to end is not waited for."""
+    """`g` has a worker on each of two nodes. It launches when both `a` and `b` save; one that is merely
+    expected to end is not waited for."""
     driver = cell(node_spec("n0", 1), node_spec("n1", 1), profile="liquid")
     running(driver, "a", None, timed(100))
     running(driver, "b", None, timed(100))

@@ -108,7 +108,8 @@ def test_what_jobs_tell_counts_more_than_estimates() -> None:
 
 
 def test_small_jobs_move_to_make_room_for_a_gang() -> None:
-    """Two nodes, each with a one-GPU job; a four-GPU job has the right to run: one of the small ones moves."""
+    """Two nodes, each with a one-GPU job; a four-GPU job has the right to run: one of the small ones
+    moves."""
     driver = cell("srtf")
     for name in ("a", "b", "c", "d"):
         submit(driver, name, 2, 100)
@@ -154,7 +155,8 @@ def test_tiresias_demotes_by_service_and_keeps_its_order_over_a_takeover() -> No
 
 
 def test_a_job_that_ends_while_its_stop_is_on_the_way_has_ended() -> None:
-    """The last epoch is over in the very second in which the job is preempted: it must not run all over again."""
+    """The last epoch is over in the very second in which the job is preempted: it must not run all over
+    again."""
     for cause, code, outcome in (("exited", 0, "succeeded"), ("stopped", 0, None), ("exited", 1, None)):
         driver = cell("srtf", nodes=1)
         submit(driver, "long", 4, 36_000)
@@ -180,7 +182,8 @@ def test_one_plan_for_all_inputs_of_a_moment() -> None:
 
 
 def test_a_trial_changes_nothing() -> None:
-    """What would be free if a job had gone is judged on copies: the cell is as before, and what was tried can be undone."""
+    """What would be free if a job had gone is judged on copies: the cell is as before, and what was tried can
+    be undone."""
     driver = cell("srtf", nodes=2)
     submit(driver, "runs", 3, 60)
     submit(driver, "waits", 4, 600)
@@ -201,7 +204,8 @@ def test_a_trial_changes_nothing() -> None:
 def test_a_gang_that_the_cell_became_too_small_for_ends_instead_of_waiting_for_ever() -> None:
     """Half of the cell is given back to the cloud while a job that spans it waits behind a shorter one.
 
-    Under a policy that plans anew nobody is the head of the queue, so nobody is tried and found to be hopeless.
+    Under a policy that plans anew nobody is the head of the queue, so nobody is tried and found to be
+    hopeless.
     """
     driver = cell("srtf", nodes=2)
     submit(driver, "short", 4, 60)
@@ -217,8 +221,8 @@ def test_a_gang_that_the_cell_became_too_small_for_ends_instead_of_waiting_for_e
 
 
 def test_a_preempted_gang_is_judged_when_it_queues_again() -> None:
-    """A board loses GPUs for good under a gang that spans the cell. It runs on until a shorter job takes its place; then the
-    cell has no place for it any more."""
+    """A board loses GPUs for good under a gang that spans the cell. It runs on until a shorter job takes its
+    place; then the cell has no place for it any more."""
     driver = cell("srtf", nodes=2)
     driver.submit("wide", job_spec(workers=2), msgspec.structs.replace(estimate(4), run_ms=36_000_000))
     settle(driver)
@@ -232,7 +236,8 @@ def test_a_preempted_gang_is_judged_when_it_queues_again() -> None:
 
 
 def test_a_job_without_gpus_has_a_place_in_the_order_however_long_it_takes() -> None:
-    """A data loader of unknown length: infinite time on no GPU is no GPU time, not a number that equals nothing."""
+    """A data loader of unknown length: infinite time on no GPU is no GPU time, not a number that equals
+    nothing."""
     driver = cell("srsf")
     submit(driver, "loader", 0)
     assert running(driver) == {"loader"}
@@ -240,8 +245,8 @@ def test_a_job_without_gpus_has_a_place_in_the_order_however_long_it_takes() -> 
 
 
 def test_a_placer_that_read_a_snapshot_counts_gpus_in_the_same_order() -> None:
-    """A machine is upgraded and downgraded again. The index of who saw it lists the kinds of GPUs in another order than one made anew:
-    under srsf a replay stopped other jobs than the record."""
+    """A machine is upgraded and downgraded again. The index of who saw it lists the kinds of GPUs in another
+    order than one made anew: under srsf a replay stopped other jobs than the record."""
     driver = CellDriver(PlacerSettings(profile="srsf"))
     driver.join(node_spec("n0", 2), node_spec("n1", 2, model="A100"))
     for gpus in (4, 2):

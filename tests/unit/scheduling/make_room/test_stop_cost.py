@@ -1,4 +1,5 @@
-"""What stopping a job costs is charged before it is stopped: its save, its launch, and work that it cannot save in time."""
+"""What stopping a job costs is charged before it is stopped: its save, its launch, and work that it cannot
+save in time."""
 
 import msgspec
 import pytest
@@ -31,15 +32,23 @@ def saves(driver: CellDriver, job_id: str, save_ms: int, *, shared: bool = True)
     [(task_id, task)] = job.tasks.items()
     driver.feed(
         TaskCheckpointed(
-            node_id=task.place.node_id, task_id=task_id, token=job.token, at_ms=5, path=f"/shared/{job_id}/i{save_ms}",
-            iteration=save_ms, size_bytes=7, save_ms=save_ms, shared=shared,
+            node_id=task.place.node_id,
+            task_id=task_id,
+            token=job.token,
+            at_ms=5,
+            path=f"/shared/{job_id}/i{save_ms}",
+            iteration=save_ms,
+            size_bytes=7,
+            save_ms=save_ms,
+            shared=shared,
         )
-    )  # fmt: skip
+    )
     settle(driver)
 
 
 def test_nobody_is_stopped_for_a_gain_smaller_than_the_save() -> None:
-    """A training with 110 s left saves in 20 s. A test of 100 s would gain 10 s by going first, and waits; one of 60 s goes first."""
+    """A training with 110 s left saves in 20 s. A test of 100 s would gain 10 s by going first, and waits;
+    one of 60 s goes first."""
     driver = cell("srtf", nodes=1)
     submit(driver, "train", 110)
     saves(driver, "train", 20_000)
@@ -52,7 +61,8 @@ def test_nobody_is_stopped_for_a_gain_smaller_than_the_save() -> None:
 
 
 def test_who_saves_without_saying_how_costs_nothing() -> None:
-    """The published orders take preemption to be free; a job that does not take part in the contract is ordered as they say."""
+    """The published orders take preemption to be free; a job that does not take part in the contract is
+    ordered as they say."""
     driver = cell("srtf", nodes=1)
     submit(driver, "train", 110, job_spec(attempts=3))
     submit(driver, "test", 100)
@@ -76,7 +86,8 @@ def test_who_turns_out_to_save_nothing_is_ordered_as_who_does_not_say_how() -> N
 
 @pytest.mark.parametrize("profile", ["srtf", "srsf"])
 def test_work_that_cannot_be_saved_in_time_is_charged(profile: str) -> None:
-    """Saving takes 40 s and SIGKILL comes after 30 s: all since the last checkpoint would be lost, more with every minute."""
+    """Saving takes 40 s and SIGKILL comes after 30 s: all since the last checkpoint would be lost, more with
+    every minute."""
     driver = cell(profile, nodes=1)
     submit(driver, "train", 1_000)
     pass_s(driver, 10)
@@ -92,7 +103,8 @@ def test_work_that_cannot_be_saved_in_time_is_charged(profile: str) -> None:
 
 
 def test_jobs_of_one_size_give_way_in_the_order_of_gain() -> None:
-    """Two trainings have 200 s left; one of them needs 60 s to save. The other one makes way, though it came first."""
+    """Two trainings have 200 s left; one of them needs 60 s to save. The other one makes way, though it came
+    first."""
     driver = cell("srtf", nodes=2)
     submit(driver, "cheap", 200, job_spec(checkpoint="sdk", attempts=3, grace_ms=300_000))
     submit(driver, "dear", 210, job_spec(checkpoint="sdk", attempts=3, grace_ms=300_000))
@@ -125,7 +137,8 @@ def test_one_slow_save_does_not_count_for_long() -> None:
 
 @pytest.mark.parametrize(("shared", "left"), [(True, 530), (False, 630)])
 def test_a_job_keeps_what_its_checkpoint_has(*, shared: bool, left: int) -> None:
-    """Saved 100 s after its start and stopped 30 s later: 30 s are lost where the next attempt finds the checkpoint, else all 130."""
+    """Saved 100 s after its start and stopped 30 s later: 30 s are lost where the next attempt finds the
+    checkpoint, else all 130."""
     driver = cell("fifo", nodes=1)
     submit(driver, "train", 1_000)
     driver.feed(answer(driver, "train", 630))

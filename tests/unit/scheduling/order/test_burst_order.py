@@ -9,7 +9,8 @@ from tests.support.cluster.driver import CellDriver, estimate, job_spec, node_sp
 
 
 def order_of(*run_s: int | None) -> list[str]:
-    """One node of four GPUs, of which a job has one that has no run time; a window is open, so the others, of one worker each, wait."""
+    """One node of four GPUs, of which a job has one that has no run time; a window is open, so the others, of
+    one worker each, wait."""
     cell = CellDriver(PlacerSettings(profile="liquid", batch_window_ms=60_000, batch_arrivals=2))
     cell.join(node_spec("n1"))
     cell.submit("first", job_spec(workers=1), estimate(1))

@@ -1,4 +1,5 @@
-"""Deadlines within tenants' shares: who can be in time comes first, and a deadline gives no tenant more than its share."""
+"""Deadlines within tenants' shares: who can be in time comes first, and a deadline gives no tenant more than
+its share."""
 
 from operator import attrgetter
 from typing import Any
@@ -37,7 +38,8 @@ def order(driver: CellDriver) -> list[str]:
 
 
 def test_who_may_wait_least_comes_first() -> None:
-    """Three hours to go for the one, and one hour for the other, which came later; the oldest has no deadline."""
+    """Three hours to go for the one, and one hour for the other, which came later; the oldest has no
+    deadline."""
     driver = cell()
     job(driver, "usual", 1, 600)
     job(driver, "later", 1, 600, deadline_ms=3 * 3_600_000)
@@ -53,7 +55,8 @@ def test_who_is_late_waits_like_all_others() -> None:
 
 
 def test_a_deadline_gives_no_tenant_more_than_its_share() -> None:
-    """Zoe holds the whole cell. Her next job is due soon, and Ada's job without a deadline comes first all the same."""
+    """Zoe holds the whole cell. Her next job is due soon, and Ada's job without a deadline comes first all
+    the same."""
     driver = cell()
     job(driver, "due", 1, 600, owner="zoe", deadline_ms=1_200_000)
     job(driver, "other", 1, 600, owner="ada")

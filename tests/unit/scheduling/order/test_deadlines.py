@@ -50,7 +50,8 @@ def running(job: JobState, running_ms: int = 100_000) -> JobState:
     ],
 )
 def test_when_it_should_be_done(spec: dict[str, Any], after_ms: int | None) -> None:
-    """Eq. 4 of GENIE after the submission; a deadline wins; an urgent job, and one that names nothing, has no such time."""
+    """Eq. 4 of GENIE after the submission; a deadline wins; an urgent job, and one that names nothing, has no
+    such time."""
     assert due_ms(one_job(**spec)) == (None if after_ms is None else 5_000 + after_ms)
 
 
@@ -90,7 +91,8 @@ def test_the_time_of_given_odds_has_these_odds(
 
 
 def test_a_job_that_runs_longer_than_expected_becomes_less_likely_in_time() -> None:
-    """Due after 12.5 minutes. At its start that has odds of 95 %; that it is still running after 12 minutes speaks against it."""
+    """Due after 12.5 minutes. At its start that has odds of 95 %; that it is still running after 12 minutes
+    speaks against it."""
     job, odds = running(one_job((option(),), deadline_ms=1)), []
     for ran_minutes in (0, 5, 12):
         found = time_left(job, 100_000 + ran_minutes * MINUTE_MS)
@@ -108,15 +110,23 @@ def test_a_job_that_runs_longer_than_expected_becomes_less_likely_in_time() -> N
 
 
 def test_what_it_reports_comes_before_its_estimate() -> None:
-    """The estimator answers from its steps: two minutes are left, one to four; the estimate said ten minutes in all."""
+    """The estimator answers from its steps: two minutes are left, one to four; the estimate said ten minutes
+    in all."""
     job = running(one_job((option(),)))
     job.eta = remaining_of(
         EtaEstimated(
-            job_id="j", attempt=1, at_ms=400_000, done=1, left_ms=Bounds(middle=120_000, low=60_000, high=240_000),
-            steps=Bounds(middle=1, low=1, high=1), step_ms=Bounds(middle=1, low=1, high=1), level=0.9, source="s",
+            job_id="j",
+            attempt=1,
+            at_ms=400_000,
+            done=1,
+            left_ms=Bounds(middle=120_000, low=60_000, high=240_000),
+            steps=Bounds(middle=1, low=1, high=1),
+            step_ms=Bounds(middle=1, low=1, high=1),
+            level=0.9,
+            source="s",
         ),
         400_000,
-    )  # fmt: skip
+    )
     found = time_left(job, 400_000)
     assert found is not None
     assert [found.odds(400_000 + ms) for ms in (60_000, 120_000, 240_000)] == pytest.approx(
@@ -154,7 +164,8 @@ def test_without_an_interval_nothing_is_claimed() -> None:
 def test_odds_of_several_starts_and_their_quantile_agree(
     found: list[tuple[float, float, float]], odds: float
 ) -> None:
-    """Odds are the mean over the starts; by the time of a quantile they are reached, and a thousandth earlier they are not."""
+    """Odds are the mean over the starts; by the time of a quantile they are reached, and a thousandth earlier
+    they are not."""
     each = [RunTime(start, middle, spread, spread) for start, middle, spread in found]
     both = RunTimes(each)
     at = both.by_ms(odds)

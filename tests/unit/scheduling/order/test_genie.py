@@ -83,7 +83,8 @@ def placed(step: Step) -> dict[str, list[str]]:
 
 
 def test_cost_and_expected_completion_are_the_printed_equations() -> None:
-    """Eq. 5 and eq. 4: ⟨2, 3⟩ on 4 × 4 GPUs with θ 0.5; nothing, once and twice the latency alone; a user's deadline wins."""
+    """Eq. 5 and eq. 4: ⟨2, 3⟩ on 4 × 4 GPUs with θ 0.5; nothing, once and twice the latency alone; a user's
+    deadline wins."""
     assert cost(2, 3, 4, 4, 0.5) == pytest.approx(6 / 16 + 0.5 * 2 / 4)
     expected = {qos: expected_ms(spec(qos=qos), 1_000.0) for qos in ("urgent", "prior", "normal", None)}
     assert expected == {"urgent": 0.0, "prior": 1_000.0, "normal": 2_000.0, None: 2_000.0}
@@ -99,7 +100,8 @@ def test_latency_has_the_launch_once() -> None:
 
 
 def test_the_best_ratio_in_time_then_the_best_of_all() -> None:
-    """A normal job takes the best ratio of all as long as that is in time; as its time runs out, what is fast enough; late, the best ratio again."""
+    """A normal job takes the best ratio of all as long as that is in time; as its time runs out, what is fast
+    enough; late, the best ratio again."""
     cell = Cell(theta=0.0)
     assert cell.genie.name == "genie"
     waits = job()
@@ -118,7 +120,8 @@ def shape_at(cell: Cell, waits: JobState, now_ms: int) -> tuple[int, int]:
 
 
 def test_who_may_wait_least_comes_first() -> None:
-    """The cell is full; an urgent, a prior and a normal job wait in the reverse order. When it is free they start in the order of their allowance."""
+    """The cell is full; an urgent, a prior and a normal job wait in the reverse order. When it is free they
+    start in the order of their allowance."""
     cell = Cell()
     cell.submitted("full", estimate(options=options({(1, 1): 100.0, (2, 4): 1.0})))
     cell.start("full")
@@ -130,7 +133,8 @@ def test_who_may_wait_least_comes_first() -> None:
 
 
 def test_who_is_late_protects_the_others() -> None:
-    """Under `protect` a late job takes the placement with the fewest GPU seconds and comes after one that can still be in time; an urgent one comes first."""
+    """Under `protect` a late job takes the placement with the fewest GPU seconds and comes after one that can
+    still be in time; an urgent one comes first."""
     cell = Cell(choose="protect")
     cell.submitted("full", estimate(options=options({(1, 1): 100.0, (2, 4): 1.0})))
     cell.start("full")
@@ -142,7 +146,8 @@ def test_who_is_late_protects_the_others() -> None:
 
 
 def test_who_may_be_late_gets_the_best_odds_where_gpus_are_left_over() -> None:
-    """A job is in time with odds of 60 % on a whole node, and of 92 % on both. It gets both, unless another job waits; who is sure to be late takes one GPU."""
+    """A job is in time with odds of 60 % on a whole node, and of 92 % on both. It gets both, unless another
+    job waits; who is sure to be late takes one GPU."""
     steps = {(1, 1): 100.0, (1, 4): 28.0, (2, 4): 21.0}
     doubtful = tuple(
         replace(option, low_ms=option.step_ms / 1.5, high_ms=option.step_ms * 1.5)
@@ -238,7 +243,8 @@ def test_without_a_run_time_the_reason_names_what_is_expected(more: dict[str, An
 
 
 def test_odds_follow_the_interval() -> None:
-    """A step of 100 ms, nine in ten between 80 and 125: at its middle the odds are even, at its ends one in twenty and nineteen in twenty."""
+    """A step of 100 ms, nine in ten between 80 and 125: at its middle the odds are even, at its ends one in
+    twenty and nineteen in twenty."""
     wide = ShapeOption(workers=1, nodes=1, gpus_per_node=1, step_ms=100, low_ms=80, high_ms=125)
     found = job(estimate(options=(wide,)))
     work_ms = ALONE_MS - LAUNCH_MS
@@ -263,14 +269,16 @@ def test_odds_follow_the_interval() -> None:
     ],
 )
 def test_what_the_cell_can_never_hold_is_no_choice(need: tuple[ShapeOption, ...], nodes: int) -> None:
-    """The best ratio is of a placement that no node of the cell could ever hold, or that is uneven, as the estimator packs five workers: the job does not wait for it
-    for ever. Where that leaves nothing, it is placed as one of which no iterations are known."""
+    """The best ratio is of a placement that no node of the cell could ever hold, or that is uneven, as the
+    estimator packs five workers: the job does not wait for it for ever. Where that leaves nothing, it is
+    placed as one of which no iterations are known."""
     cell = Cell(theta=0.0)
     assert len(cell.submitted("a", estimate(options=need))["a"]) == nodes
 
 
 def test_workers_of_several_gpus_are_placed_elsewhere() -> None:
-    """⟨n, g⟩ counts workers with a GPU each; one with two of them is placed as one of which no iterations are known."""
+    """⟨n, g⟩ counts workers with a GPU each; one with two of them is placed as one of which no iterations are
+    known."""
     cell = Cell()
     two = estimate(worker=ResourceVector(gpus=2))
     assert len(cell.submitted("a", two)["a"]) == 4
@@ -327,14 +335,14 @@ def test_why_names_the_allowance() -> None:
     """A user asks why a job waits: how long it may, on what it would run, and for how long."""
     cell = Cell()
     cell.state.now_ms = 0
-    assert (
-        cell.genie.claim(cell.state, job())
-        == "it may wait 1,010 s on 1 × 4 GPUs, 190 s; if it starts now it is in time with a probability of 100 %"
+    assert cell.genie.claim(cell.state, job()) == (
+        "it may wait 1,010 s on 1 × 4 GPUs, 190 s; if it starts now it is in time with a probability of 100 %"
     )
 
 
 def test_when_gpus_come_free_those_that_fit_pass_the_one_that_waits_for_more() -> None:
-    """All have one worker at least and so the same smallest demand. One GPU of four is freed: the first in order waits for a whole node, the next one starts."""
+    """All have one worker at least and so the same smallest demand. One GPU of four is freed: the first in
+    order waits for a whole node, the next one starts."""
     cell = CellDriver(PlacerSettings(profile="genie"))
     cell.join(node_spec("n1"))
     single = estimate(options=options({(1, 1): 100.0}))
@@ -351,8 +359,9 @@ def test_when_gpus_come_free_those_that_fit_pass_the_one_that_waits_for_more() -
 
 
 def test_no_bound_on_overtaking_holds_up_the_profiles_own_order() -> None:
-    """The job that came first waits for a whole node and may wait longest. Others are first in the order of their allowances, however often they have passed it: a
-    bound on that would let no job start, since it is not its turn either."""
+    """The job that came first waits for a whole node and may wait longest. Others are first in the order of
+    their allowances, however often they have passed it: a bound on that would let no job start, since it is
+    not its turn either."""
     cell = CellDriver(PlacerSettings(profile="genie", max_overtakes=1))
     cell.join(node_spec("n1"))
     single = estimate(options=options({(1, 1): 100.0}))

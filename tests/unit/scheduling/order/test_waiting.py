@@ -1,4 +1,5 @@
-"""The rows of waiting jobs are a cache: every plan made with them equals the plan over all jobs, made from nothing."""
+"""The rows of waiting jobs are a cache: every plan made with them equals the plan over all jobs, made from
+nothing."""
 
 from collections.abc import Callable, Iterator, Mapping
 from itertools import chain, count
@@ -38,13 +39,15 @@ from tests.faults.laboratory.run import live
 Rank = tuple[str, int, bool]
 FAULTS = ("steps", "late", "twice", "crash", "wrong_progress")
 MOST_RUNS = 50
-"""Until there were faults, reports and plans enough: each of two runs has half of that on average, so fifty never lack it by chance."""
+"""Until there were faults, reports and plans enough: each of two runs has half of that on average, so fifty
+never lack it by chance."""
 FEWEST_REPORTS = 10
 """Of 64 ± 11 (20 seeds), and of 238 ± 39 changes: it is five standard deviations off."""
 FURTHER = 1_000  # the first seed of those that are run only until then
 
 
-# ----------------------------------------------------------- the plain plans: every job, every node, each time
+# ----------------------------------------------------------- the plain plans: every job, every node, each
+# time
 
 
 def contenders(state: CellState) -> Iterator[JobState]:
@@ -175,7 +178,8 @@ def plain_tiresias(policy: Tiresias, state: CellState) -> Selection:
 PLAIN: dict[type, Callable[[Any, CellState], Selection]] = {Ordered: plain_ordered, Tiresias: plain_tiresias}
 
 
-# ---------------------------------------------------------------------------------------------- random histories
+# ---------------------------------------------------------------------------------------------- random
+# histories
 
 
 class Telling(SteadyWork):
@@ -217,7 +221,8 @@ SETTINGS = (
 
 @pytest.fixture
 def plans(monkeypatch: pytest.MonkeyPatch) -> list[Selection]:
-    """Every plan that is made; each over whole GPUs is compared with the plain one, and now and then with one from an empty cache."""
+    """Every plan that is made; each over whole GPUs is compared with the plain one, and now and then with one
+    from an empty cache."""
     found: list[Selection] = []
 
     def compared(policy: Any, state: CellState, at_most: Mapping[DemandKey, int] = NO_LIMITS) -> Selection:
@@ -259,7 +264,8 @@ def test_every_plan_is_the_one_made_from_nothing(
 def test_every_plan_is_the_one_made_from_nothing_under_faults(
     settings: PlacerSettings, seeds: tuple[int, ...], plans: list[Selection]
 ) -> None:
-    """Placers die and others take over, and reports of how far waiting jobs are come late, twice and wrong."""
+    """Placers die and others take over, and reports of how far waiting jobs are come late, twice and
+    wrong."""
     terms = reports = 0
     for number, seed in enumerate(chain(seeds, count(FURTHER))):
         enough = terms > 3 * len(seeds) and reports > 3 * len(seeds) and len(plans) > 50 * len(seeds)
@@ -275,7 +281,8 @@ def test_every_plan_is_the_one_made_from_nothing_under_faults(
 
 
 def test_rows_follow_progress_of_waiting_and_of_running_jobs() -> None:
-    """Rows of waiting jobs do not read the progress of running ones, which is most of all changes; they are up to date nevertheless."""
+    """Rows of waiting jobs do not read the progress of running ones, which is most of all changes; they are
+    up to date nevertheless."""
     chance = np.random.default_rng(3)
 
     def left(state: CellState, job: JobState) -> tuple[tuple[int], float]:

@@ -1,4 +1,5 @@
-"""Stories of reserved cores under profile `penstock`: jobs without GPUs borrow them, and give them back to trainings that find no room."""
+"""Stories of reserved cores under profile `penstock`: jobs without GPUs borrow them, and give them back to
+trainings that find no room."""
 
 from functools import partial
 
@@ -48,7 +49,8 @@ def reclaimed(step: Step) -> list[str]:
 
 
 def test_a_training_gets_back_what_its_node_reserves() -> None:
-    """Of 28 cores 15 are reserved for 5 GPUs. Inference has its own 13, and borrows the rest: a training of four cores finds none, and the job that borrowed last stops for it."""
+    """Of 28 cores 15 are reserved for 5 GPUs. Inference has its own 13, and borrows the rest: a training of
+    four cores finds none, and the job that borrowed last stops for it."""
     driver = cell(node("n0"))
     run(driver, "own", 0, 13)
     run(driver, "lent", 0, 15)
@@ -63,7 +65,8 @@ def test_a_training_gets_back_what_its_node_reserves() -> None:
 
 @pytest.mark.parametrize("saves", [True, False])
 def test_who_does_not_save_gives_cores_back_only_while_there_is_little_to_lose(saves: bool) -> None:
-    """It has run for an hour: all of that would be done again. A job that saves has nothing to lose at any time."""
+    """It has run for an hour: all of that would be done again. A job that saves has nothing to lose at any
+    time."""
     for ran_ms, given_back in ((LOSES_MS - MINUTE_MS, True), (LOSES_MS + MINUTE_MS, saves)):
         driver = cell(node("n0", gpus=1, cores=4))
         run(driver, "lent", 0, 4, saves=saves)
@@ -72,7 +75,8 @@ def test_who_does_not_save_gives_cores_back_only_while_there_is_little_to_lose(s
 
 
 def test_jobs_without_gpus_go_where_fewest_cores_are_missed() -> None:
-    """Reserved cores do not change where they go: to the node on which most are left beside those that free GPUs will want."""
+    """Reserved cores do not change where they go: to the node on which most are left beside those that free
+    GPUs will want."""
     driver = cell(node("n0"), node("n1", gpus=0, cores=20))
     run(driver, "a", 0, 4)
     [task] = driver.job("a").tasks.values()
@@ -82,7 +86,8 @@ def test_jobs_without_gpus_go_where_fewest_cores_are_missed() -> None:
 def test_nodes_that_are_reserved_for_who_waits_longest_and_cores_that_are_given_back_do_not_undo_each_other() -> (
     None
 ):
-    """A gang has waited until a node is reserved for it, a training then takes back cores on another node: both stay reserved until they start, and the borrower is stopped once."""
+    """A gang has waited until a node is reserved for it, a training then takes back cores on another node:
+    both stay reserved until they start, and the borrower is stopped once."""
     driver = cell(node("n0", gpus=4, cores=28), node("n1", gpus=1, cores=4))
     run(driver, "small", 1, 5)
     submit(driver, "gang", 4, 28)
@@ -100,7 +105,8 @@ def test_nodes_that_are_reserved_for_who_waits_longest_and_cores_that_are_given_
 
 
 def test_who_has_waited_longest_and_gets_cores_back_has_its_nodes_once() -> None:
-    """The training for which a borrower stops has itself waited so long that nodes would be reserved for it: the plan names it once, and is not adopted again with each arrival."""
+    """The training for which a borrower stops has itself waited so long that nodes would be reserved for it:
+    the plan names it once, and is not adopted again with each arrival."""
     driver = cell(node("n0", gpus=1, cores=4), node("n1", gpus=0, cores=2))
     run(driver, "lent", 0, 4)
     submit(driver, "training", 1, 4)
@@ -111,7 +117,8 @@ def test_who_has_waited_longest_and_gets_cores_back_has_its_nodes_once() -> None
 
 
 def test_no_plan_of_who_shares_gpus_is_awaited_where_cores_are_short() -> None:
-    """A job finds no cores, though GPUs are free: taking turns would bring it nothing, so no window opens. Where GPUs are short one does. When the other job has ended none are."""
+    """A job finds no cores, though GPUs are free: taking turns would bring it nothing, so no window opens.
+    Where GPUs are short one does. When the other job has ended none are."""
     for gpus, opens in ((1, False), (2, True)):
         driver = cell(node("n0", gpus=2, cores=4), batch_window_ms=3_000)
         run(driver, "a", 1, 4)
@@ -133,7 +140,8 @@ JOBS = st.lists(
 @settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(jobs=JOBS, order=st.randoms(use_true_random=False), nodes=st.integers(1, 3))
 def test_all_jobs_end_whatever_comes(jobs: list[tuple[int, int, bool]], order: object, nodes: int) -> None:
-    """Jobs come, and end in any order, beside nodes that are reserved for who waits long; the driver checks the state after every step. All start, and none gives back cores more often than allowed."""
+    """Jobs come, and end in any order, beside nodes that are reserved for who waits long; the driver checks
+    the state after every step. All start, and none gives back cores more often than allowed."""
     driver = cell(*(node(f"n{i}") for i in range(nodes)))
     coming = [
         partial(submit, driver, f"j{i}", gpus, max(cores, gpus), saves=saves)

@@ -1,4 +1,5 @@
-"""Moldable jobs: each attempt has as many workers of the job's range as there is room for, and everybody asks the attempt."""
+"""Moldable jobs: each attempt has as many workers of the job's range as there is room for, and everybody asks
+the attempt."""
 
 import json
 from collections import defaultdict
@@ -63,7 +64,8 @@ def agree(driver: CellDriver, job_id: str, workers: int, whole: int = 66) -> Non
 
 @pytest.mark.parametrize("profile", PROFILES)
 def test_two_workers_in_a_crowded_cell_and_four_after_a_node_has_joined(profile: str) -> None:
-    """Alice asks for 1 to 4 workers. Two GPUs are free; then her node reboots, a colleague's node joins, and she gets all four."""
+    """Alice asks for 1 to 4 workers. Two GPUs are free; then her node reboots, a colleague's node joins, and
+    she gets all four."""
     driver = cell(4, profile=profile)
     driver.submit("long", job_spec(workers=2))
     driver.at(100)
@@ -86,7 +88,8 @@ def test_two_workers_in_a_crowded_cell_and_four_after_a_node_has_joined(profile:
 
 
 def test_fewer_than_the_fewest_wait() -> None:
-    """One GPU is free and the job needs two: it waits as a gang of two does, and its colleague's small job passes."""
+    """One GPU is free and the job needs two: it waits as a gang of two does, and its colleague's small job
+    passes."""
     driver = cell(4)
     driver.submit("long", job_spec(workers=3))
     driver.submit("bob", moldable(2, 4))
@@ -107,7 +110,8 @@ def test_a_cell_for_the_fewest_is_large_enough() -> None:
 
 
 def test_who_replans_counts_a_moldable_job_with_its_fewest() -> None:
-    """Under srtf two jobs come at once: the plan gives the first one GPU, and the second its three, although all four would fit the first."""
+    """Under srtf two jobs come at once: the plan gives the first one GPU, and the second its three, although
+    all four would fit the first."""
     driver = cell(4, profile="srtf")
     driver.submit("a", moldable(1, 4))
     driver.submit("b", job_spec(workers=3))
@@ -117,7 +121,8 @@ def test_who_replans_counts_a_moldable_job_with_its_fewest() -> None:
 
 
 def test_nodes_kept_for_a_large_job_are_not_taken_by_more_workers(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The place stage refuses a gang of seven and takes one of five: the largest that it takes is found, not the smallest."""
+    """The place stage refuses a gang of seven and takes one of five: the largest that it takes is found, not
+    the smallest."""
     driver = cell(8)
     place = FirstFit.place
 
@@ -130,7 +135,8 @@ def test_nodes_kept_for_a_large_job_are_not_taken_by_more_workers(monkeypatch: p
 
 
 def test_a_proposal_may_choose_any_number_of_the_range() -> None:
-    """The batcher plans three workers of one to four: accepted, and placed with three. Five are refused although they would fit."""
+    """The batcher plans three workers of one to four: accepted, and placed with three. Five are refused
+    although they would fit."""
     state = b.cell(nodes=1, gpus=8)
     b.apply(state, JobSubmitted(job_id="m", spec=moldable()))
     b.apply(state, JobEstimated(job_id="m", estimate=b.estimate()))
@@ -149,7 +155,8 @@ def test_a_proposal_may_choose_any_number_of_the_range() -> None:
 
 
 def test_a_move_may_give_it_another_shape() -> None:
-    """A job started with one worker in a crowded cell. A node joins, and the migrator moves it there with three: they are reserved before the one stops."""
+    """A job started with one worker in a crowded cell. A node joins, and the migrator moves it there with
+    three: they are reserved before the one stops."""
     driver = cell(1)
     driver.submit("m", moldable())
     driver.start("m")
@@ -165,19 +172,29 @@ def test_a_move_may_give_it_another_shape() -> None:
 
 
 def test_stages_are_those_of_the_attempts_shape() -> None:
-    """66 samples over two workers are 33 each: what was profiled with 33 on two GPUs is about this attempt."""
+    """66 samples over two workers are 33 each: what was profiled with 33 on two GPUs is about this
+    attempt."""
     driver = cell(2)
     driver.submit("m", moldable(model="resnet50"))
     stages = StagesProfiled(
-        model="resnet50", batch_size=33, gpus=2, storage_ms=1, cpu_ms=1, gpu_ms=1, network_ms=1, idle_ms=1,
-        iteration_ms=5, iterations=20,
-    )  # fmt: skip
+        model="resnet50",
+        batch_size=33,
+        gpus=2,
+        storage_ms=1,
+        cpu_ms=1,
+        gpu_ms=1,
+        network_ms=1,
+        idle_ms=1,
+        iteration_ms=5,
+        iterations=20,
+    )
     driver.feed(stages)
     assert profile_of(driver.state, driver.job("m")) == stages
 
 
 def test_the_record_of_a_fixed_job_is_what_it_was() -> None:
-    """Ledgers of before must have the same bytes after an upgrade: what a fixed job does not say is not written."""
+    """Ledgers of before must have the same bytes after an upgrade: what a fixed job does not say is not
+    written."""
     event = JobSubmitted(job_id="j", spec=job_spec(workers=2))
     assert not {b"min_workers", b"global_batch_size"} & set(encode(event).split(b'"'))
     moldable_too = JobSubmitted(job_id="j", spec=moldable())
@@ -187,13 +204,19 @@ def test_the_record_of_a_fixed_job_is_what_it_was() -> None:
 @pytest.mark.parametrize(
     ("fields", "remedy"),
     [
-        ({"min_workers": 5, "workers": 4, "global_batch_size": 8}, "min_workers: 5 is more than the most workers, 4"),
+        (
+            {"min_workers": 5, "workers": 4, "global_batch_size": 8},
+            "min_workers: 5 is more than the most workers, 4",
+        ),
         ({"min_workers": 1, "workers": 4}, "global_batch_size: is missing"),
         ({"min_workers": 1, "workers": 4, "global_batch_size": 3}, "give at least 4"),
-        ({"min_workers": 1, "workers": 4, "global_batch_size": 8, "parameter_servers": 1}, "remove them or give one"),
+        (
+            {"min_workers": 1, "workers": 4, "global_batch_size": 8, "parameter_servers": 1},
+            "remove them or give one",
+        ),
         ({"batch_size": 2, "global_batch_size": 8}, "batch_size: contradicts global_batch_size"),
     ],
-)  # fmt: skip
+)
 def test_a_spec_that_cannot_be_shared_is_refused(fields: dict[str, int], remedy: str) -> None:
     """Programs write specs without a job file: the same rules hold where the value is made."""
     with pytest.raises(ValueError, match=remedy):
@@ -202,8 +225,13 @@ def test_a_spec_that_cannot_be_shared_is_refused(fields: dict[str, int], remedy:
 
 def option(workers: int, step_ms: float) -> ShapeOption:
     return ShapeOption(
-        workers=workers, nodes=1, gpus_per_node=min(workers, 8), step_ms=step_ms, low_ms=step_ms * 0.9, high_ms=step_ms * 1.1
-    )  # fmt: skip
+        workers=workers,
+        nodes=1,
+        gpus_per_node=min(workers, 8),
+        step_ms=step_ms,
+        low_ms=step_ms * 0.9,
+        high_ms=step_ms * 1.1,
+    )
 
 
 SCALES = tuple(option(workers, 100 / workers**0.9) for workers in range(1, 9))
@@ -215,22 +243,63 @@ STALLS = (option(1, 100), option(2, 60), option(3, 62), option(4, 45), option(8,
 @pytest.mark.parametrize(
     ("options", "free", "workers", "why"),
     [
-        (SCALES, 8, 8, "8 of 1 to 8 workers: 15.39 ms an iteration (13.85 to 16.93), 6.50 × as fast as with 1"),
-        (SCALES, 5, 5, "5 of 1 to 8 workers: 23.49 ms an iteration (21.14 to 25.84), 4.26 × as fast as with 1"),
-        (STALLS, 8, 4, "4 of 1 to 8 workers: 45 ms an iteration (40.5 to 49.5), 2.22 × as fast as with 1; 8 would fit"),
-        (STALLS, 3, 2, "2 of 1 to 8 workers: 60 ms an iteration (54 to 66), 1.67 × as fast as with 1; 3 would fit"),
+        (
+            SCALES,
+            8,
+            8,
+            "8 of 1 to 8 workers: 15.39 ms an iteration (13.85 to 16.93), 6.50 × as fast as with 1",
+        ),
+        (
+            SCALES,
+            5,
+            5,
+            "5 of 1 to 8 workers: 23.49 ms an iteration (21.14 to 25.84), 4.26 × as fast as with 1",
+        ),
+        (
+            STALLS,
+            8,
+            4,
+            "4 of 1 to 8 workers: 45 ms an iteration (40.5 to 49.5), 2.22 × as fast as with 1; 8 would fit",
+        ),
+        (
+            STALLS,
+            3,
+            2,
+            "2 of 1 to 8 workers: 60 ms an iteration (54 to 66), 1.67 × as fast as with 1; 3 would fit",
+        ),
         (STALLS, 1, 1, "1 of 1 to 8 workers: 100 ms an iteration (90 to 110)"),
-        ((option(1, 100), option(8, 130)), 8, 1, "1 of 1 to 8 workers: 100 ms an iteration (90 to 110); 8 would fit"),
-        ((), 8, 8, "8 of 1 to 8 workers: as many as fit now; how long its iterations take with 8 is not known"),
-        (STALLS[1:], 8, 8, "8 of 1 to 8 workers: as many as fit now; how long its iterations take with 1 is not known"),
-        (STALLS[:1], 5, 5, "5 of 1 to 8 workers: as many as fit now; how long its iterations take with 5 is not known"),
+        (
+            (option(1, 100), option(8, 130)),
+            8,
+            1,
+            "1 of 1 to 8 workers: 100 ms an iteration (90 to 110); 8 would fit",
+        ),
+        (
+            (),
+            8,
+            8,
+            "8 of 1 to 8 workers: as many as fit now; how long its iterations take with 8 is not known",
+        ),
+        (
+            STALLS[1:],
+            8,
+            8,
+            "8 of 1 to 8 workers: as many as fit now; how long its iterations take with 1 is not known",
+        ),
+        (
+            STALLS[:1],
+            5,
+            5,
+            "5 of 1 to 8 workers: as many as fit now; how long its iterations take with 5 is not known",
+        ),
     ],
-)  # fmt: skip
+)
 def test_penstock_takes_what_is_worth_its_gpus(
     options: tuple[ShapeOption, ...], free: int, workers: int, why: str
 ) -> None:
-    """A network that scales gets all that is free; one whose workers mostly wait for each other leaves GPUs to others; one that is
-    slower on two nodes' worth of workers runs on one. Who is unknown gets what is free, and is known next time."""
+    """A network that scales gets all that is free; one whose workers mostly wait for each other leaves GPUs
+    to others; one that is slower on two nodes' worth of workers runs on one. Who is unknown gets what is
+    free, and is known next time."""
     driver = cell(8, profile="penstock")
     if free < 8:
         driver.submit("held", job_spec(workers=8 - free))
@@ -239,7 +308,8 @@ def test_penstock_takes_what_is_worth_its_gpus(
 
 
 def test_the_time_left_is_that_of_the_attempts_shape() -> None:
-    """With one worker it would take 100 s; it runs with four, whose iterations take 45 of 100 ms: the queue behind it is told 45 s, not 100."""
+    """With one worker it would take 100 s; it runs with four, whose iterations take 45 of 100 ms: the queue
+    behind it is told 45 s, not 100."""
     driver = cell(4, profile="penstock")
     known = msgspec.structs.replace(estimate(), options=STALLS[:4], run_ms=100_000)
     driver.submit("m", moldable(1, 4), known)
@@ -257,7 +327,8 @@ def test_the_time_left_is_that_of_the_attempts_shape() -> None:
 
 
 def test_of_as_many_workers_the_option_with_its_nodes_counts() -> None:
-    """Two workers take 50 ms on one node and 90 on two. It runs on two nodes, so that is what its odds go by."""
+    """Two workers take 50 ms on one node and 90 on two. It runs on two nodes, so that is what its odds go
+    by."""
     driver = CellDriver(PlacerSettings(profile="penstock"))
     driver.join(node_spec("n1", 1), node_spec("n2", 1))
     options = [
@@ -291,10 +362,13 @@ def test_the_gateway_names_field_and_remedy() -> None:
 
 
 def test_absurd_options_harm_nobody() -> None:
-    """An estimator of another version sends options beyond the range, twice, and unsorted: the number is of the range all the same."""
+    """An estimator of another version sends options beyond the range, twice, and unsorted: the number is of
+    the range all the same."""
     for options in (
-        (option(1, 1e-300), option(8, 9e10)), (option(1, 100), option(1, 50), option(2, 1e-9)), (option(200, 1), option(1, 2)),
-    ):  # fmt: skip
+        (option(1, 1e-300), option(8, 9e10)),
+        (option(1, 100), option(1, 50), option(2, 1e-9)),
+        (option(200, 1), option(1, 2)),
+    ):
         driver = cell(4, profile="penstock")
         driver.submit("m", moldable(1, 4), msgspec.structs.replace(estimate(), options=options))
         assert 1 <= driver.job("m").workers <= 4
@@ -310,8 +384,9 @@ def test_absurd_options_harm_nobody() -> None:
 def test_every_attempt_has_a_shape_of_the_range(
     profile: str, nodes: list[int], jobs: list[tuple[int, int, int]], data: st.DataObject
 ) -> None:
-    """Jobs of all ranges come, fail, are stopped and start again in cells of all sizes: check(state) holds after every step (the driver
-    asserts it), and the orders of each attempt are of one gang whose batches add up."""
+    """Jobs of all ranges come, fail, are stopped and start again in cells of all sizes: check(state) holds
+    after every step (the driver asserts it), and the orders of each attempt are of one gang whose batches add
+    up."""
     driver = cell(*nodes, profile=profile)
     wholes: dict[str, int] = defaultdict(int)
     for number, (fewest, more, _) in enumerate(jobs):

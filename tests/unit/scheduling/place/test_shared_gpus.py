@@ -1,4 +1,5 @@
-"""Shares of a GPU: small jobs side by side on one GPU, booked to the thousandth in the cell and on the node."""
+"""Shares of a GPU: small jobs side by side on one GPU, booked to the thousandth in the cell and on the
+node."""
 
 from collections.abc import Sequence
 
@@ -113,8 +114,8 @@ def test_a_gpu_is_whole_again_when_its_last_share_ends(cell: CellDriver) -> None
 
 
 def test_whoever_shared_a_gpu_did_not_run_alone(cell: CellDriver) -> None:
-    """`a` and `b` have halves of GPU 0; `c` and `d` have most of GPU 1, one after the other. The estimator learns step times from `c` and `d`
-    alone. A snapshot in the midst of it knows the same."""
+    """`a` and `b` have halves of GPU 0; `c` and `d` have most of GPU 1, one after the other. The estimator
+    learns step times from `c` and `d` alone. A snapshot in the midst of it knows the same."""
     for job_id, milli in (("a", 500), ("b", 500), ("c", 900)):
         cell.submit(job_id, need=share(milli))
         cell.start(job_id)
@@ -239,7 +240,8 @@ def test_a_user_who_asks_for_a_share_gets_one_gpu_of_it() -> None:
 def test_no_order_of_arrivals_and_exits_overbooks_a_gpu(
     steps: Sequence[tuple[int, int, int]], profile: str
 ) -> None:
-    """Whole and shared jobs, gangs and single ones, come and go under every profile; the driver checks each step."""
+    """Whole and shared jobs, gangs and single ones, come and go under every profile; the driver checks each
+    step."""
     cell = CellDriver(PlacerSettings(profile=profile))
     cell.join(node_spec("n1", 2, memory_mib=4_000), node_spec("n2", 3, memory_mib=4_000))
     for number, (ending, milli, workers) in enumerate(steps):

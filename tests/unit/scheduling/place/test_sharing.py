@@ -170,7 +170,10 @@ def test_impossible_speeds_are_refused_at_the_door(bad: float) -> None:
         checked(PairSpeed, fields)
 
 
-@pytest.mark.parametrize(("name", "bad"), [("gpu_utilisation_percent", 101.0), ("gpu_utilisation_percent", float("nan")), ("gpu_memory_mib", -1)])  # fmt: skip
+@pytest.mark.parametrize(
+    ("name", "bad"),
+    [("gpu_utilisation_percent", 101.0), ("gpu_utilisation_percent", float("nan")), ("gpu_memory_mib", -1)],
+)
 def test_impossible_needs_are_refused_at_the_door(name: str, bad: float) -> None:
     with pytest.raises(ValidationError, match=name):
         checked(ResourceVector, {"gpus": 1, name: bad})

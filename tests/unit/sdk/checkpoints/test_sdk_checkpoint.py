@@ -1,4 +1,5 @@
-"""Checkpoints of training scripts: examples of the README as scripts, signals at any moment, half-written folders."""
+"""Checkpoints of training scripts: examples of the README as scripts, signals at any moment, half-written
+folders."""
 
 import fcntl
 import json
@@ -66,9 +67,12 @@ class Script:
         clean = {name: value for name, value in os.environ.items() if not name.startswith("PENSTOCK_")}
         self.process = subprocess.Popen(
             [sys.executable, str(path), *arguments],
-            env={**clean, **given, "PYTHONPATH": str(ROOT / "libs"), **env}, text=True, cwd=place,
-            stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-        )  # fmt: skip
+            env={**clean, **given, "PYTHONPATH": str(ROOT / "libs"), **env},
+            text=True,
+            cwd=place,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+        )
 
     def line(self) -> str:
         assert self.process.stdout is not None
@@ -94,7 +98,8 @@ class Script:
 
 
 def test_a_stopped_script_saves_between_two_iterations_and_the_next_goes_on_there(tmp_path: Path) -> None:
-    """The cell needs its GPU. What was added up before the stop is not added up again, and nothing is left out."""
+    """The cell needs its GPU. What was added up before the stop is not added up again, and nothing is left
+    out."""
     first = Script(tmp_path)
     assert first.line() == "fresh 0"
     first.goes_on()
@@ -115,7 +120,8 @@ def test_a_stopped_script_saves_between_two_iterations_and_the_next_goes_on_ther
 
 
 def test_the_sample_training_learns_the_same_when_it_is_stopped(tmp_path: Path) -> None:
-    """`tilt/jobs/softmax.py` is moved to another node after a few epochs: its last loss and accuracy are those of a run in one go."""
+    """`tilt/jobs/softmax.py` is moved to another node after a few epochs: its last loss and accuracy are
+    those of a run in one go."""
     text = (ROOT / "tilt/jobs/softmax.py").read_text()
     flags = ("--learning-rate", "0.001", "--gpu-ms", "20", "--checkpoint", "--epochs")
     os.mkfifo(tmp_path / "progress")
@@ -216,7 +222,8 @@ shutil.rmtree = rmtree
 def test_a_script_that_is_killed_while_it_removes_the_checkpoint_before_leaves_no_half_one(
     tmp_path: Path,
 ) -> None:
-    """A power cut with the next one complete and half of the files of the one before gone: only the next one is there. What is left of the other goes with the next save."""
+    """A power cut with the next one complete and half of the files of the one before gone: only the next one
+    is there. What is left of the other goes with the next save."""
     script = Script(tmp_path, DIES_WHILE_IT_REMOVES)
     script.line()
     script.process.send_signal(signal.SIGUSR1)
@@ -234,7 +241,8 @@ def test_a_script_that_is_killed_while_it_removes_the_checkpoint_before_leaves_n
 
 
 def test_a_save_that_fails_costs_no_training_and_not_the_checkpoint_before(tmp_path: Path) -> None:
-    """The disk is full when the operator asks; then when the job is stopped. Only the second ends the script, with status 1."""
+    """The disk is full when the operator asks; then when the job is stopped. Only the second ends the script,
+    with status 1."""
     text = LOOP.replace(
         "    between()\n", "    if go.with_name('full').exists(): raise OSError(28, 'no space')\n"
     )
@@ -255,7 +263,8 @@ def test_a_save_that_fails_costs_no_training_and_not_the_checkpoint_before(tmp_p
 
 
 def test_loaders_that_the_script_forked_end_when_they_are_told_to(tmp_path: Path) -> None:
-    """They have inherited the handlers; `terminate()` of multiprocessing must not hang, nor be lost on one that has only been forked."""
+    """They have inherited the handlers; `terminate()` of multiprocessing must not hang, nor be lost on one
+    that has only been forked."""
     text = textwrap.dedent("""
         import multiprocessing, time
         from penstock.sdk.checkpoint import checkpoint
@@ -404,7 +413,8 @@ EXAMPLES = re.findall(r"```py checkpoint\n(.*?)```", README, re.DOTALL)
 
 @pytest.mark.parametrize("number", range(3))
 def test_the_examples_of_the_readme_are_stopped_and_go_on(tmp_path: Path, number: int) -> None:
-    """Loops in the style of PyTorch, Keras and scikit-learn, as they stand there; their frameworks are played by a few lines."""
+    """Loops in the style of PyTorch, Keras and scikit-learn, as they stand there; their frameworks are played
+    by a few lines."""
     text = (
         (ROOT / "tests/support/trainings/played_frameworks.py").read_text()
         + EXAMPLES[number]

@@ -1,4 +1,5 @@
-"""Packing a folder of code: which files, the same bytes each time, bounded; and unpacking nothing that leads out."""
+"""Packing a folder of code: which files, the same bytes each time, bounded; and unpacking nothing that leads
+out."""
 
 import gzip
 import io
@@ -32,10 +33,34 @@ wandb/**
 trailing{blanks}
 """
 PATHS = (
-    "train.py", "last.ckpt", "best.ckpt", "sub/last.ckpt", "data/x.bin", "sub/data/x.bin", "logs/a.txt", "sub/logs/a.txt", "logs.txt",
-    "build/a.o", "build/deep/a.o", "cache/x", "sub/deep/cache/x", "docs/a.png", "docs/x/y/a.png", "docs/a.txt", "run1.txt", "runx.txt",
-    "abc", "abbc", "#odd", "wandb/latest/x", "trailing", "nested/keep.txt", "nested/drop.txt", "nested/deep/drop.txt", ".hidden",
-)  # fmt: skip
+    "train.py",
+    "last.ckpt",
+    "best.ckpt",
+    "sub/last.ckpt",
+    "data/x.bin",
+    "sub/data/x.bin",
+    "logs/a.txt",
+    "sub/logs/a.txt",
+    "logs.txt",
+    "build/a.o",
+    "build/deep/a.o",
+    "cache/x",
+    "sub/deep/cache/x",
+    "docs/a.png",
+    "docs/x/y/a.png",
+    "docs/a.txt",
+    "run1.txt",
+    "runx.txt",
+    "abc",
+    "abbc",
+    "#odd",
+    "wandb/latest/x",
+    "trailing",
+    "nested/keep.txt",
+    "nested/drop.txt",
+    "nested/deep/drop.txt",
+    ".hidden",
+)
 
 
 def tree(folder: Path) -> Path:
@@ -55,7 +80,8 @@ def names(data: bytes) -> set[str]:
 
 @pytest.mark.skipif(shutil.which("git") is None, reason="git is not installed")
 def test_what_git_ignores_is_not_packed(tmp_path: Path) -> None:
-    """A folder with a virtual environment, data and logs beside four scripts: git already knows which files are code."""
+    """A folder with a virtual environment, data and logs beside four scripts: git already knows which files
+    are code."""
     folder = tree(tmp_path / "code")
     git = ["git", "-C", str(folder), "-c", "core.excludesFile=/dev/null"]
     subprocess.run([*git, "init", "-q"], check=True)
@@ -66,7 +92,8 @@ def test_what_git_ignores_is_not_packed(tmp_path: Path) -> None:
 
 
 def test_a_virtual_environment_is_not_packed(tmp_path: Path) -> None:
-    """`--sync .` beside the `.venv` of the first hour: its interpreter is a link to another folder of this machine."""
+    """`--sync .` beside the `.venv` of the first hour: its interpreter is a link to another folder of this
+    machine."""
     (tmp_path / ".venv" / "bin").mkdir(parents=True)
     (tmp_path / ".venv" / "pyvenv.cfg").touch()
     (tmp_path / ".venv" / "bin" / "python").symlink_to(sys.executable)
@@ -76,7 +103,8 @@ def test_a_virtual_environment_is_not_packed(tmp_path: Path) -> None:
 
 
 def test_the_same_files_give_the_same_archive_and_ours_wins_over_gits(tmp_path: Path) -> None:
-    """The archive is stored once: neither the time of a checkout nor the order of a folder may make it another."""
+    """The archive is stored once: neither the time of a checkout nor the order of a folder may make it
+    another."""
     first, second = tree(tmp_path / "first"), tree(tmp_path / "second")
     os.utime(second / "train.py", (1, 1))
     assert pack(first) == pack(second)
@@ -112,7 +140,8 @@ def test_what_cannot_be_packed_is_named_with_the_remedy(
 
 
 def test_what_was_packed_is_unpacked_and_what_a_task_wrote_stays(tmp_path: Path) -> None:
-    """A thousand runs of one training must not leave a thousand copies of its code, and none of its results may go."""
+    """A thousand runs of one training must not leave a thousand copies of its code, and none of its results
+    may go."""
     folder, work, archive = tree(tmp_path / "code"), tmp_path / "work", tmp_path / "archive"
     (folder / "link").symlink_to("docs/a.txt")
     (folder / "run.sh").write_text("#!/bin/sh\n")
@@ -175,7 +204,8 @@ def member(
 def test_nothing_is_unpacked_outside_of_the_tasks_folder(
     members: list[tuple[tarfile.TarInfo, bytes]], tmp_path: Path
 ) -> None:
-    """A user who may submit may put any bytes: an archive made by hand must not write where the task's user may."""
+    """A user who may submit may put any bytes: an archive made by hand must not write where the task's user
+    may."""
     raw = io.BytesIO()
     with tarfile.open(fileobj=raw, mode="w:gz") as archive:
         for info, data in members:

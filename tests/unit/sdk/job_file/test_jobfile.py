@@ -1,4 +1,5 @@
-"""The job file: human units in, exact machine units out, and every mistake reported at once with its remedy."""
+"""The job file: human units in, exact machine units out, and every mistake reported at once with its
+remedy."""
 
 import math
 from typing import Any
@@ -75,7 +76,8 @@ def test_a_dozen_lines_say_it_all() -> None:
 
 
 def test_a_range_of_workers_shares_one_batch() -> None:
-    """Alice's training scales: 1 to 8 workers, whatever there is room for, and always 512 samples an iteration."""
+    """Alice's training scales: 1 to 8 workers, whatever there is room for, and always 512 samples an
+    iteration."""
     text = "command: [train]\nworkers: {min: 2, max: 8}\nglobal_batch_size: 512"
     expected = JobSpec(command=("train",), min_workers=2, workers=8, global_batch_size=512)
     assert parse_job(yaml.safe_load(text)) == expected
@@ -287,7 +289,8 @@ def test_what_is_shown_is_read_back_the_same(number: int) -> None:
     assert memory_mib(show(number, MIB_PER_UNIT)) == number
 
 
-# ------------------------------------------------------------------------------------------ schema for editors
+# ------------------------------------------------------------------------------------------ schema for
+# editors
 
 
 def test_the_schema_knows_and_explains_every_field() -> None:

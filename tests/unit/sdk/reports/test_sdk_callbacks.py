@@ -118,7 +118,8 @@ def reported(fifo: Pipe) -> list[dict[str, Any]]:
 
 
 def test_a_loop_of_pytorchs_kind(fifo: Pipe) -> None:
-    """Three lines: two epochs over a loader of four batches. The first and the last iteration are reported, with their losses."""
+    """Three lines: two epochs over a loader of four batches. The first and the last iteration are reported,
+    with their losses."""
     script = """
 from penstock.sdk.callbacks import Steps
 steps = Steps(total=8)
@@ -155,7 +156,8 @@ except ValueError as error:
 
 @pytest.mark.parametrize("imported", [True, False])
 def test_keras(fifo: Pipe, imported: bool) -> None:
-    """A callback of Keras' own class where the script has imported Keras, and one that has every hook otherwise."""
+    """A callback of Keras' own class where the script has imported Keras, and one that has every hook
+    otherwise."""
     script = PLAYED_KERAS.replace("IMPORTED", str(imported)) + KERAS_SCRIPT
     done = run(script, {FIFO: str(fifo.path)})
     assert (done.stdout, done.stderr) == ("10\n", "")
@@ -165,7 +167,8 @@ def test_keras(fifo: Pipe, imported: bool) -> None:
 
 
 def test_keras_goes_on_at_its_checkpoint(fifo: Pipe, tmp_path: Path) -> None:
-    """Stopped in the second epoch, started again: weights, batches and the epoch are those of the checkpoint."""
+    """Stopped in the second epoch, started again: weights, batches and the epoch are those of the
+    checkpoint."""
     folder = tmp_path / "checkpoints"
     folder.mkdir()
     stop = """
@@ -239,5 +242,8 @@ def test_outside_of_penstock_nothing_happens() -> None:
         assert callback is not None
     with pytest.raises(AttributeError):
         keras_callback().no_hook  # noqa: B018
-    code = "import sys, penstock.sdk.callbacks; print(sorted({'keras', 'torch', 'lightning', 'numpy', 'sklearn'} & set(sys.modules)))"
+    code = (
+        "import sys, penstock.sdk.callbacks; print(sorted({'keras', 'torch', 'lightning', 'numpy', "
+        "'sklearn'} & set(sys.modules)))"
+    )
     assert run(code, {}).stdout == "[]\n"

@@ -1,4 +1,5 @@
-"""Pools of threads follow the cores of a task: called between iterations, seldom, and never outside of Penstock."""
+"""Pools of threads follow the cores of a task: called between iterations, seldom, and never outside of
+Penstock."""
 
 import os
 import subprocess

@@ -14,7 +14,8 @@ fifo, clock, meter = training_script.fifo, training_script.clock, training_scrip
 def test_between_lines_of_progress_the_loss_is_reported_by_time(
     fifo: Pipe, clock: Clock, meter: Meter
 ) -> None:
-    """An hour of iterations of 10 ms: whether its loss still falls is seen every few seconds, though a tenth more takes minutes by then."""
+    """An hour of iterations of 10 ms: whether its loss still falls is seen every few seconds, though a tenth
+    more takes minutes by then."""
     for done in range(1, 360_001):
         clock.pass_(0.01)
         meter.step(done, None, 1.0 / done)
@@ -53,7 +54,8 @@ def test_without_a_loss_nothing_is_written_between(fifo: Pipe, clock: Clock, met
 def test_another_number_of_cores_begins_a_new_window_which_is_written_whatever_it_is(
     fifo: Pipe, clock: Clock
 ) -> None:
-    """The contention-guard tries a job with more cores that do not help: without a line it could not know that it has been tried."""
+    """The contention-guard tries a job with more cores that do not help: without a line it could not know
+    that it has been tried."""
     cores = [4]
     meter = Meter(clock, count=lambda: cores[0])
     for done in range(1, 2_000):

@@ -1,4 +1,5 @@
-"""Out of memory as a training script reports it itself: by the type of its error, whatever it prints and where that goes."""
+"""Out of memory as a training script reports it itself: by the type of its error, whatever it prints and
+where that goes."""
 
 import json
 import os
@@ -26,28 +27,52 @@ def foreign(module: str, name: str, text: str = "", base: type[Exception] = Runt
     ("error", "found"),
     [
         (MemoryError(), ("host_memory", "MemoryError")),
-        (foreign("numpy._core._exceptions", "_ArrayMemoryError", base=MemoryError), ("host_memory", "numpy._ArrayMemoryError")),
-        (RuntimeError("[enforce fail at alloc_cpu.cpp:127] err == 0. DefaultCPUAllocator: can't allocate memory"), ("host_memory", "DefaultCPUAllocator")),
+        (
+            foreign("numpy._core._exceptions", "_ArrayMemoryError", base=MemoryError),
+            ("host_memory", "numpy._ArrayMemoryError"),
+        ),
+        (
+            RuntimeError(
+                "[enforce fail at alloc_cpu.cpp:127] err == 0. DefaultCPUAllocator: can't allocate memory"
+            ),
+            ("host_memory", "DefaultCPUAllocator"),
+        ),
         (OSError(12, "Cannot allocate memory"), ("host_memory", "ENOMEM")),
         (foreign("torch", "OutOfMemoryError"), ("gpu_memory", "torch.OutOfMemoryError")),
         (foreign("torch.cuda", "OutOfMemoryError"), ("gpu_memory", "torch.OutOfMemoryError")),
-        (foreign("torch", "AcceleratorError", "CUDA error: out of memory"), ("gpu_memory", "torch.AcceleratorError")),
-        (RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`"), ("gpu_memory", "CUBLAS_STATUS_ALLOC_FAILED")),
-        (foreign("jaxlib._jax", "XlaRuntimeError", "RESOURCE_EXHAUSTED: Out of memory allocating 8 bytes."), ("gpu_memory", "jaxlib.XlaRuntimeError")),
-        (foreign("cupy.cuda.memory", "OutOfMemoryError", base=MemoryError), ("gpu_memory", "cupy.OutOfMemoryError")),
+        (
+            foreign("torch", "AcceleratorError", "CUDA error: out of memory"),
+            ("gpu_memory", "torch.AcceleratorError"),
+        ),
+        (
+            RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`"),
+            ("gpu_memory", "CUBLAS_STATUS_ALLOC_FAILED"),
+        ),
+        (
+            foreign(
+                "jaxlib._jax", "XlaRuntimeError", "RESOURCE_EXHAUSTED: Out of memory allocating 8 bytes."
+            ),
+            ("gpu_memory", "jaxlib.XlaRuntimeError"),
+        ),
+        (
+            foreign("cupy.cuda.memory", "OutOfMemoryError", base=MemoryError),
+            ("gpu_memory", "cupy.OutOfMemoryError"),
+        ),
         (foreign("torch", "AcceleratorError", "CUDA error: an illegal memory access was encountered"), None),
         (foreign("disks", "OutOfMemoryError"), None),
         (ValueError("CUDA out of memory"), None),
         (RuntimeError("shape mismatch"), None),
     ],
-)  # fmt: skip
+)
 def test_the_error_says_which_memory(error: Exception, found: tuple[str, str] | None) -> None:
-    """By type where the library has one of its own; by the allocator's own words in a RuntimeError, never in other errors."""
+    """By type where the library has one of its own; by the allocator's own words in a RuntimeError, never in
+    other errors."""
     assert exhausted(error) == found
 
 
 def test_an_error_that_came_of_it_is_no_disguise() -> None:
-    """A training framework wraps what its step raised; what was handled before, `from None`, counts no more."""
+    """A training framework wraps what its step raised; what was handled before, `from None`, counts no
+    more."""
 
     def raised(*, hidden: bool) -> BaseException:
         try:
@@ -88,7 +113,8 @@ def run(tmp_path: Path, script: str, **env: str) -> tuple[subprocess.CompletedPr
 
 
 def test_a_script_that_opted_in_reports_what_ended_it(tmp_path: Path) -> None:
-    """Any rank; the traceback and the exit code are Python's own, and a hook that was there before still runs."""
+    """Any rank; the traceback and the exit code are Python's own, and a hook that was there before still
+    runs."""
     script = (
         "import sys, torch; sys.excepthook = lambda *found: print('hook', found[0].__name__)\n"
         "from penstock.sdk.out_of_memory import report_out_of_memory\n"

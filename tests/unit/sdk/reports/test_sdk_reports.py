@@ -1,4 +1,5 @@
-"""Progress reports of a training script: into a real FIFO, seldom, and whatever happens they never disturb the training."""
+"""Progress reports of a training script: into a real FIFO, seldom, and whatever happens they never disturb
+the training."""
 
 import itertools
 import json
@@ -51,7 +52,8 @@ def test_the_first_iteration_is_reported_then_the_mean_of_windows(
 
 
 def test_a_long_training_is_reported_in_few_lines(fifo: Pipe, clock: Clock, meter: Meter) -> None:
-    """A million iterations of 2 ms: never two lines within half a second, each a tenth further, and the last one."""
+    """A million iterations of 2 ms: never two lines within half a second, each a tenth further, and the last
+    one."""
     reported: list[dict[str, Any]] = []
     for done in range(1, 1_000_001):
         clock.pass_(0.002)
@@ -67,7 +69,8 @@ def test_a_long_training_is_reported_in_few_lines(fifo: Pipe, clock: Clock, mete
 
 
 def test_a_resumed_script_is_reported_from_where_it_resumes(fifo: Pipe, clock: Clock, meter: Meter) -> None:
-    """From the checkpoint at 90,000 of 100,000; its step time must be known long before a tenth more is done."""
+    """From the checkpoint at 90,000 of 100,000; its step time must be known long before a tenth more is
+    done."""
     for done in range(90_001, 90_101):
         clock.pass_(1.0)
         meter.step(done, 100_000, None)
@@ -147,7 +150,8 @@ def test_a_total_that_cannot_be_is_left_out(
 
 
 def test_a_full_fifo_costs_lines_and_never_blocks(fifo: Pipe, clock: Clock, meter: Meter) -> None:
-    """The reporter is down for a day: what does not fit is lost, the next line counts from the last one that got away."""
+    """The reporter is down for a day: what does not fit is lost, the next line counts from the last one that
+    got away."""
     meter.step(1, None, None)
     assert len(fifo.lines("steps")) == 1
     while write_line("x" * (LINE_BYTES - 1)):
@@ -236,8 +240,11 @@ def run(script: str, more: dict[str, str]) -> "subprocess.CompletedProcess[str]"
     env = {name: value for name, value in os.environ.items() if name not in (FIFO, "RANK")}
     return subprocess.run(
         [sys.executable, "-c", script],
-        capture_output=True, text=True, check=False, env={**env, **more},
-    )  # fmt: skip
+        capture_output=True,
+        text=True,
+        check=False,
+        env={**env, **more},
+    )
 
 
 def test_what_a_script_imports_needs_nothing_but_python() -> None:
@@ -250,9 +257,22 @@ def test_what_a_script_imports_needs_nothing_but_python() -> None:
     outside = {name.partition(".")[0] for name in modules} - sys.stdlib_module_names
     assert not outside & {"pydantic", "msgspec", "orjson", "numpy"}
     assert {name for name in modules if name.startswith("penstock.")} <= {
-        "penstock.sdk", "penstock.sdk.reporter", "penstock.sdk.sharing", "penstock.sdk.checkpoint", "penstock.sdk.sharing.core_waits", "penstock.sdk.cores", "penstock.sdk.gate", "penstock.sdk.reporter.lines", "penstock.sdk.phases", "penstock.sdk.progress", "penstock.sdk.stages",
-        "penstock.sdk.sharing.chief", "penstock.sdk.gpu_memory", "penstock.sdk.reporter.savers", "penstock.sdk.sharing.turns",
-    }  # fmt: skip
+        "penstock.sdk",
+        "penstock.sdk.reporter",
+        "penstock.sdk.sharing",
+        "penstock.sdk.checkpoint",
+        "penstock.sdk.sharing.core_waits",
+        "penstock.sdk.cores",
+        "penstock.sdk.gate",
+        "penstock.sdk.reporter.lines",
+        "penstock.sdk.phases",
+        "penstock.sdk.progress",
+        "penstock.sdk.stages",
+        "penstock.sdk.sharing.chief",
+        "penstock.sdk.gpu_memory",
+        "penstock.sdk.reporter.savers",
+        "penstock.sdk.sharing.turns",
+    }
 
 
 # -------------------------------------------------------------------------------------------------- stages
@@ -285,8 +305,11 @@ def test_after_twenty_whole_iterations_their_stages_are_reported(
     (reported,) = fifo.lines()
     assert reported["iterations"] == 20
     assert reported["samples"] == [
-        [10_000.0, 1, 0, 0, 0], [5_000.0, 0, 1, 0, 0], [20_000.0, 0, 0, 1, 0], [2_500.0, 0, 0, 0, 0]
-    ]  # fmt: skip
+        [10_000.0, 1, 0, 0, 0],
+        [5_000.0, 0, 1, 0, 0],
+        [20_000.0, 0, 0, 1, 0],
+        [2_500.0, 0, 0, 0, 0],
+    ]
 
 
 def test_short_iterations_are_gathered_for_half_a_second(
@@ -357,7 +380,8 @@ def test_a_change_is_reported_once_it_lasts(fifo: Pipe, clock: Clock, recorder: 
 
 
 def test_waiting_for_a_core_is_no_part_of_a_stage(fifo: Pipe, clock: Clock) -> None:
-    """Other programs of the machine have the core for four fifths of the time: the stages are those of an idle machine. A count that exceeds the time that has passed is cut."""
+    """Other programs of the machine have the core for four fifths of the time: the stages are those of an
+    idle machine. A count that exceeds the time that has passed is cut."""
     waited_s = 0.0
     recorder = Recorder(clock, core_waits=lambda: lambda: waited_s)
     recorder.iteration()
@@ -374,7 +398,8 @@ def test_waiting_for_a_core_is_no_part_of_a_stage(fifo: Pipe, clock: Clock) -> N
 
 
 def test_the_kernel_counts_what_a_thread_waits_for_a_core(tmp_path: Path) -> None:
-    """ns on a core, ns waited for one, number of times. A kernel without the count is one where nobody waits."""
+    """ns on a core, ns waited for one, number of times. A kernel without the count is one where nobody
+    waits."""
     count = tmp_path / "schedstat"
     count.write_text("7000000000 1500000000 12\n")
     waits = CoreWaits(str(count))
@@ -478,7 +503,8 @@ def test_a_line_too_long_to_be_whole_is_not_written(fifo: Pipe) -> None:
 
 
 def test_a_run_that_only_measures_ends_after_its_iterations(fifo: Pipe) -> None:
-    """`penstock profile` starts a script of 105 iterations, which has no option for it, and wants 20: it ends well, with its last one reported."""
+    """`penstock profile` starts a script of 105 iterations, which has no option for it, and wants 20: it ends
+    well, with its last one reported."""
     done = run(SCRIPT.format(end="sys.exit(3)"), {FIFO: str(fifo.path), PROFILE_ITERATIONS: "20"})
     assert (done.returncode, done.stderr) == (0, "")
     reported = [json.loads(line)["steps"] for line in fifo.text().splitlines()[1:]]

@@ -1,4 +1,5 @@
-"""Step times of a training script within seconds: what others do to it is seen, what it does itself between iterations is not."""
+"""Step times of a training script within seconds: what others do to it is seen, what it does itself between
+iterations is not."""
 
 import os
 from typing import Any
@@ -76,7 +77,8 @@ def test_steps_longer_than_a_window_are_windows_of_their_own(training: Training)
 
 
 def test_waiting_for_turns_does_not_make_a_training_slow(training: Training) -> None:
-    """Half of each iteration waits for another member of its group, whose turn it is: by design, not by contention."""
+    """Half of each iteration waits for another member of its group, whose turn it is: by design, not by
+    contention."""
     training.run(20, 0.010)
     for _ in range(50):
         training.waited_s += 0.1

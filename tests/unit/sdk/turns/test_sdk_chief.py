@@ -1,4 +1,5 @@
-"""Turns of gangs: rank 0 takes them for all ranks on its node, which follow it only where somebody else is on their GPUs, and never for long."""
+"""Turns of gangs: rank 0 takes them for all ranks on its node, which follow it only where somebody else is on
+their GPUs, and never for long."""
 
 import multiprocessing
 import os
@@ -236,6 +237,7 @@ def overlap(folder: Path, *, follows: bool) -> float:
 
 @pytest.mark.slow
 def test_other_ranks_of_two_gangs_are_not_on_their_gpus_at_once(folder: Path) -> None:
-    """If only the chiefs took turns, the others would run ahead and meet on theirs: in one of some tries. Part of `make live`."""
+    """If only the chiefs took turns, the others would run ahead and meet on theirs: in one of some tries.
+    Part of `make live`."""
     assert any(overlap(folder / f"free-{number}", follows=False) > 0.5 for number in range(TRIES))
     assert overlap(folder / "following", follows=True) < 0.25

@@ -98,7 +98,8 @@ def test_a_gate_that_is_gone_fails_the_script(tmp_path: Path) -> None:
 
 
 def test_a_job_that_saves_ends_at_once_where_it_waits(gate: Mapping[str, str], tmp_path: Path) -> None:
-    """It is given back to the queue: its handler of SIGTERM saves between two iterations, of which it has none."""
+    """It is given back to the queue: its handler of SIGTERM saves between two iterations, of which it has
+    none."""
     held = lock(gate)
     saves = tmp_path / "saves"
     saves.mkdir()

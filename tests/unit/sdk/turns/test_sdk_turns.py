@@ -1,4 +1,5 @@
-"""Turns of a group by the kernel's locks: nobody is in a stage beside another, nobody starves or deadlocks, and whoever dies, hangs or is stopped costs the others little."""
+"""Turns of a group by the kernel's locks: nobody is in a stage beside another, nobody starves or deadlocks,
+and whoever dies, hangs or is stopped costs the others little."""
 
 import fcntl
 import json
@@ -44,7 +45,8 @@ for _ in range(rounds):
             says("-", resource, name, time.monotonic())
 says("done", name, *stages.waits())
 """
-"""A member does so many rounds of its plan, `resource:milliseconds,…`. It waits an hour for a turn, unless it has another bound."""
+"""A member does so many rounds of its plan, `resource:milliseconds,…`. It waits an hour for a turn, unless it
+has another bound."""
 ENDLESS = "gpu:1e9"
 ROUNDS = 60
 
@@ -124,7 +126,8 @@ def turn(
     name: str = "gpu",
     leaving: Callable[[], bool] = lambda: False,
 ) -> Turn:
-    """Of a further member: locks belong to the open file, not to the process. Its time is that of `changes`, where that is played."""
+    """Of a further member: locks belong to the open file, not to the process. Its time is that of `changes`,
+    where that is played."""
     clock = {"clock": changes.clock} if isinstance(changes, Played) else {}
     return numbered(Turn(str(folder / "group" / name), changes or Changes(), leaving, **clock))
 
@@ -150,7 +153,8 @@ def test_nobody_is_in_a_stage_beside_another_and_all_come_to_their_end(group: Gr
 def test_who_leaves_a_stage_stands_in_line_behind_all_others(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It wants the resource again at once: at a plain lock it would always be first, and the others would starve. Each is woken by the one before it, and none by looking."""
+    """It wants the resource again at once: at a plain lock it would always be first, and the others would
+    starve. Each is woken by the one before it, and none by looking."""
     for bound in ("PATIENCE_S", "MAX_WAIT_S", "FIRST_LOOK_S", "LAST_LOOK_S"):
         monkeypatch.setattr(turns, bound, 3_600.0)
     entered: list[str] = []
@@ -260,7 +264,8 @@ def test_a_wait_is_bounded_per_holder(folder: Path, played: Played) -> None:
 
 
 def test_who_is_stopped_in_line_is_passed(folder: Path, played: Played) -> None:
-    """`b` stands in line for what `a` has, and its process is stopped (a frozen cgroup): the turn is not kept for it, and the next one costs nothing."""
+    """`b` stands in line for what `a` has, and its process is stopped (a frozen cgroup): the turn is not kept
+    for it, and the next one costs nothing."""
     a, b, c = turn(folder), turn(folder), turn(folder, played)
     assert a.take()
     b._stand_in_line()
@@ -357,7 +362,8 @@ def test_a_stage_inside_another_gives_the_outer_one_back_meanwhile(folder: Path)
 def test_two_that_nest_in_opposite_order_do_not_deadlock(group: Group) -> None:
     script = MEMBER.replace(
         "            time.sleep(float(ms) / 1_000)\n",
-        "            time.sleep(0.002)\n            with stage('cpu' if resource == 'gpu' else 'gpu'):\n                time.sleep(0.002)\n",
+        "            time.sleep(0.002)\n            with stage('cpu' if resource == 'gpu' else 'gpu'):\n     "
+        "           time.sleep(0.002)\n",
     )
     for name, plan in (("a", "gpu:1"), ("b", "cpu:1")):
         group.start(name, plan, script=script)
@@ -369,7 +375,8 @@ def test_two_that_nest_in_opposite_order_do_not_deadlock(group: Group) -> None:
 def test_whatever_members_nest_nobody_meets_anybody_or_waits_in_vain(
     folder: Path, monkeypatch: pytest.MonkeyPatch, seed: int
 ) -> None:
-    """Four members that enter random stages inside of random others, on two resources, so that they want each other's all the time."""
+    """Four members that enter random stages inside of random others, on two resources, so that they want each
+    other's all the time."""
     monkeypatch.setattr(turns, "MAX_WAIT_S", 3_600.0)
     held: dict[int, str] = {}
     met: list[tuple[str, int]] = []
@@ -426,7 +433,8 @@ def test_what_takes_long_inside_of_a_stage_may_give_its_turn_back(folder: Path) 
 
 
 def test_a_forked_child_has_no_turn_and_takes_none_away(folder: Path) -> None:
-    """A loader's process: the parent holds its stage, whatever the child enters; and is dead, once it is dead."""
+    """A loader's process: the parent holds its stage, whatever the child enters; and is dead, once it is
+    dead."""
     marks = recorder(folder)
     marks.iteration()
     with marks.stage("gpu"):

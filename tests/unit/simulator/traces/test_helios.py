@@ -71,6 +71,7 @@ def test_jobs_are_drawn_from_the_law_at_the_assumed_load() -> None:
     ],
 )
 def test_sums_that_no_cluster_can_have_are_refused(sums: Sums, message: str) -> None:
-    """Half a GPU on average, a median above the mean of a long tail, less GPU time than run time: a broken table."""
+    """Half a GPU on average, a median above the mean of a long tail, less GPU time than run time: a broken
+    table."""
     with pytest.raises(BadFile, match=message):
         generator_from(sums, Path("summary.csv"))

@@ -33,15 +33,20 @@ def test_a_list_of_the_users_own_nodes(nodes: Path) -> None:
     assert (gpu_count(cluster.nodes), cluster.slices_per_core, cluster.under(7)) == (12, 1, cluster.nodes)
     a1, t1, c1 = cluster.nodes
     assert (a1.cores, a1.host_memory_mib, a1.rack, a1.gpus[7].model, a1.gpus[7].memory_mib) == (
-        64, 500_000, "r1", "A100", 40_960,
-    )  # fmt: skip
+        64,
+        500_000,
+        "r1",
+        "A100",
+        40_960,
+    )
     assert (a1.bandwidth_mbps, t1.bandwidth_mbps) == (100_000, 10_000)
     assert [gpu.model for gpu in t1.gpus] == ["T4"] * 4
     assert (c1.gpus, c1.rack) == ((), "rack-0")
 
 
 def test_openb_counts_eighths_of_cores_and_ranks_nodes_by_seed(nodes: Path) -> None:
-    """Its pods ask for thousandths of cores: whole cores would waste a tenth. Ties go by a random rank per run."""
+    """Its pods ask for thousandths of cores: whole cores would waste a tenth. Ties go by a random rank per
+    run."""
     nodes.write_text(
         "sn,cpu_milli,memory_mib,gpu,model\nn0,64000,262144,2,P100\nn1,128000,786432,8,G3\nn2,96000,393216,0,\n"
     )

@@ -12,19 +12,55 @@ from penstock.simulator.traces.jobs import TraceJob
 
 PHILLY = [
     {
-        "status": "Pass", "vc": "v1", "jobid": "application_1_1", "user": "ana", "submitted_time": "2017-10-07 01:00:00",
+        "status": "Pass",
+        "vc": "v1",
+        "jobid": "application_1_1",
+        "user": "ana",
+        "submitted_time": "2017-10-07 01:00:00",
         "attempts": [
-            {"start_time": "2017-10-07 01:01:00", "end_time": "2017-10-07 01:02:40",
-             "detail": [{"ip": "m1", "gpus": ["gpu0", "gpu1"]}, {"ip": "m2", "gpus": ["gpu4", "gpu5"]}]},
-            {"start_time": "2017-10-07 01:05:00", "end_time": "2017-10-07 01:05:20", "detail": [{"ip": "m1", "gpus": ["gpu0"]}]},
+            {
+                "start_time": "2017-10-07 01:01:00",
+                "end_time": "2017-10-07 01:02:40",
+                "detail": [{"ip": "m1", "gpus": ["gpu0", "gpu1"]}, {"ip": "m2", "gpus": ["gpu4", "gpu5"]}],
+            },
+            {
+                "start_time": "2017-10-07 01:05:00",
+                "end_time": "2017-10-07 01:05:20",
+                "detail": [{"ip": "m1", "gpus": ["gpu0"]}],
+            },
         ],
     },
-    {"status": "Killed", "vc": "v1", "jobid": "application_1_2", "user": "ben", "submitted_time": "2017-10-07 01:00:30", "attempts": []},
-    {"status": "Running", "vc": "v2", "jobid": "application_1_3", "user": None, "submitted_time": "None",
-     "attempts": [{"start_time": "2017-10-07 02:00:00", "end_time": "None", "detail": [{"ip": "m3", "gpus": ["gpu0"]}]}]},
-    {"status": "Pass", "vc": "v2", "jobid": "application_1_4", "user": None, "submitted_time": "None",
-     "attempts": [{"start_time": "2017-10-07 01:00:40", "end_time": "2017-10-07 01:00:50", "detail": []}]},
-]  # fmt: skip
+    {
+        "status": "Killed",
+        "vc": "v1",
+        "jobid": "application_1_2",
+        "user": "ben",
+        "submitted_time": "2017-10-07 01:00:30",
+        "attempts": [],
+    },
+    {
+        "status": "Running",
+        "vc": "v2",
+        "jobid": "application_1_3",
+        "user": None,
+        "submitted_time": "None",
+        "attempts": [
+            {
+                "start_time": "2017-10-07 02:00:00",
+                "end_time": "None",
+                "detail": [{"ip": "m3", "gpus": ["gpu0"]}],
+            }
+        ],
+    },
+    {
+        "status": "Pass",
+        "vc": "v2",
+        "jobid": "application_1_4",
+        "user": None,
+        "submitted_time": "None",
+        "attempts": [{"start_time": "2017-10-07 01:00:40", "end_time": "2017-10-07 01:00:50", "detail": []}],
+    },
+]
 PAI = """aa1,tensorflow,1,Terminated,1000.0,1600.0,600.0,29.0,50.0,MISC
 bb2,ps,2,Failed,2000.0,2500.0,400.0,10.0,,CPU
 bb2,worker,4,Failed,2010.0,2600.0,800.0,20.0,100.0,V100

@@ -33,7 +33,8 @@ def trace(tmp_path: Path) -> Path:
 
 
 def test_openb_pods_ask_for_cores_memory_and_shares_of_gpus(trace: Path) -> None:
-    """A pod on half a GPU, one without any, one that was never placed, one that only certain GPUs will do for."""
+    """A pod on half a GPU, one without any, one that was never placed, one that only certain GPUs will do
+    for."""
     trace.write_text(
         PODS
         + "half,12500,57344,1,460,,LS,Running,100,500,120\n"
@@ -52,9 +53,9 @@ def test_openb_pods_ask_for_cores_memory_and_shares_of_gpus(trace: Path) -> None
 
 def test_openb_pods_that_nobody_could_have_run(trace: Path) -> None:
     """A fractional pod on two GPUs, a GPU pod of no GPU, one that ended before it began."""
-    text = (
-        PODS
-        + "a,1,1,2,500,,,,0,9,0\nb,1,1,1,0,,,,0,9,0\nc,1,1,0,0,,,,0,5,9\nd,1,-1,0,0,a b,,,0,9,0\ne,1,1,17,1000,,,,0,9,0\n"
+    text = PODS + (
+        "a,1,1,2,500,,,,0,9,0\nb,1,1,1,0,,,,0,9,0\nc,1,1,0,0,,,,0,5,9\nd,1,-1,0,0,a "
+        "b,,,0,9,0\ne,1,1,17,1000,,,,0,9,0\n"
     )
     assert problems(trace, text) == [
         "line 2, column gpu_milli: 500 of each of 2 GPUs: only a single one can be shared",
@@ -141,19 +142,41 @@ def test_a_users_own_columns(trace: Path) -> None:
         (b"\x89PNG\r\n\x1a\n\x00\x00", ["line 1: byte 0x89 is not UTF-8: no table in UTF-8"]),
         (
             (CSV + "caf\xe9,0,60,1\nb,0,60,1\nc,0,\xb9,1\n").encode("latin-1"),
-            ["line 2, column job_id: byte 0xe9 is not UTF-8", "line 4, column duration_s: byte 0xb9 is not UTF-8"],
+            [
+                "line 2, column job_id: byte 0xe9 is not UTF-8",
+                "line 4, column duration_s: byte 0xb9 is not UTF-8",
+            ],
         ),
-        (b"job_id;submit_s;duration_s;gpus\na;0,5;60;1\n", ["line 2, column submit_s: '0,5' is no time: seconds, an epoch in s or ms, 2026-01-31T12:00:00, 1-02:03:04 or 02:03:04"]),
-        (CSV.encode() + b'a,0,"60,1\nb,0,60,x\n', ["line 2: a quote is not closed", "line 3, column gpus: 'x' is no whole number \xe2\x89\xa5 1".encode("latin-1").decode()]),
+        (
+            b"job_id;submit_s;duration_s;gpus\na;0,5;60;1\n",
+            [
+                "line 2, column submit_s: '0,5' is no time: seconds, an epoch in s or ms, "
+                "2026-01-31T12:00:00, 1-02:03:04 or 02:03:04"
+            ],
+        ),
+        (
+            CSV.encode() + b'a,0,"60,1\nb,0,60,x\n',
+            [
+                "line 2: a quote is not closed",
+                "line 3, column gpus: 'x' is no whole number \xe2\x89\xa5 1".encode("latin-1").decode(),
+            ],
+        ),
         (CSV.encode() + b"a" * 300_000 + b",0,60,1\n", ["line 2: longer than 262144 characters"]),
         (b'"job_id,submit_s\n', ["line 1: a quote is not closed"]),
-        (b"0,alexnet,8,23349,1\n", ["line 1: no header of any format; our own needs job_id, submit_s, duration_s, gpus"]),
-        (b"job_id,submit_s,remark\n", ["line 1, column duration_s: missing (format csv)", "line 1, column gpus: missing (format csv)"]),
+        (
+            b"0,alexnet,8,23349,1\n",
+            ["line 1: no header of any format; our own needs job_id, submit_s, duration_s, gpus"],
+        ),
+        (
+            b"job_id,submit_s,remark\n",
+            ["line 1, column duration_s: missing (format csv)", "line 1, column gpus: missing (format csv)"],
+        ),
         (b"\n" + CSV.encode(), ["file: empty: a header line was expected"]),
     ],
-)  # fmt: skip
+)
 def test_files_from_the_wild(trace: Path, content: bytes, message: list[str]) -> None:
-    """Saved by a spreadsheet as UTF-16 or Latin-1, with decimal commas, torn in the middle, or no text at all."""
+    """Saved by a spreadsheet as UTF-16 or Latin-1, with decimal commas, torn in the middle, or no text at
+    all."""
     assert problems(trace, content) == message
 
 
@@ -170,7 +193,8 @@ def test_line_ends_and_marks_of_all_systems(trace: Path, newline: str) -> None:
 @pytest.mark.parametrize("mark", [";", "\t", "|"])
 @pytest.mark.parametrize("more", ["", ",model,owner,cores,workers,iterations,batch_size", ",note" * 8])
 def test_columns_between_other_marks(trace: Path, mark: str, more: str) -> None:
-    """A spreadsheet of another country, a database's dump; with ten or twelve columns no trace of Gavel or Shockwave."""
+    """A spreadsheet of another country, a database's dump; with ten or twelve columns no trace of Gavel or
+    Shockwave."""
     names = [f"{name}{place}" if name == "note" else name for place, name in enumerate(more.split(",")[1:])]
     header = mark.join(["job_id", "submit_s", "duration_s", "gpus", *names])
     trace.write_text(header + "\n" + mark.join(["a", "0", '"60"', "4", *[""] * len(names)]) + "\n")
@@ -193,7 +217,8 @@ def test_places_that_hold_no_file(tmp_path: Path) -> None:
 
 
 def test_jobs_that_no_node_can_hold_are_told_before_anything_runs(trace: Path) -> None:
-    """GPU types that the cluster lacks, more GPUs of a type than there are, more cores or memory than any node has."""
+    """GPU types that the cluster lacks, more GPUs of a type than there are, more cores or memory than any
+    node has."""
     capacity = ClusterCapacity(nodes_of("2x8+1x4"))
     trace.write_text(
         "job_id,submit_s,duration_s,gpus,gpu_models,cores,host_memory_mib,workers\n"
@@ -250,9 +275,35 @@ def test_what_no_node_holds_names_the_gpus_that_were_asked_for(trace: Path) -> N
 # ------------------------------------------------------------------------------------------- properties
 
 CELL = st.one_of(
-    st.sampled_from(["a", "b", "0", "1", "60", "-1", "nan", "inf", "1e9", "", " ", '"', '""', '"1"', "x" * 300, "0.5", "1.0", "2026-01-01", "1700000000", "1-02:03:04", "None", "a.batch", "cpu=1,mem=1G"]),
+    st.sampled_from(
+        [
+            "a",
+            "b",
+            "0",
+            "1",
+            "60",
+            "-1",
+            "nan",
+            "inf",
+            "1e9",
+            "",
+            " ",
+            '"',
+            '""',
+            '"1"',
+            "x" * 300,
+            "0.5",
+            "1.0",
+            "2026-01-01",
+            "1700000000",
+            "1-02:03:04",
+            "None",
+            "a.batch",
+            "cpu=1,mem=1G",
+        ]
+    ),
     st.text(alphabet=st.characters(exclude_characters="\n\r,\t"), max_size=8),
-)  # fmt: skip
+)
 KINDS = {
     "csv": (CSV, ",", "{},{},1,1"),
     "openb": (PODS, ",", "{},1000,{},1,500,,,,0,9,0"),
@@ -345,7 +396,8 @@ def jobs(draw: st.DrawFn) -> TraceJob:
 @UNIT
 @given(found=st.lists(jobs(), min_size=1, max_size=8, unique_by=lambda job: job.job_id))
 def test_our_csv_holds_all_of_a_job(trace: Path, found: list[TraceJob]) -> None:
-    """Converted and read again, every job is the same: all fields but the measured stages have their column."""
+    """Converted and read again, every job is the same: all fields but the measured stages have their
+    column."""
     assert set(OWN) == set(TraceJob._fields) - {"stages"}
     found.sort(key=lambda job: job.submit_s)
     write_lines(trace, trace_lines(found))

@@ -1,4 +1,5 @@
-"""Data that people bring: times and numbers of every usual form, foreign columns, exports of batch systems."""
+"""Data that people bring: times and numbers of every usual form, foreign columns, exports of batch
+systems."""
 
 import json
 import re
@@ -100,7 +101,8 @@ def test_whole_numbers_may_be_written_with_a_point(trace: Path) -> None:
 def test_our_own_format_is_guessed_first_and_the_renames_are_named(
     trace: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    """Two columns have other names: the message is the option that reads the file, not another data set's columns."""
+    """Two columns have other names: the message is the option that reads the file, not another data set's
+    columns."""
     trace.write_text("job_id,submit_time,duration_s,num_gpu,model,user\na,0,60,4,bert,ana\n")
     assert penstock("simulate", str(trace)) == 2
     error = capfd.readouterr().err.strip()
@@ -117,7 +119,10 @@ def test_our_own_format_is_guessed_first_and_the_renames_are_named(
     [
         (
             "id,arrival_time,runtime,gpus",
-            ["line 1: our own CSV is three renames away: --columns job_id=id,submit_s=arrival_time,duration_s=runtime"],
+            [
+                "line 1: our own CSV is three renames away: --columns "
+                "job_id=id,submit_s=arrival_time,duration_s=runtime"
+            ],
         ),
         (
             "Job_ID,Submit_S,Duration_S,GPUs",
@@ -144,12 +149,13 @@ def test_our_own_format_is_guessed_first_and_the_renames_are_named(
         (
             "job_id,num_gpu,submit_time,iterations,model_name,batch_size,duration,iteration_time,resource_time_0,resource_time_2",
             [
-                "line 1: our own CSV is three renames away: --columns submit_s=submit_time,duration_s=duration,gpus=num_gpu",
+                "line 1: our own CSV is three renames away: --columns "
+                "submit_s=submit_time,duration_s=duration,gpus=num_gpu",
                 "line 1: format muri lacks resource_time_1",
             ],
         ),
     ],
-)  # fmt: skip
+)
 def test_near_misses(trace: Path, header: str, found: list[str]) -> None:
     """What a column is probably called; a column of ours that nothing resembles is missing."""
     assert problems(trace, header + "\n") == found
@@ -157,12 +163,19 @@ def test_near_misses(trace: Path, header: str, found: list[str]) -> None:
 
 @pytest.mark.parametrize("shape", ["csv", "json"])
 def test_a_run_time_may_be_two_moments(trace: Path, shape: str, capfd: pytest.CaptureFixture[str]) -> None:
-    """A database has start and end of each job and no run time: the option that subtracts them is in the message."""
+    """A database has start and end of each job and no run time: the option that subtracts them is in the
+    message."""
     rows = [("a", "08:00:00", "08:01:00", "08:03:30"), ("b", "08:00:30", "08:04:00", "08:04:00")]
     jobs = [
-        {"job_id": name, "submit_s": f"2026-03-01 {at}", "start_time": f"2026-03-01 {begun}", "end-time": f"2026-03-01 {done}", "gpus": 4}
+        {
+            "job_id": name,
+            "submit_s": f"2026-03-01 {at}",
+            "start_time": f"2026-03-01 {begun}",
+            "end-time": f"2026-03-01 {done}",
+            "gpus": 4,
+        }
         for name, at, begun, done in rows
-    ]  # fmt: skip
+    ]
     lines = [",".join(jobs[0]), *(",".join(map(str, job.values())) for job in jobs)]
     trace.write_text(
         json.dumps(jobs) if shape == "json" else "\n".join(lines).replace("end-time", "end_time")
@@ -185,12 +198,18 @@ def test_a_run_time_may_be_two_moments(trace: Path, shape: str, capfd: pytest.Ca
     ("option", "message"),
     [
         ("submit_s", "--columns submit_s: write OURS=THEIRS, as in submit_s=submit_time"),
-        ("when=submit_time", "--columns when=submit_time: our CSV has no column when; there are job_id, submit_s"),
+        (
+            "when=submit_time",
+            "--columns when=submit_time: our CSV has no column when; there are job_id, submit_s",
+        ),
         ("gpus=a,gpus=b", "--columns gpus=b: gpus comes twice"),
         ("gpus=a,cores=a", "--columns cores=a: a comes twice"),
-        ("gpus=gpu", "line 1: --columns gpus=gpu: the file has no column gpu; there are job_id, submit_s, duration_s"),
+        (
+            "gpus=gpu",
+            "line 1: --columns gpus=gpu: the file has no column gpu; there are job_id, submit_s, duration_s",
+        ),
     ],
-)  # fmt: skip
+)
 def test_columns_that_do_not_exist(
     trace: Path, capfd: pytest.CaptureFixture[str], option: str, message: str
 ) -> None:
@@ -200,7 +219,8 @@ def test_columns_that_do_not_exist(
 
 
 def test_a_problem_names_the_column_of_the_file(trace: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    """The file is repaired by the names that stand in it; a column that another one stands for is not read."""
+    """The file is repaired by the names that stand in it; a column that another one stands for is not
+    read."""
     trace.write_text("job_id,submit_s,duration_s,wanted,gpus\na,0,60,x,1\nb,0,60,9,1\nc,0,60,8,\n")
     assert penstock("simulate", str(trace), "--columns", "gpus=wanted", "--cluster", "1x8") == 2
     assert [line.partition(".csv: ")[2] for line in capfd.readouterr().err.splitlines()] == [
@@ -266,7 +286,8 @@ def test_sacct_without_the_columns_that_matter(trace: Path) -> None:
 
 
 def test_saccts_table_for_people(trace: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    """Without `-P` columns are cut to their width; a file whose lines are all bad lists these and nothing else."""
+    """Without `-P` columns are cut to their width; a file whose lines are all bad lists these and nothing
+    else."""
     text = "JobID           JobName  Partition\n------------ ---------- ----------\n101      train    gpu\n"
     assert problems(trace, text) == [
         f"line 1: sacct's output as a table for people is not read: {SACCT_COMMAND}"
@@ -298,10 +319,12 @@ def test_sacct_lines_that_cannot_be_read(trace: Path) -> None:
 
 
 def test_a_helios_csv(trace: Path) -> None:
-    """As SenseTime publishes its clusters: zones in the times, no start for what was cancelled in the queue."""
+    """As SenseTime publishes its clusters: zones in the times, no start for what was cancelled in the
+    queue."""
     trace.write_text(
         "job_id,user,vc,jobname,gpu_num,cpu_num,node_num,state,submit_time,start_time,end_time,duration,queue\n"
-        "5,u1,vcA,train,16,64,2,COMPLETED,2020-04-01 00:00:10,2020-04-01 00:01:00,2020-04-01 01:01:00,3600,50\n"
+        "5,u1,vcA,train,16,64,2,COMPLETED,2020-04-01 00:00:10,2020-04-01 00:01:00,2020-04-01 "
+        "01:01:00,3600,50\n"
         "6,u2,vcA,eval,0,4.0,1,FAILED,2020-04-01 00:00:40,2020-04-01 00:00:40,2020-04-01 00:00:45,5,0\n"
         "7,u2,vcB,none,1,4,1,CANCELLED,2020-04-01 00:00:50,None,2020-04-01 00:01:00,0,10\n"
     )
@@ -322,7 +345,8 @@ README = Path(__file__).parents[4] / "libs/penstock/simulator/README.md"
 def test_the_commands_of_the_readme_read_what_it_promises(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    """A newcomer types the section line by line; what Slurm and Kubernetes would write stands there already."""
+    """A newcomer types the section line by line; what Slurm and Kubernetes would write stands there
+    already."""
     section = README.read_text().partition("## Data of your own\n")[2].partition("\n## ")[0]
     blocks = re.findall(r"```console\n(.*?)```", section, re.DOTALL)
     typed = [line.removeprefix("$ ") for block in blocks for line in block.splitlines()]

@@ -46,32 +46,52 @@ def test_a_kubernetes_job_list(trace: Path, capfd: pytest.CaptureFixture[str]) -
     begun, ended = "2026-03-01T08:00:10Z", "2026-03-01T08:10:10Z"
     failed = {"type": "Failed", "status": "True", "lastTransitionTime": ended}
     items = [
-        kubernetes_job("gang", begun, {"startTime": begun, "completionTime": ended}, parallelism=4, completions=4),
+        kubernetes_job(
+            "gang", begun, {"startTime": begun, "completionTime": ended}, parallelism=4, completions=4
+        ),
         kubernetes_job(
             "dead", "2026-03-01T08:00:40Z", {"startTime": "2026-03-01T08:09:10Z", "conditions": [failed]}
         ),
         kubernetes_job("going", begun, {"startTime": begun, "active": 1}),
-        kubernetes_job("held", begun, {"startTime": None, "conditions": [{"type": "Suspended", "status": "True"}]}),
-    ]  # fmt: skip
+        kubernetes_job(
+            "held", begun, {"startTime": None, "conditions": [{"type": "Suspended", "status": "True"}]}
+        ),
+    ]
     trace.write_text(json.dumps({"apiVersion": "v1", "kind": "List", "items": items}))
     read = read_trace(trace)
     model = ("NVIDIA-A100-SXM4-80GB",)
     assert read.format == "kubernetes"
     assert read.jobs == [
         TraceJob(
-            "team-a/gang", 0, 600, 8, owner="team-a", cores=6, host_memory_mib=16_384, gpu_models=model, workers=4
+            "team-a/gang",
+            0,
+            600,
+            8,
+            owner="team-a",
+            cores=6,
+            host_memory_mib=16_384,
+            gpu_models=model,
+            workers=4,
         ),
         TraceJob(
-            "team-a/dead", 30, 60, 2, owner="team-a", cores=1.5, host_memory_mib=4_096, gpu_models=model, workers=1
+            "team-a/dead",
+            30,
+            60,
+            2,
+            owner="team-a",
+            cores=1.5,
+            host_memory_mib=4_096,
+            gpu_models=model,
+            workers=1,
         ),
-    ]  # fmt: skip
+    ]
     assert dict(read.passed) == {"jobs that have not ended": 1, "jobs that never ran": 1}
     assert simulated(capfd, trace, "--cluster", "2x8@NVIDIA-A100-SXM4-80GB")["finished_jobs"] == 2
     assert penstock("simulate", str(trace), "--cluster", "2x8") == 2
     assert (
-        "item 1, column nodeSelector: no node has NVIDIA-A100-SXM4-80GB; there are GPU: name the model, as in 8x8@NVIDIA-A100"
-        in capfd.readouterr().err
-    )
+        "item 1, column nodeSelector: no node has NVIDIA-A100-SXM4-80GB; there are GPU: name the model, as "
+        "in 8x8@NVIDIA-A100"
+    ) in capfd.readouterr().err
 
 
 def pod(name: str, phase: str, ended: str | None, **owner: str) -> dict[str, object]:
@@ -97,7 +117,8 @@ def pod(name: str, phase: str, ended: str | None, **owner: str) -> dict[str, obj
 
 
 def test_pods_that_no_job_made(trace: Path) -> None:
-    """`kubectl get jobs,pods -o json`: a notebook, one of another controller, one evicted, a Job's own; `get pods` alone."""
+    """`kubectl get jobs,pods -o json`: a notebook, one of another controller, one evicted, a Job's own; `get
+    pods` alone."""
     begun, ended = "2026-03-01T08:00:10Z", "2026-03-01T08:10:10Z"
     job = kubernetes_job("j", begun, {"startTime": begun, "completionTime": ended})
     job["metadata"]["namespace"] = "team-b"  # type: ignore[index]
@@ -152,11 +173,15 @@ def test_kubernetes_objects_that_cannot_be_read(trace: Path) -> None:
 
 
 JSON = st.recursive(
-    st.none() | st.booleans() | st.integers(-2, 1 << 70) | st.floats(allow_nan=False) | st.text(max_size=6)
+    st.none()
+    | st.booleans()
+    | st.integers(-2, 1 << 70)
+    | st.floats(allow_nan=False)
+    | st.text(max_size=6)
     | st.sampled_from(["1500m", "2", "-1", "2026-03-01T08:00:10Z", "1e9", "Job", "a/b", "0.5"]),
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=4), inner, max_size=3),
     max_leaves=4,
-)  # fmt: skip
+)
 
 
 def places(value: object, path: tuple[str | int, ...] = ()) -> list[tuple[str | int, ...]]:
@@ -173,7 +198,8 @@ def places(value: object, path: tuple[str | int, ...] = ()) -> list[tuple[str | 
 @settings(deadline=None, max_examples=150, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
 def test_every_json_value_is_a_job_a_problem_or_counted(trace: Path, data: st.DataObject) -> None:
-    """A field of the cluster's answer is missing, of another type, or absurd: no traceback, and nothing is lost."""
+    """A field of the cluster's answer is missing, of another type, or absurd: no traceback, and nothing is
+    lost."""
     begun, ended = "2026-03-01T08:00:10Z", "2026-03-01T08:10:10Z"
     items: list[object] = [
         kubernetes_job(f"j{number}", begun, {"startTime": begun, "completionTime": ended})
@@ -204,14 +230,26 @@ def test_every_json_value_is_a_job_a_problem_or_counted(trace: Path, data: st.Da
 
 @pytest.mark.parametrize("shape", ["list", "jobs", "lines"])
 def test_plain_json(trace: Path, shape: str, capfd: pytest.CaptureFixture[str]) -> None:
-    """Our columns as keys, in a list, under `jobs` or an object a line; numbers, lists and labels as JSON has them."""
+    """Our columns as keys, in a list, under `jobs` or an object a line; numbers, lists and labels as JSON has
+    them."""
     jobs = [
-        {"job_id": 7, "submit_time": 1772352000123, "duration_s": 60, "gpus": 1.0, "gpu_models": ["T4", "P100"]},
         {
-            "job_id": "b", "submit_time": 1772352001123, "duration_s": "00:01:00", "gpus": 2, "inference": True,
-            "labels": {"qos": "a|b"}, "gpu_models": None,
+            "job_id": 7,
+            "submit_time": 1772352000123,
+            "duration_s": 60,
+            "gpus": 1.0,
+            "gpu_models": ["T4", "P100"],
         },
-    ]  # fmt: skip
+        {
+            "job_id": "b",
+            "submit_time": 1772352001123,
+            "duration_s": "00:01:00",
+            "gpus": 2,
+            "inference": True,
+            "labels": {"qos": "a|b"},
+            "gpu_models": None,
+        },
+    ]
     text = {"list": jobs, "jobs": {"jobs": jobs}}
     trace.write_text(json.dumps(text[shape]) if shape in text else "\n".join(map(json.dumps, jobs)))
     with pytest.raises(BadFile, match="our own CSV is one rename away: --columns submit_s=submit_time"):
@@ -231,14 +269,18 @@ def test_plain_json(trace: Path, shape: str, capfd: pytest.CaptureFixture[str]) 
     ("text", "message"),
     [
         ("[", "file: not JSON: unexpected end of data: line 1 column 2 (char 1)"),
-        ("{}", "file: JSON without a list of jobs: a list, {\"jobs\": […]} or an object a line"),
+        ("{}", 'file: JSON without a list of jobs: a list, {"jobs": […]} or an object a line'),
         ("[]", "file: no job in it"),
-        ('{"job_id": {"0": "a"}, "gpus": {"0": 1}}',
-         'file: JSON column by column: write it by line, in pandas as to_json(orient="records")'),
-        ('[{"job_id": "a", "time": {}, "tres": {}}]',
-         "file: sacct --json is not read: "
-         "sacct -P -X --format=JobID,User,State,Submit,Start,End,Elapsed,ReqTRES,AllocTRES"),
+        (
+            '{"job_id": {"0": "a"}, "gpus": {"0": 1}}',
+            'file: JSON column by column: write it by line, in pandas as to_json(orient="records")',
+        ),
+        (
+            '[{"job_id": "a", "time": {}, "tres": {}}]',
+            "file: sacct --json is not read: "
+            "sacct -P -X --format=JobID,User,State,Submit,Start,End,Elapsed,ReqTRES,AllocTRES",
+        ),
     ],
-)  # fmt: skip
+)
 def test_json_that_holds_no_jobs(trace: Path, text: str, message: str) -> None:
     assert problems(trace, text) == [message]

@@ -67,7 +67,8 @@ def test_bad_lines_can_be_left_out_and_are_counted(trace: Path) -> None:
 
 
 def test_a_name_that_comes_again_is_told_though_the_first_line_is_bad_as_well(trace: Path) -> None:
-    """Whoever repairs the file wants to do it once: with bad lines left out, neither job is taken for the other."""
+    """Whoever repairs the file wants to do it once: with bad lines left out, neither job is taken for the
+    other."""
     trace.write_text(HEADER + "a,0,60,999\na,1,60,1\nb,2,60,1\n")
     read = read_trace(trace, fits=ClusterCapacity(nodes_of("1x8")).problems, skip_bad=True)
     assert [job.job_id for job in read.jobs] == ["b"]
@@ -152,7 +153,8 @@ def test_clusters_that_do_not_exist(text: str) -> None:
 
 
 def test_gangs_have_equal_workers() -> None:
-    """16 GPUs on nodes of eight are two workers; twelve are two of six; seven on nodes of four are seven of one."""
+    """16 GPUs on nodes of eight are two workers; twelve are two of six; seven on nodes of four are seven of
+    one."""
     assert shape_of(4, 8) == (1, 4)
     assert shape_of(16, 8) == (2, 8)
     assert shape_of(12, 8) == (2, 6)
@@ -207,7 +209,8 @@ def test_bad_commands_are_answered_with_what_would_be_good(
 
 
 def test_what_the_lines_the_cluster_and_the_truth_refuse_is_told_in_one_go(trace: Path) -> None:
-    """Three kinds of faults in one file: nobody should have to start the simulator three times to find them."""
+    """Three kinds of faults in one file: nobody should have to start the simulator three times to find
+    them."""
     trace.write_text(
         "job_id,submit_s,duration_s,gpus,gpu_models\n"
         "good,0,60,4,\nuntold,0,,4,\nbroken,x,60,4,\nwide,0,60,9,\nother,0,60,1,H100\n"

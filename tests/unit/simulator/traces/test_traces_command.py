@@ -45,7 +45,8 @@ def data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def test_ls_lists_what_is_here_and_what_cannot_be_read(
     data: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """A colleague's copy of the data lacks most sets, and one file broke on the way: it is named, and the rest listed."""
+    """A colleague's copy of the data lacks most sets, and one file broke on the way: it is named, and the
+    rest listed."""
     assert main(["traces", "ls", "-o", "json"]) == 1
     found = orjson.loads(capsys.readouterr().out)
     assert (found["data"], found["data_from"]) == (str(data), f"PENSTOCK_DATA={data}")
@@ -102,7 +103,8 @@ def test_describe_reports_sizes_times_and_the_load(data: Path, capsys: pytest.Ca
 def test_sums_are_shown_and_jobs_are_sampled_only_where_they_suffice(
     data: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Helios publishes enough of its clusters to sample jobs with the same sums; Acme does not, and none are made up."""
+    """Helios publishes enough of its clusters to sample jobs with the same sums; Acme does not, and none are
+    made up."""
     assert main(["traces", "describe", "helios"]) == 0
     text = capsys.readouterr().out
     assert "Venus" in text

@@ -1,4 +1,5 @@
-"""The latest adjustment of a running task's cores or memory bandwidth: which service or user asked for it, and what its node has answered."""
+"""The latest adjustment of a running task's cores or memory bandwidth: which service or user asked for it,
+and what its node has answered."""
 
 from penstock.model.nouns.types import Value
 

@@ -18,7 +18,8 @@ class Checkpoint(Value, frozen=True):
     size_bytes: int
     shared: bool
     usual_save_ms: float = 0.0
-    """Exponential moving average over the job's checkpoints, ≥ 0; each has weight `WEIGHT`, the first one weight 1."""
+    """Exponential moving average over the job's checkpoints, ≥ 0; each has weight `WEIGHT`, the first one
+    weight 1."""
     fetched_from: str = ""
     """The node from which it was fetched; empty: it was saved where it is."""
     problem: str = ""

@@ -1,4 +1,5 @@
-"""Folded state of one job that has not ended, and of its attempt's tasks. Mutable; only `evolve` writes it."""
+"""Folded state of one job that has not ended, and of its attempt's tasks. Mutable; only `evolve` writes
+it."""
 
 from copy import copy
 from dataclasses import dataclass, field
@@ -24,7 +25,8 @@ MAX_RUNS = 16  # of a job, so that one that is preempted without end does not gr
 
 
 class Run(NamedTuple):
-    """The time in which all tasks of an attempt ran, until it ended or was to stop: ledger times, `began_ms` ≤ `ended_ms`."""
+    """The time in which all tasks of an attempt ran, until it ended or was to stop: ledger times, `began_ms`
+    ≤ `ended_ms`."""
 
     attempt: int
     began_ms: int
@@ -59,13 +61,15 @@ class TaskState:
     placed_cores: int = 0
     """Number of cores with which it was placed."""
     trial_cores: tuple[int, ...] = ()
-    """The cores that it may use during a probe with fewer cores. It still holds all cores of `place`, so that it can use them again. Empty: all."""
+    """The cores that it may use during a probe with fewer cores. It still holds all cores of `place`, so that
+    it can use them again. Empty: all."""
     core_probes: int = 0
     """Number of core counts that services have probed for it."""
     cores_settled: bool = False
     """Whether a service's search for its core count has ended, which happens once."""
     throttled_from: int = 0
-    """Its core count before services took some because of contention; 0: they took none, or gave them back."""
+    """Its core count before services took some because of contention; 0: they took none, or gave them
+    back."""
     bandwidth_adjusted: Adjustment | None = None
     memory_bandwidth_percent: int | None = None
     """Its bandwidth cap; None: it has none."""
@@ -74,7 +78,8 @@ class TaskState:
     saving: bool = False
     """Its script has reported the last phase of its run."""
     began_ms: int | None = None
-    """When its process began, by its node's clock, like the next two fields; None: its start was not reported."""
+    """When its process began, by its node's clock, like the next two fields; None: its start was not
+    reported."""
     ready_ms: int | None = None
     """When its launch was complete, if it then waited for its GPUs."""
     launch_ms: int | None = None
@@ -131,7 +136,8 @@ class JobState(Remembered):
     memory_retries: int = 0
     """Those of them that ran out of memory under a guessed limit; bounded, since more memory may not help."""
     short_of: dict[str, int] = field(default_factory=dict)
-    """Role and memory (`penstock.ledger.derived.memory.short_key`) → MiB that such attempts had; the next one must have more."""
+    """Role and memory (`penstock.ledger.derived.memory.short_key`) → MiB that such attempts had; the next one
+    must have more."""
     failed_on: dict[str, int] = field(default_factory=dict)
     """Node → slots of the GPUs on which attempts failed by themselves, the latest node last, bounded: the
     next attempt avoids them."""
@@ -156,7 +162,8 @@ class JobState(Remembered):
     held: Hold | None = None
     """The hold that prevents its start; while the job waits it is outside the queue."""
     follower: str = ""
-    """The run of a gateway that has the connection of its follower; empty: none has, or the job is not tied."""
+    """The run of a gateway that has the connection of its follower; empty: none has, or the job is not
+    tied."""
     unfollowed_ms: int | None = None
     """Since when a job that is tied to its follower has had none. None: it has one, or is not tied."""
     followed_seq: int = 0
@@ -172,29 +179,34 @@ class JobState(Remembered):
     runs: tuple[Run, ...] = ()
     """The latest `MAX_RUNS` runs that are over, oldest first; none of an attempt that never ran."""
     attained_s: float | None = None
-    """Run time of all attempts together, as the job last reported it. None: no report; see `penstock.scheduling.service`."""
+    """Run time of all attempts together, as the job last reported it. None: no report; see
+    `penstock.scheduling.service`."""
     remaining_s: float | None = None
     progress_ms: int = 0
     """Ledger time of its last progress report."""
     progress_attempt: int = 0
     """Its latest attempt at that time."""
     eta: Remaining | None = None
-    """The estimator's latest answer. None: there is none, or the job itself has reported `remaining_s` since."""
+    """The estimator's latest answer. None: there is none, or the job itself has reported `remaining_s`
+    since."""
     checkpoint: Checkpoint | None = None
     """The latest checkpoint, of any attempt. None: none was reported."""
     unsaved: Unsaved | None = None
     """Why its attempt cannot save, though it is to save by the SDK. None: no node has reported this, or it
     has saved since."""
     kept_ms: int = 0
-    """Work of earlier attempts that the checkpoint contains, from which the current or next attempt resumes, ≥ 0."""
+    """Work of earlier attempts that the checkpoint contains, from which the current or next attempt resumes,
+    ≥ 0."""
     move: Move | None = None
     """The latest move, of any attempt."""
     converged_ms: int | None = None
-    """When its convergence was evaluated for its placement, which happens once (`JobConverged`); None: it has not been."""
+    """When its convergence was evaluated for its placement, which happens once (`JobConverged`); None: it has
+    not been."""
     rebalanced: bool = False
     """Whether it was moved to balance load between nodes, which happens once."""
     reclaims: int = 0
-    """How often cores that it had borrowed were reclaimed (`CoresReclaimed`): it is then first in its array's queue."""
+    """How often cores that it had borrowed were reclaimed (`CoresReclaimed`): it is then first in its array's
+    queue."""
     borrows: bool = False
     """Its attempt was placed with cores that are reserved for jobs with GPUs."""
     counted_gpus: int = 0
@@ -202,16 +214,19 @@ class JobState(Remembered):
     migrations: int = 0
     """How often a service has moved it by its own rules (`MoveDecided.cause`)."""
     core_changes: int = 0
-    """How often a service has changed the cores of one of its tasks; changes back to the placement's number are not counted."""
+    """How often a service has changed the cores of one of its tasks; changes back to the placement's number
+    are not counted."""
     throttles: int = 0
     """How often a service has slowed one of its tasks because of contention."""
     sharing: Sharing = ALONE
     rank: tuple[int, int, int] | None = None
     """(level, 0 if chosen else 1, position) in a policy that maintains an order; None: by submission."""
     group: str = ""
-    """Id of the group of which its attempt is a member (`penstock.ledger.derived.groups`); empty: it has its GPUs alone."""
+    """Id of the group of which its attempt is a member (`penstock.ledger.derived.groups`); empty: it has its
+    GPUs alone."""
     turns: Turns | None = None
-    """Interleaving of the group's members, as predicted when the group was formed. None: it has its GPUs alone, or nothing was predicted."""
+    """Interleaving of the group's members, as predicted when the group was formed. None: it has its GPUs
+    alone, or nothing was predicted."""
     speed: float = 1.0
     """Speed relative to running alone, as its group's plan predicts it (`penstock.ledger.derived.speed`)."""
     speed_ms: int = 0
@@ -222,18 +237,22 @@ class JobState(Remembered):
     """Part of its time in which it does not wait for turns, 0 – 1, as last reported. None: it has its GPUs
     alone, or has reported no waits."""
     short_ms: int | None = None
-    """Ledger time since which it is slower than its group's plan promised (`penstock.ledger.derived.promises`). None:
-    it is not."""
+    """Ledger time since which it is slower than its group's plan promised
+    (`penstock.ledger.derived.promises`). None: it is not."""
     after: tuple[str, ...] = ()
-    """Jobs that were being stopped or about to end at its placement; its attempt starts after they end (`penstock.ledger.derived.succession`)."""
+    """Jobs that were being stopped or about to end at its placement; its attempt starts after they end
+    (`penstock.ledger.derived.succession`)."""
     prelaunch: bool = False
     """Whether its attempt launches before they have ended."""
     followed: bool = False
-    """Whether other jobs start, or were to start, when its attempt has ended, though it is not being stopped."""
+    """Whether other jobs start, or were to start, when its attempt has ended, though it is not being
+    stopped."""
     false_ends: int = 0
-    """How often the end of its attempt was expected wrongly: it trained on after it had reported `saving`, or ran longer than its successor's wait."""
+    """How often the end of its attempt was expected wrongly: it trained on after it had reported `saving`, or
+    ran longer than its successor's wait."""
     workers: int = 0
-    """Worker count of its attempt; without an attempt the smallest with which it can start. 0: as in `spec`."""
+    """Worker count of its attempt; without an attempt the smallest with which it can start. 0: as in
+    `spec`."""
 
     def __post_init__(self) -> None:
         self.workers = self.workers or self.spec.fewest_workers
@@ -252,7 +271,8 @@ class JobState(Remembered):
 
     @property
     def preemptible(self) -> bool:
-        """Whether it may be stopped in favour of another job. A member of a group may not: its stop would free no GPU."""
+        """Whether it may be stopped in favour of another job. A member of a group may not: its stop would
+        free no GPU."""
         return self.spec.preemptible and not self.group
 
     @property
@@ -267,9 +287,11 @@ class JobState(Remembered):
 
     @property
     def awaited_estimate(self) -> int | None:
-        """The attempt for which an estimate may arrive now; 0: the first, which waits for it. None: none is due.
+        """The attempt for which an estimate may arrive now; 0: the first, which waits for it. None: none is
+        due.
 
-        A retry in back-off accepts an estimate but does not wait for it; a retry that queues at once uses the previous one.
+        A retry in back-off accepts an estimate but does not wait for it; a retry that queues at once uses the
+        previous one.
         """
         due = self.attempt + 1 if self.attempt else 0
         if self.status is JobStatus.BACKOFF and self.estimated_attempt != due:

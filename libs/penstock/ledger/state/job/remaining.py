@@ -1,7 +1,7 @@
 """Remaining time (ETA) of a job: the estimator's latest answer, counted down by the ledger's clock.
 
-It counts down while the job runs and is constant while it does not. When an attempt ends early, the time since its start is
-added again, or since its checkpoint if it saves: the next attempt repeats this work.
+It counts down while the job runs and is constant while it does not. When an attempt ends early, the time
+since its start is added again, or since its checkpoint if it saves: the next attempt repeats this work.
 """
 
 from msgspec.structs import replace
@@ -26,14 +26,16 @@ class Remaining(Value, frozen=True, kw_only=True):
     first_of_kind: bool = False
 
     def passed_ms(self, running_ms: int | None, now_ms: int) -> int:
-        """The part of it that has elapsed at `now_ms`, ≥ 0. `running_ms`: since when all tasks run; None: they do not."""
+        """The part of it that has elapsed at `now_ms`, ≥ 0. `running_ms`: since when all tasks run; None:
+        they do not."""
         if running_ms is None:
             return 0
         return max(0, now_ms - (self.at_ms if self.at_ms > running_ms else running_ms))
 
 
 def remaining_of(fact: EtaEstimated, now_ms: int) -> Remaining:
-    """The remaining time as of the record at `now_ms`: a start time in the ledger's future is set to `now_ms`."""
+    """The remaining time as of the record at `now_ms`: a start time in the ledger's future is set to
+    `now_ms`."""
     return Remaining(
         attempt=fact.attempt,
         at_ms=min(fact.at_ms, now_ms),
@@ -49,9 +51,11 @@ def remaining_of(fact: EtaEstimated, now_ms: int) -> Remaining:
 
 
 def begun_again(remaining: Remaining, running_ms: int | None, saved_ms: int | None, now_ms: int) -> Remaining:
-    """Remaining time of the next attempt when the current one ends at `now_ms`: work since its checkpoint is lost.
+    """Remaining time of the next attempt when the current one ends at `now_ms`: work since its checkpoint is
+    lost.
 
-    `running_ms`: since when it ran; `saved_ms`: when it saved last. Without a checkpoint all work of the attempt is lost.
+    `running_ms`: since when it ran; `saved_ms`: when it saved last. Without a checkpoint all work of the
+    attempt is lost.
     """
     done_ms = 0
     if running_ms is not None:

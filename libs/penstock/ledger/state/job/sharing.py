@@ -1,4 +1,5 @@
-"""Co-location of a job: which jobs hold parts of its GPUs. Measurements of co-located jobs are not comparable to those of jobs that ran alone."""
+"""Co-location of a job: which jobs hold parts of its GPUs. Measurements of co-located jobs are not comparable
+to those of jobs that ran alone."""
 
 from penstock.model.nouns.types import Value
 

@@ -28,8 +28,8 @@ class NodeState:
     free_bandwidth_mbps: int
     faulted_gpu_mask: int = 0
     slots: tuple[str, ...] = ()
-    """UUID by slot, where slots are not the inventory's indexes: while a task holds a GPU, its slot stays the same, whatever
-    index NVML gives the GPU now and whether it is still present."""
+    """UUID by slot, where slots are not the inventory's indexes: while a task holds a GPU, its slot stays the
+    same, whatever index NVML gives the GPU now and whether it is still present."""
     overdrawn_memory_mib: int = 0
     """Host memory that its tasks hold beyond the inventory: it was larger when they were placed."""
     overdrawn_bandwidth_mbps: int = 0
@@ -49,17 +49,20 @@ class NodeState:
     public_key: str | None = None
     """Key of its first joining that named one."""
     replaceable: bool = False
-    """Whether an operator or its deletion has proven the machine dead: the next machine that joins under this id may have another key."""
+    """Whether an operator or its deletion has proven the machine dead: the next machine that joins under this
+    id may have another key."""
     tasks: dict[str, str] = field(default_factory=dict)
     """Task id → job id of every task not proven ended."""
     reserved: set[str] = field(default_factory=set)
     """Ids of jobs for whose moves resources are reserved here (`evolve_moves.taken`)."""
     orphan_tasks: dict[str, int] = field(default_factory=dict)
-    """Tasks that it ran at its latest joining, that the cell had given up, and that have not ended: task id → token of that joining."""
+    """Tasks that it ran at its latest joining, that the cell had given up, and that have not ended: task id →
+    token of that joining."""
     cordon: Cordon | None = None
     """The operator's cordon; a new joining does not lift it."""
     commanded_seq: int = 0
-    """Record of its latest cordon or uncordon, else of its first joining: earlier commands are out of date."""
+    """Record of its latest cordon or uncordon, else of its first joining: earlier commands are out of
+    date."""
     leases: bool = False
     """Whether its reporter ends tasks whose lease has run out."""
     suspicion: Suspicion | None = None
@@ -67,7 +70,8 @@ class NodeState:
     distrust: Distrust | None = None
     """Set while jobs that failed here count against the node or against some of its GPUs."""
     reserved_cores: int = -1
-    """Number of its cores that belong to the GPU array (`penstock.ledger.state.arrays`); -1: the cell has no arrays."""
+    """Number of its cores that belong to the GPU array (`penstock.ledger.state.arrays`); -1: the cell has no
+    arrays."""
     cpu_core_mask: int = 0
     """Cores that jobs without GPUs hold."""
     named: int = 0
@@ -76,7 +80,8 @@ class NodeState:
     entered: Free = NOT_PLACEABLE
     """The free resources that the index has for this node."""
     gpu_uuids: tuple[str, ...] = ()
-    """The UUID of each slot's GPU, which the inventory may no longer have; empty for a free slot. See `read_gpus`."""
+    """The UUID of each slot's GPU, which the inventory may no longer have; empty for a free slot. See
+    `read_gpus`."""
     gpu_memory_mib: int = 0
     """Memory of its smallest GPU: so much is allocated of each GPU. See `read_gpus`."""
 
@@ -85,7 +90,8 @@ class NodeState:
         return 1 << self.ordinal
 
     def read_gpus(self) -> None:
-        """Computes `gpu_uuids` and `gpu_memory_mib` after a change of the inventory or of the slots; they are cached because they are read for every task."""
+        """Computes `gpu_uuids` and `gpu_memory_mib` after a change of the inventory or of the slots; they are
+        cached because they are read for every task."""
         self.gpu_memory_mib = shape_of(self.spec).gpu_memory_mib
         self.gpu_uuids = self.slots or tuple(gpu.uuid for gpu in self.spec.gpus)
 
@@ -200,7 +206,8 @@ class NodeState:
 
     @property
     def borrowed_cores(self) -> int:
-        """Number of the GPU array's cores that jobs without GPUs hold; negative: number of the CPU array's cores that they do not hold."""
+        """Number of the GPU array's cores that jobs without GPUs hold; negative: number of the CPU array's
+        cores that they do not hold."""
         return self.cpu_core_mask.bit_count() + self.reserved_cores - self.spec.cores
 
     @property
@@ -215,7 +222,8 @@ class NodeState:
         return (self.present_gpu_mask & ~self.unusable_gpu_mask).bit_count()
 
     def free(self) -> Free:
-        """Resources that may be allocated now. A node that shrank below what its tasks hold has nothing free."""
+        """Resources that may be allocated now. A node that shrank below what its tasks hold has nothing
+        free."""
         if not self.placeable:
             return NOT_PLACEABLE
         cores = self.free_core_mask.bit_count()

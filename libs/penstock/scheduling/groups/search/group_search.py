@@ -1,21 +1,26 @@
-"""Local search for groups: chooses the jobs that run, and those that share GPUs in turns, so that the predicted mean completion time falls fastest.
+"""Local search for groups: chooses the jobs that run, and those that share GPUs in turns, so that the
+predicted mean completion time falls fastest.
 
-Jobs are given in order of priority. In the fluid limit a job that ends dt earlier gains dt for itself, and g/G · dt for each job behind it in the order, since g of G
-GPUs become free for them. So a job that runs at `speed` (relative to alone) has the value speed · w per second, with
+Jobs are given in order of priority. In the fluid limit a job that ends dt earlier gains dt for itself, and
+g/G · dt for each job behind it in the order, since g of G GPUs become free for them. So a job that runs at
+`speed` (relative to alone) has the value speed · w per second, with
 
     w_i = own_i + g_i / G · (jobs behind i), own_i = 1
 
-and the search maximises Σ speed · w over groups that fit on G GPUs. Alone a job has speed 1: sharing is chosen only where it gains by this measure, and no jobs
-share while GPUs are free. Weights of jobs whose run time is not known: `penstock.scheduling.groups.search.group_weights`. Source: own; Muri §4.2 maximises the efficiency γ
-without regard to the order, and so is worse than no grouping where few jobs complement each other.
+and the search maximises Σ speed · w over groups that fit on G GPUs. Alone a job has speed 1: sharing is
+chosen only where it gains by this measure, and no jobs share while GPUs are free. Weights of jobs whose run
+time is not known: `penstock.scheduling.groups.search.group_weights`. Source: own; Muri §4.2 maximises the
+efficiency γ without regard to the order, and so is worse than no grouping where few jobs complement each
+other.
 
-The search starts from the current groups, and a second time from scratch if requested; the plan from scratch is used only if its value is larger by more than `STAY`, since
-restarts have a cost. Steps, each only while it gains:
+The search starts from the current groups, and a second time from scratch if requested; the plan from scratch
+is used only if its value is larger by more than `STAY`, since restarts have a cost. Steps, each only while it
+gains:
 1. in order, each job runs alone on free GPUs, else joins the group of the same shape that gains most;
 2. a waiting job replaces a member; where the search starts from current groups, only a new job;
 3. a new group of waiting jobs is admitted, for which groups are merged or dropped;
-4. members move out of groups to free GPUs.
-Of groups with members of the same kinds only the one with the smallest weight is examined: weights differ little, kinds much.
+4. members move out of groups to free GPUs. Of groups with members of the same kinds only the one with the
+   smallest weight is examined: weights differ little, kinds much.
 """
 
 from bisect import insort
@@ -231,7 +236,8 @@ class _Search:
         self.free -= job.gpus
 
     def _in_order(self, taken: set[int]) -> None:
-        """Step 1. If a job finds no group, later jobs of its shape and kind find none either: their weight is not larger, and GPUs only become fewer."""
+        """Step 1. If a job finds no group, later jobs of its shape and kind find none either: their weight is
+        not larger, and GPUs only become fewer."""
         foreseen: dict[Hashable, int] = {}
         jobs, single, waiting = self._jobs[:MAX_IN_ORDER], self._listed.single, self._waiting
         for number, job in enumerate(jobs):
@@ -393,7 +399,8 @@ class _Search:
         return group
 
     def _freed(self, gpus: int, most: float) -> tuple[float, dict[Hashable, _Bucket], int] | None:
-        """Frees so many GPUs: (loss, buckets that change, GPUs that are then free); None: the loss would be `most` or more."""
+        """Frees so many GPUs: (loss, buckets that change, GPUs that are then free); None: the loss would be
+        `most` or more."""
         free, loss = self.free, 0.0
         changed: dict[Hashable, _Bucket] = {}
         while free < gpus:
@@ -460,9 +467,9 @@ def search(
 ) -> list[tuple[int, ...]]:
     """The jobs that run, as groups of indexes into `jobs`, which are in order of priority.
 
-    `groups`: the current groups, members of one shape each, on at most `gpus` GPUs in total. `afresh`: search from scratch, too. `behind`: number of further waiting
-    jobs that are not listed, all of them behind these. `memory_mib`: of a GPU; 0: not bounded.
-    Deterministic; O(jobs · kinds of groups).
+    `groups`: the current groups, members of one shape each, on at most `gpus` GPUs in total. `afresh`: search
+    from scratch, too. `behind`: number of further waiting jobs that are not listed, all of them behind these.
+    `memory_mib`: of a GPU; 0: not bounded. Deterministic; O(jobs · kinds of groups).
     """
     if not gpus:
         return []

@@ -1,4 +1,5 @@
-"""Cached speeds of jobs that share GPUs, by their kinds, for the search of groups (`penstock.scheduling.groups.search.group_search`)."""
+"""Cached speeds of jobs that share GPUs, by their kinds, for the search of groups
+(`penstock.scheduling.groups.search.group_search`)."""
 
 from collections.abc import Callable, Collection, Iterator, Sequence
 from functools import lru_cache, partial
@@ -11,7 +12,8 @@ Found = TypeVar("Found")
 Kinds = tuple[int, ...]
 """Kinds of a group's members, ascending."""
 Speeds = Callable[[Kinds], tuple[float, ...]]
-"""Relative speeds in a group, > 0, of each kind in that order; for a single kind (1.0,). Equal kinds have equal speeds."""
+"""Relative speeds in a group, > 0, of each kind in that order; for a single kind (1.0,). Equal kinds have
+equal speeds."""
 ManySpeeds = Callable[[Sequence[Kinds]], Sequence[tuple[float, ...]]]
 """`Speeds` of many groups at once."""
 MAX_KNOWN = 262_144  # groups; 80 MB
@@ -70,7 +72,8 @@ class Tables:
         self.instead: Computed[int, Computed[Kinds, tuple[tuple[Instead, ...], float]]] = Computed(
             lambda kind: Computed(partial(self._instead, kind))
         )
-        """Each kind in place of each member, in turn, of each group; and the largest of the sums of speeds."""
+        """Each kind in place of each member, in turn, of each group; and the largest of the sums of
+        speeds."""
         self.without = lru_cache(maxsize=65_536)(self._without)
 
     def union(self, first: Kinds, second: Kinds) -> Union:
@@ -88,7 +91,8 @@ class Tables:
     def foresee(
         self, groups: Collection[Kinds], others: Collection[int | None], *, instead: bool = False
     ) -> None:
-        """Computes in advance the speeds of each of these groups with each of the other kinds; `instead`: in place of each of its members."""
+        """Computes in advance the speeds of each of these groups with each of the other kinds; `instead`: in
+        place of each of its members."""
         if self._many_speeds is None:
             return
         if len(others) * (sum(map(len, groups)) if instead else len(groups)) < MANY:

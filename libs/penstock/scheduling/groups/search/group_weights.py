@@ -1,15 +1,19 @@
-"""Weights of jobs in the search for groups (`penstock.scheduling.groups.search.group_search`), the value of running each: w_i = own_i + g_i / G · (jobs behind i).
+"""Weights of jobs in the search for groups (`penstock.scheduling.groups.search.group_search`), the value of
+running each: w_i = own_i + g_i / G · (jobs behind i).
 
 For a job with a known run time own_i is 1, and the jobs behind it are those that come later in the order.
 
 For jobs whose run time is not known three things differ.
 
-- Nothing distinguishes jobs of the same queue by attained service, so position alone does not put one behind another: each counts as at the mean position of its
-  queue. Otherwise the job that came first would have a larger weight than many later ones, and one large gang a larger one than all jobs that fit in its place.
-- Waiting jobs that are too many to be listed count, too: those of earlier queues are not behind it, of its own queue half. With known run times this gives mean completion
-  times longer by 1 % where thousands wait, so all unlisted ones count as behind.
-- own_i is `SOON` for each queue that jobs are in after its own: a job of an earlier queue is more likely to end soon. Source: own; by Gittins' index it would be inverse to
-  the expected service, but that is a guess, and then every new job would stop others.
+- Nothing distinguishes jobs of the same queue by attained service, so position alone does not put one behind
+  another: each counts as at the mean position of its queue. Otherwise the job that came first would have a
+  larger weight than many later ones, and one large gang a larger one than all jobs that fit in its place.
+- Waiting jobs that are too many to be listed count, too: those of earlier queues are not behind it, of its
+  own queue half. With known run times this gives mean completion times longer by 1 % where thousands wait, so
+  all unlisted ones count as behind.
+- own_i is `SOON` for each queue that jobs are in after its own: a job of an earlier queue is more likely to
+  end soon. Source: own; by Gittins' index it would be inverse to the expected service, but that is a guess,
+  and then every new job would stop others.
 """
 
 from collections.abc import Hashable, Sequence
@@ -38,11 +42,13 @@ class Job(Struct, frozen=True, gc=False):
     new: bool = True
     """Whether it arrived after the plan of the current groups."""
     ahead: float = 0.0
-    """Number of waiting jobs that are not listed and come before it, equals counted half; 0 where its run time is known."""
+    """Number of waiting jobs that are not listed and come before it, equals counted half; 0 where its run
+    time is known."""
 
 
 def weights(jobs: Sequence[Job], behind: int, gpus: int) -> list[float]:
-    """w of each job, > 0. `jobs`: in order of priority; `behind`: number of further waiting jobs, of which `Job.ahead` come before a job; `gpus`: of the cell."""
+    """w of each job, > 0. `jobs`: in order of priority; `behind`: number of further waiting jobs, of which
+    `Job.ahead` come before a job; `gpus`: of the cell."""
     behind += len(jobs) - 1
     places: dict[int, list[int]] = {}
     for number, job in enumerate(jobs):

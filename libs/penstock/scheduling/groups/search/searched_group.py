@@ -1,4 +1,5 @@
-"""A group in the local search (`penstock.scheduling.groups.search.group_search`): its members by kind, their weights, and its value."""
+"""A group in the local search (`penstock.scheduling.groups.search.group_search`): its members by kind, their
+weights, and its value."""
 
 from operator import mul
 from typing import NamedTuple
@@ -20,7 +21,8 @@ class Group(Struct, frozen=True, eq=False, gc=False):
     weight: float
     """Sum of the weights."""
     heaviest: float
-    """The largest weight: an upper bound of a union's value is the larger one of both groups times the sum of the speeds."""
+    """The largest weight: an upper bound of a union's value is the larger one of both groups times the sum of
+    the speeds."""
 
 
 def group_of(

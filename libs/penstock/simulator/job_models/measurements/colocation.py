@@ -1,17 +1,19 @@
-"""Job model `colocation`: measured steps per second of 26 configurations on three GPU types (Gavel, OSDI '20).
+"""Job model `colocation`: measured steps per second of 26 configurations on three GPU types (Gavel, OSDI
+'20).
 
 Two tables, both per GPU type, model and batch size:
 - *isolated*: on 1, 2, 4 or 8 GPUs, consolidated (as few nodes as hold the job) or spread (more nodes);
 - *pairs*: two jobs that share the same GPUs, both with the same number of them.
 
-`speed` is the steps per second in the job's placement, over those alone and consolidated on the GPU type that it
-asked for. Alone it is the isolated figure; with one other job on its GPUs the pair's, times the slowdown by
-spreading alone (pairs were only measured consolidated: an assumption).
+`speed` is the steps per second in the job's placement, over those alone and consolidated on the GPU type that
+it asked for. Alone it is the isolated figure; with one other job on its GPUs the pair's, times the slowdown
+by spreading alone (pairs were only measured consolidated: an assumption).
 
-Not measured, and refused with `NotMeasured`: three and more jobs on a GPU, pairs with different numbers of GPUs,
-pairs whose table entry is 0 (they did not run together, mostly for lack of memory), other models, batch sizes, GPU
-counts and types. With `split` unmeasured sharing is treated as a slice of time instead: the job's own
-share of the GPU, or an equal one where whole GPUs are shared. That is an assumption; no table measures it.
+Not measured, and refused with `NotMeasured`: three and more jobs on a GPU, pairs with different numbers of
+GPUs, pairs whose table entry is 0 (they did not run together, mostly for lack of memory), other models, batch
+sizes, GPU counts and types. With `split` unmeasured sharing is treated as a slice of time instead: the job's
+own share of the GPU, or an equal one where whole GPUs are shared. That is an assumption; no table measures
+it.
 """
 
 from collections.abc import Mapping, Sequence
@@ -73,7 +75,8 @@ class Colocation(JobModel):
         self._split = split
 
     def work_s(self, job: TraceJob) -> float:
-        """Time of its iterations alone, consolidated, on the type that it asked for; without iterations its run time."""
+        """Time of its iterations alone, consolidated, on the type that it asked for; without iterations its
+        run time."""
         steps_per_s = self._asked(job)
         return job.duration_s if job.iterations is None else job.iterations / steps_per_s
 

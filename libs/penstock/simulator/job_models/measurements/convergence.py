@@ -1,13 +1,15 @@
 """Job model `convergence`: measured loss curves of jobs.
 
-It wraps another job model, which determines how fast the job runs: `convergence(shared-node)`. A job's model is the
-name of a curve, which is stretched to the job's work. Losses are reported as measured.
+It wraps another job model, which determines how fast the job runs: `convergence(shared-node)`. A job's model
+is the name of a curve, which is stretched to the job's work. Losses are reported as measured.
 
 | curves | source | falling quantity |
 |---|---|---|
 | `charrnn/<setting>` | 21 runs of a character model, 2,000 points each | the training loss |
-| `pollux/<model>-<batch>` | 34 runs to the end, a point per epoch | the error: 1 – accuracy, word error rate, … |
-| `zeus/<data set>-<network>-<batch>` | epochs until targets were met, mean of the seeds that met them | 1 – the metric |
+| `pollux/<model>-<batch>` | 34 runs to the end, a point per epoch | the error: 1 – accuracy, word error rate,
+… |
+| `zeus/<data set>-<network>-<batch>` | epochs until targets were met, mean of the seeds that met them | 1 –
+the metric |
 
 Not measured: the loss between two points (linear), and that of runs with another batch size.
 """

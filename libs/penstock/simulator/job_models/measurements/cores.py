@@ -1,16 +1,18 @@
 """Job model `cpu`: throughput of models by cores and host memory, from measurements (Synergy, OSDI '22).
 
-The table has, per model, number of GPUs, and cores and memory per GPU, the throughput relative to that at three cores:
-1 – 24 cores, and five sizes of memory. Seven models were also measured on 2 and 4 GPUs; for other numbers of GPUs the
-figures of one GPU count (CODA §5a: the demand is linear in GPUs on one node). `speed` is the figure at the given resources over that at the requested ones; a job that
-asked for no cores counts as one that asked for three per GPU, a job that asked for no memory as one with plenty. Between
+The table has, per model, number of GPUs, and cores and memory per GPU, the throughput relative to that at
+three cores: 1 – 24 cores, and five sizes of memory. Seven models were also measured on 2 and 4 GPUs; for
+other numbers of GPUs the figures of one GPU count (CODA §5a: the demand is linear in GPUs on one node).
+`speed` is the figure at the given resources over that at the requested ones; a job that asked for no cores
+counts as one that asked for three per GPU, a job that asked for no memory as one with plenty. Between
 measured points it is linear, first over cores, then over memory; it is constant beyond 24 cores or 250 GB.
 
-Not measured, and refused with `NotMeasured`: other models, less than one core per GPU, less than the smallest memory.
+Not measured, and refused with `NotMeasured`: other models, less than one core per GPU, less than the smallest
+memory.
 
-Jobs without GPUs slow down with fewer cores than they asked for by Amdahl's law: a run on c cores takes (1 − p) + p / c of one
-on a single core. No table here measured a job without GPUs, so p is an assumption, the same for all (`PARALLEL`). More cores than
-requested do not speed it up: it has as many threads as it asked for.
+Jobs without GPUs slow down with fewer cores than they asked for by Amdahl's law: a run on c cores takes (1 −
+p) + p / c of one on a single core. No table here measured a job without GPUs, so p is an assumption, the same
+for all (`PARALLEL`). More cores than requested do not speed it up: it has as many threads as it asked for.
 """
 
 from collections.abc import Mapping, Sequence
@@ -24,8 +26,8 @@ BASE_CORES = 3.0
 MIB_PER_GB = 1_000_000_000 / (1 << 20)
 TOLERANCE = 1e-9
 PARALLEL = 0.95
-"""Part of the work of a job without GPUs that runs on all its cores. An assumption: preprocessing and inference are parallel over
-samples, reading and writing are not."""
+"""Part of the work of a job without GPUs that runs on all its cores. An assumption: preprocessing and
+inference are parallel over samples, reading and writing are not."""
 
 Curve = Sequence[tuple[float, float]]
 """(memory in GB, relative throughput), rising."""
@@ -63,7 +65,8 @@ class Cpu(JobModel):
         return self.relative(job.model, cores / job.gpus, memory_gb, job.gpus) / self._as_asked(job)
 
     def relative(self, model: str, cores: float, memory_gb: float | None = None, gpus: int = 1) -> float:
-        """Throughput over that at three cores and plenty of memory; cores and memory per GPU. `memory_gb` None: plenty."""
+        """Throughput over that at three cores and plenty of memory; cores and memory per GPU. `memory_gb`
+        None: plenty."""
         key = model, cores, memory_gb, gpus
         if key not in self._relative:
             self._relative[key] = self._interpolated(*key)

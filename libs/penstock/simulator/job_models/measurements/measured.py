@@ -52,7 +52,8 @@ def read_model(folder: Path) -> Model:
 def _between(
     placements: Mapping[str, Curve], scaling: Mapping[tuple[int, int], Curve]
 ) -> Callable[[Sequence[tuple[float, float, float]]], Sequence[Sequence[float]]]:
-    """Linear interpolation in the Delaunay triangulation of all points; placements of one shape count as their mean."""
+    """Linear interpolation in the Delaunay triangulation of all points; placements of one shape count as
+    their mean."""
     shapes: dict[tuple[float, float, float], list[tuple[float, float]]] = {}
     for key, curve in placements.items():
         for local, step_s, sync_s in curve:

@@ -1,12 +1,15 @@
 """Measured restart costs: times of saves by the size of the state, and of launches by Muri's start-up times.
 
-**Save**: measured in a live cell by `python -m tests.bench.live.restart_cost`, from the decision to stop a job to the end of its last process, by the
-size of the state that it writes and flushes to a disk. The size follows from the model's published number of parameters: weights and two moments of
-Adam in single precision. **Launch**: for jobs with GPUs the start-up times that Muri measured per model and number of GPUs (V100,
-`stage_profiles.csv`), for other jobs the start that the same command measured. Penstock's decisions use none of these figures.
+**Save**: measured in a live cell by `python -m tests.bench.live.restart_cost`, from the decision to stop a
+job to the end of its last process, by the size of the state that it writes and flushes to a disk. The size
+follows from the model's published number of parameters: weights and two moments of Adam in single precision.
+**Launch**: for jobs with GPUs the start-up times that Muri measured per model and number of GPUs (V100,
+`stage_profiles.csv`), for other jobs the start that the same command measured. Penstock's decisions use none
+of these figures.
 
-Not measured: the interval of scripts' own saves (`INTERVAL_S`); the size of models that are not in `PARAMETERS`, for which ResNet-50's
-is taken; the launch of models that Muri did not run, for which the median of the measured ones is taken.
+Not measured: the interval of scripts' own saves (`INTERVAL_S`); the size of models that are not in
+`PARAMETERS`, for which ResNet-50's is taken; the launch of models that Muri did not run, for which the median
+of the measured ones is taken.
 """
 
 from collections.abc import Mapping, Sequence
@@ -23,13 +26,28 @@ STOPS_AND_STARTS: Sequence[tuple[float, float, float]] = (
     (512, 1.82, 0.21),
     (2_048, 4.13, 0.38),
 )
-"""(state in MiB, stop in s, start in s), rising; medians of three runs on a virtual machine of two cores, NumPy, embedded log."""
+"""(state in MiB, stop in s, start in s), rising; medians of three runs on a virtual machine of two cores,
+NumPy, embedded log."""
 PARAMETERS: Mapping[str, float] = {
-    "a2c": 1.7, "dqn": 1.7, "shufflenet": 2.3, "shufflenetv2x10": 2.3, "mobilenet": 3.5, "resnet18": 11.7, "res18": 11.7,
-    "resnet50": 25.6, "res50": 25.6, "inceptionv3": 27.2, "alexnet": 61.1, "transformer": 65.0, "bert": 110.0,
-    "gpt2": 124.0, "vgg16": 138.4, "vgg19": 143.7,
-}  # fmt: skip
-"""Parameters in millions, by the model's name in small letters and digits. Source: the models' papers, torchvision's documentation."""
+    "a2c": 1.7,
+    "dqn": 1.7,
+    "shufflenet": 2.3,
+    "shufflenetv2x10": 2.3,
+    "mobilenet": 3.5,
+    "resnet18": 11.7,
+    "res18": 11.7,
+    "resnet50": 25.6,
+    "res50": 25.6,
+    "inceptionv3": 27.2,
+    "alexnet": 61.1,
+    "transformer": 65.0,
+    "bert": 110.0,
+    "gpt2": 124.0,
+    "vgg16": 138.4,
+    "vgg19": 143.7,
+}
+"""Parameters in millions, by the model's name in small letters and digits. Source: the models' papers,
+torchvision's documentation."""
 UNKNOWN_MODEL = "resnet50"
 BYTES_PER_PARAMETER = 12  # weight and two moments, four bytes each
 INTERVAL_S = 1_800.0  # an assumption
@@ -74,9 +92,11 @@ def _stop_and_start_s(mib: float) -> tuple[float, float]:
 
 
 class MeasuredPhases(Around):
-    """Job model `measured-phases`: as `Phases`, with measured times: of a start per model, and of a save by the size of its state.
+    """Job model `measured-phases`: as `Phases`, with measured times: of a start per model, and of a save by
+    the size of its state.
 
-    Departure: `cost_of` was measured at restarts; a first start counts as long as a restart, and a last save as long as any.
+    Departure: `cost_of` was measured at restarts; a first start counts as long as a restart, and a last save
+    as long as any.
     """
 
     name = "measured-phases"

@@ -1,11 +1,13 @@
-"""Job model `placement-table`: look-up of measured step times and gradient noise of six models on 16 × 4 T4 (Pollux, OSDI '21).
+"""Job model `placement-table`: look-up of measured step times and gradient noise of six models on 16 × 4 T4
+(Pollux, OSDI '21).
 
 A job trains with one process per GPU and a fixed total batch. The time of an iteration is looked up by the
 GPUs that it holds on each node; the progress of an iteration follows from the measured gradient noise, in
-iterations of the smallest batch. After each start there is no progress for half a minute. There is no interference.
+iterations of the smallest batch. After each start there is no progress for half a minute. There is no
+interference.
 
-With `tick_s` the source's stepping is repeated, its rounding included: an epoch ends at a whole second, counted
-from the beginning of the step. Without it, epochs end at their exact times.
+With `tick_s` the source's stepping is repeated, its rounding included: an epoch ends at a whole second,
+counted from the beginning of the step. Without it, epochs end at their exact times.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -29,7 +31,8 @@ Curve = Sequence[tuple[float, float, float]]
 
 @dataclass(frozen=True, slots=True)
 class Epoch:
-    """One measured epoch. `ends_at`: progress at its end. `noise`: per batch size (batch, squared gradient, its variance)."""
+    """One measured epoch. `ends_at`: progress at its end. `noise`: per batch size (batch, squared gradient,
+    its variance)."""
 
     ends_at: float
     noise: Sequence[tuple[float, float, float]]
@@ -82,7 +85,8 @@ class Model:
         return step_s, sync_s
 
     def _alike(self, placement: tuple[int, ...], local: int) -> tuple[float, float]:
-        """As `step`, linear over (nodes, GPUs, local batch) between the measured points, by the source's triangulation."""
+        """As `step`, linear over (nodes, GPUs, local batch) between the measured points, by the source's
+        triangulation."""
         asked = (float(min(len(placement), MAX_NODES)), float(sum(placement)), float(local))
         step_s, sync_s = (float(value) for value in self.between([asked])[0])
         if not step_s > 0:

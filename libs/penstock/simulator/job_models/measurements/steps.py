@@ -1,13 +1,14 @@
 """Job models from measured iterations, for jobs whose size is a number of iterations.
 
-`step-times`: Pollux's placement table, one iteration at a time. Unlike job model `placement-table`, which trains to the
-end of the measured epochs, a job here is a number of iterations of its total batch, on any GPUs: its speed is the
-samples per second on the held GPUs, over those on the requested ones, packed. An iteration of inference does not
-synchronise. Each start costs the source's 30 s. Source: GENIE's tasks ⟨b, r⟩ need exactly this.
+`step-times`: Pollux's placement table, one iteration at a time. Unlike job model `placement-table`, which
+trains to the end of the measured epochs, a job here is a number of iterations of its total batch, on any
+GPUs: its speed is the samples per second on the held GPUs, over those on the requested ones, packed. An
+iteration of inference does not synchronise. Each start costs the source's 30 s. Source: GENIE's tasks ⟨b, r⟩
+need exactly this.
 
 `stages`: the job's own stage times. Its iteration was measured across nodes; the network part counts only for
-the flows that cross nodes: iteration = rest + network · (most flows over one link) / (the same with every task on a
-node of its own). On one node a job runs as long as in its trace.
+the flows that cross nodes: iteration = rest + network · (most flows over one link) / (the same with every
+task on a node of its own). On one node a job runs as long as in its trace.
 """
 
 from collections.abc import Mapping, Sequence

@@ -1,4 +1,5 @@
-"""CSV import of the measured tables behind job models. Each problem of a file is reported with line and column."""
+"""CSV import of the measured tables behind job models. Each problem of a file is reported with line and
+column."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from functools import cache
@@ -28,7 +29,8 @@ Points = Sequence[tuple[float, float]]
 
 
 def read_throughputs(folder: Path) -> Throughputs:
-    """Gavel's two tables. A figure of 0 means that the configuration did not run: it counts as not measured. Raises `BadFile`."""
+    """Gavel's two tables. A figure of 0 means that the configuration did not run: it counts as not measured.
+    Raises `BadFile`."""
     isolated = read_all(
         folder / ISOLATED,
         {"gpu", "consolidated", "model", "batch_size", "num_gpus", "steps_per_s"},
@@ -170,7 +172,8 @@ def _target(row: Row) -> tuple[str, str, float, int | None]:
 
 
 def _rising(points: Iterable[tuple[float, float]]) -> Points:
-    """Points by epoch; where few seeds met a harder target, its mean may lie before an easier one's: the later counts."""
+    """Points by epoch; where few seeds met a harder target, its mean may lie before an easier one's: the
+    later counts."""
     latest = 0.0
     found: list[tuple[float, float]] = []
     for epoch, loss in sorted(points, key=lambda point: -point[1]):

@@ -1,8 +1,9 @@
-"""Importers of batch systems' exports: Slurm's `sacct`, Helios' CSV files, Kubernetes' lists of jobs and pods.
+"""Importers of batch systems' exports: Slurm's `sacct`, Helios' CSV files, Kubernetes' lists of jobs and
+pods.
 
-Lines that are not jobs of a trace are skipped and counted: the steps of a Slurm job, jobs that never ran. A job that
-still runs counts with its time so far if the file has that. Names consist of letters, digits and . _ : / -; any
-other character of a user's name becomes a `-`.
+Lines that are not jobs of a trace are skipped and counted: the steps of a Slurm job, jobs that never ran. A
+job that still runs counts with its time so far if the file has that. Names consist of letters, digits and . _
+: / -; any other character of a user's name becomes a `-`.
 """
 
 import re
@@ -32,9 +33,21 @@ MIB = {"": 1.0, "K": 2**-10, "M": 1.0, "G": 2.0**10, "T": 2.0**20, "P": 2.0**30,
 """Slurm's units of memory; a number without a unit is in MiB."""
 QUANTITY = re.compile(r"([0-9]{1,18}(?:\.[0-9]{1,9})?)(m|k|M|G|T|P|E|Ki|Mi|Gi|Ti|Pi|Ei)?")
 UNITS = {
-    "": 1.0, "m": 1e-3, "k": 1e3, "M": 1e6, "G": 1e9, "T": 1e12, "P": 1e15, "E": 1e18,
-    "Ki": 2.0**10, "Mi": 2.0**20, "Gi": 2.0**30, "Ti": 2.0**40, "Pi": 2.0**50, "Ei": 2.0**60,
-}  # fmt: skip
+    "": 1.0,
+    "m": 1e-3,
+    "k": 1e3,
+    "M": 1e6,
+    "G": 1e9,
+    "T": 1e12,
+    "P": 1e15,
+    "E": 1e18,
+    "Ki": 2.0**10,
+    "Mi": 2.0**20,
+    "Gi": 2.0**30,
+    "Ti": 2.0**40,
+    "Pi": 2.0**50,
+    "Ei": 2.0**60,
+}
 """Kubernetes' suffixes of a quantity."""
 GPU, GPU_OF = "gres/gpu", "gres/gpu:"
 NOT_YET = frozenset({"", "None", "Unknown"})
@@ -117,7 +130,8 @@ def _sacct_job(row: Row, job: TraceJob) -> TraceJob:
 
 
 def _elapsed_s(row: Row) -> float:
-    """Run time > 0, from the first column that has it: exact seconds, a clock time, or the end less the start."""
+    """Run time > 0, from the first column that has it: exact seconds, a clock time, or the end less the
+    start."""
     for column in ("elapsedraw", "elapsed"):
         if row.has(column):
             return row.span_s(column, above=0)
@@ -171,7 +185,8 @@ def kubernetes_name(item: Mapping[str, Any]) -> str:
 
 
 def kubernetes_values(item: Mapping[str, Any], listed: Collection[str]) -> dict[str, str]:
-    """A Job, or a Pod by itself, as one line: per pod the sum of its containers' requests. Missing fields are empty.
+    """A Job, or a Pod by itself, as one line: per pod the sum of its containers' requests. Missing fields are
+    empty.
 
     `listed`: names of Jobs whose pods do not count as jobs.
     """
@@ -206,7 +221,8 @@ def _texts(item: Mapping[str, Any], meta: Mapping[str, Any], pod: Mapping[str, A
 
 
 def _pod_times(meta: Mapping[str, Any], status: Mapping[str, Any], listed: Collection[str]) -> dict[str, str]:
-    """Start and end of a Pod. It ends with its last container; a Pod that was evicted before any of them ran has neither."""
+    """Start and end of a Pod. It ends with its last container; a Pod that was evicted before any of them ran
+    has neither."""
     ends = [
         _text(_part(_part(container, "state"), "terminated").get("finishedAt"))
         for container in _list(status, "containerStatuses")
@@ -238,7 +254,8 @@ def _list(whole: Mapping[str, Any], name: str) -> Iterator[Mapping[str, Any]]:
 
 
 def _asked(pod: Mapping[str, Any]) -> Mapping[str, list[str]]:
-    """Quantities of all containers by resource; a request takes precedence over a limit. `limits`: slices of GPUs, which cannot be read."""
+    """Quantities of all containers by resource; a request takes precedence over a limit. `limits`: slices of
+    GPUs, which cannot be read."""
     found: dict[str, list[str]] = {"cpu": [], "memory": [], "nvidia.com/gpu": [], "limits": []}
     for container in _list(pod, "containers"):
         resources = _part(container, "resources")
@@ -351,4 +368,4 @@ BATCH_SYSTEMS: Mapping[str, Format] = MappingProxyType(
             passes=_kubernetes_passes,
         ),
     }
-)  # fmt: skip
+)

@@ -71,7 +71,11 @@ def _check_own(row: Row, job: TraceJob) -> TraceJob:
 def _wrong_range(job: TraceJob) -> str:
     """Why the job's range of workers is not valid; empty: it is valid."""
     if job.workers is None or job.batch_size is None:
-        return "a range needs the columns workers, the most that it may have, and batch_size, of all of them together"
+        return (
+            "a range needs the columns workers, the most that it may have, and batch_size, of all of "
+            "them "
+            "together"
+        )
     wrong = wrong_shape(job.min_workers, job.workers, job.parameter_servers, None, job.batch_size)
     return "" if wrong is None else "{}: {}".format(*wrong)
 
@@ -133,8 +137,17 @@ FORMATS: Mapping[str, Format] = MappingProxyType(
         ),
         "muri": Format(
             (
-                "job_id", "num_gpu", "submit_time", "iterations", "model_name", "batch_size", "duration",
-                "iteration_time", "resource_time_0", "resource_time_1", "resource_time_2",
+                "job_id",
+                "num_gpu",
+                "submit_time",
+                "iterations",
+                "model_name",
+                "batch_size",
+                "duration",
+                "iteration_time",
+                "resource_time_0",
+                "resource_time_1",
+                "resource_time_2",
             ),
             {
                 **MURI,
@@ -188,8 +201,16 @@ FORMATS: Mapping[str, Format] = MappingProxyType(
         ),
         "gavel": Format(
             (
-                "job_type", "command", "working_directory", "steps_argument", "needs_data_dir", "total_steps",
-                "scale_factor", "priority_weight", "slo", "arrival",
+                "job_type",
+                "command",
+                "working_directory",
+                "steps_argument",
+                "needs_data_dir",
+                "total_steps",
+                "scale_factor",
+                "priority_weight",
+                "slo",
+                "arrival",
             ),
             GAVEL,
             header=False,
@@ -198,8 +219,18 @@ FORMATS: Mapping[str, Format] = MappingProxyType(
         ),
         "shockwave": Format(  # the growth of the batch size during a job is not read
             (
-                "job_type", "command", "working_directory", "steps_argument", "needs_data_dir", "total_steps",
-                "scale_factor", "mode", "priority_weight", "slo", "duration", "arrival",
+                "job_type",
+                "command",
+                "working_directory",
+                "steps_argument",
+                "needs_data_dir",
+                "total_steps",
+                "scale_factor",
+                "mode",
+                "priority_weight",
+                "slo",
+                "duration",
+                "arrival",
             ),
             {
                 **GAVEL,
@@ -212,4 +243,4 @@ FORMATS: Mapping[str, Format] = MappingProxyType(
         ),
         **BATCH_SYSTEMS,
     }
-)  # fmt: skip
+)

@@ -1,4 +1,5 @@
-"""Suggestions for a CSV file that is nearly of our own format: its columns that are probably ours under another name."""
+"""Suggestions for a CSV file that is nearly of our own format: its columns that are probably ours under
+another name."""
 
 import re
 from collections.abc import Mapping, Sequence
@@ -24,18 +25,45 @@ SYNONYMS: Mapping[str, Sequence[str]] = MappingProxyType(
     {
         "job_id": ("jobid", "id", "jobname", "job", "name", "uid"),
         "submit_s": (
-            "submittime", "submit", "submitted", "submittedat", "submissiontime", "submitat", "arrivaltime", "arrival",
-            "creationtime", "createdat", "created", "queuedat", "timestamp", "time",
+            "submittime",
+            "submit",
+            "submitted",
+            "submittedat",
+            "submissiontime",
+            "submitat",
+            "arrivaltime",
+            "arrival",
+            "creationtime",
+            "createdat",
+            "created",
+            "queuedat",
+            "timestamp",
+            "time",
         ),
         "duration_s": (
-            "duration", "durationsec", "durationseconds", "runtime", "runtimes", "elapsed", "elapsedtime", "walltime",
+            "duration",
+            "durationsec",
+            "durationseconds",
+            "runtime",
+            "runtimes",
+            "elapsed",
+            "elapsedtime",
+            "walltime",
         ),
         "gpus": (
-            "numgpu", "numgpus", "gpunum", "ngpu", "ngpus", "gpucount", "gpu", "reqgpus", "gpusrequested",
+            "numgpu",
+            "numgpus",
+            "gpunum",
+            "ngpu",
+            "ngpus",
+            "gpucount",
+            "gpu",
+            "reqgpus",
+            "gpusrequested",
             "requestedgpus",
         ),
     }
-)  # fmt: skip
+)
 """Required column of our CSV → other names for it, without case and punctuation; likeliest first."""
 
 
@@ -50,7 +78,8 @@ def likely_column(ours: str, theirs: Sequence[str]) -> str | None:
 
 
 def near_misses(columns: Sequence[str]) -> Sequence[Problem]:
-    """Problems of a header that is of no format, with the option that corrects them; empty: it resembles none."""
+    """Problems of a header that is of no format, with the option that corrects them; empty: it resembles
+    none."""
     missing = [name for name in NEEDED if name not in columns]
     free = [name for name in columns if name not in OWN]
     renames: dict[str, str] = {}

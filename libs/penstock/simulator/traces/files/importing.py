@@ -6,20 +6,22 @@
 | `sacct` | JobID, Submit, Elapsed, AllocTRES or the like; between commas or bars | date and time |
 | `helios` | job_id, gpu_num, submit_time, duration | date and time; seconds |
 | `kubernetes` | output of `kubectl get jobs -o json`, or `get pods` | date and time |
-| `muri` | job_id, num_gpu, submit_time, iterations, model_name, batch_size, duration, iteration_time, resource_time_0 … _2 | ms |
+| `muri` | job_id, num_gpu, submit_time, iterations, model_name, batch_size, duration, iteration_time,
+resource_time_0 … _2 | ms |
 | `tiresias` | job_id, num_gpu, submit_time, iterations, model_name, duration, interval | seconds |
 | `philly-jobs` | JSON with jobid, attempts, submitted_time: the published `cluster_job_log` | date and time |
-| `pai` | no header; ten fields between commas, one line per task: Alibaba's published `pai_task_table.csv` | seconds |
+| `pai` | no header; ten fields between commas, one line per task: Alibaba's published `pai_task_table.csv` |
+seconds |
 | `philly` | timestamp, duration, num_gpus, cluster | date and time; seconds |
 | `pollux` | name, time, application, num_replicas, batch_size | seconds |
 | `openb` | name, cpu_milli, memory_mib, num_gpu, gpu_milli; may have gpu_spec and times | seconds |
 | `gavel` | no header; ten fields between tabs, see `formats.py` | seconds |
 | `shockwave` | no header; twelve fields between tabs | seconds |
 
-Other columns are allowed and ignored. A plain number of a column is in the unit above, unless it is an epoch; dates,
-epochs and clock times are read in every format (`penstock.runtime.files.times`). Dates and epochs count from the first job,
-other times from 0. Objects in JSON are lines whose keys are the columns. The readers are in `formats.py` and
-`batch_systems.py`.
+Other columns are allowed and ignored. A plain number of a column is in the unit above, unless it is an epoch;
+dates, epochs and clock times are read in every format (`penstock.runtime.files.times`). Dates and epochs
+count from the first job, other times from 0. Objects in JSON are lines whose keys are the columns. The
+readers are in `formats.py` and `batch_systems.py`.
 """
 
 import os
@@ -95,7 +97,8 @@ SETS: Mapping[str, DataSet] = MappingProxyType(
         "tiresias": DataSet("tiresias", "{}_job.csv"),
     }
 )
-"""Data set → its files: `muri/trace3`, `philly/82k`, `openb/default`, `gavel/max_min_fairness`, `tiresias/60`."""
+"""Data set → its files: `muri/trace3`, `philly/82k`, `openb/default`, `gavel/max_min_fairness`,
+`tiresias/60`."""
 
 SUMMARIES: Mapping[str, str] = MappingProxyType(
     {"helios": "helios/helios_cluster_summary.csv", "acme": "acme/cluster_summary.csv"}
@@ -104,7 +107,8 @@ SUMMARIES: Mapping[str, str] = MappingProxyType(
 
 
 def data_root() -> Path | None:
-    """The folder of the data sets: the environment's PENSTOCK_DATA, else `../shared/data`; None if neither exists."""
+    """The folder of the data sets: the environment's PENSTOCK_DATA, else `../shared/data`; None if neither
+    exists."""
     found = os.environ.get(DATA_VARIABLE)
     root = Path(found) if found else Path(DEFAULT_DATA)
     return root if root.is_dir() else None
@@ -137,7 +141,10 @@ def locate(name: str) -> Path:
         return path
     data_set, _, rest = name.partition("/")
     if data_set in SUMMARIES:
-        message = f"only sums over whole clusters are here, no jobs; `penstock traces describe {data_set}` shows them"
+        message = (
+            f"only sums over whole clusters are here, no jobs; `penstock traces describe {data_set}` "
+            "shows them"
+        )
         raise BadFile(shown(name), [Problem(0, "", message)])
     if data_set not in SETS or not rest:
         known = ", ".join(f"{known}/…" for known in SETS)
@@ -165,8 +172,9 @@ def read_trace(
 ) -> Trace:
     """Reads a trace; jobs in order of arrival, equal times in the order of the file.
 
-    `columns`: a column of our own CSV → its name in the file. A problem that `fits` finds in a job is a problem of
-    its line. Raises `BadFile` with all problems; with `skip_bad` only for problems that belong to no line.
+    `columns`: a column of our own CSV → its name in the file. A problem that `fits` finds in a job is a
+    problem of its line. Raises `BadFile` with all problems; with `skip_bad` only for problems that belong to
+    no line.
     """
     return read_source(path, open_source(path, columns), fits=fits, skip_bad=skip_bad)
 
@@ -242,10 +250,14 @@ class _Reading:
             self._jobs[bool(row.dated)].append(job)
 
     def finished(self) -> Sequence[TraceJob]:
-        """The jobs in order of arrival; dates and epochs as seconds from the first job. Times of the rarer kind are problems."""
+        """The jobs in order of arrival; dates and epochs as seconds from the first job. Times of the rarer
+        kind are problems."""
         dated = len(self._jobs[True]) >= len(self._jobs[False])
         for job in self._jobs[not dated]:
-            text = f"{job.submit_s:g} counts from the start of the trace; other {self._source.unit}s have a date or an epoch"
+            text = (
+                f"{job.submit_s:g} counts from the start of the trace; other {self._source.unit}s have a "
+                "date or an epoch"
+            )
             if not dated:
                 text = f"a date or an epoch; other {self._source.unit}s count from the start of the trace"
             self.problems.append(self._source.problem(self.lines.pop(job.job_id), "submit_s", text))

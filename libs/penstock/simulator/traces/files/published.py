@@ -19,9 +19,19 @@ from penstock.simulator.traces.files.formats import FORMATS
 PASSED = "passed"
 """Column with the kind of a line that is no job of a trace."""
 COLUMNS = (
-    "job_id", "submit_s", "duration_s", "gpus", "owner", "cores", "host_memory_mib", "gpu_share_milli", "gpu_models", "workers",
-    "parameter_servers", PASSED,
-)  # fmt: skip
+    "job_id",
+    "submit_s",
+    "duration_s",
+    "gpus",
+    "owner",
+    "cores",
+    "host_memory_mib",
+    "gpu_share_milli",
+    "gpu_models",
+    "workers",
+    "parameter_servers",
+    PASSED,
+)
 PHILLY, PAI = "philly-jobs", "pai"
 PHILLY_KEYS = frozenset(("jobid", "attempts", "submitted_time"))
 PHILLY_NAMES: Mapping[str, str] = MappingProxyType(
@@ -29,8 +39,17 @@ PHILLY_NAMES: Mapping[str, str] = MappingProxyType(
 )
 """Our column → the key of the file that problems name."""
 PAI_COLUMNS = (
-    "job_name", "task_name", "inst_num", "status", "start_time", "end_time", "plan_cpu", "plan_mem", "plan_gpu", "gpu_type",
-)  # fmt: skip
+    "job_name",
+    "task_name",
+    "inst_num",
+    "status",
+    "start_time",
+    "end_time",
+    "plan_cpu",
+    "plan_mem",
+    "plan_gpu",
+    "gpu_type",
+)
 PAI_JOB_COLUMNS = ("job_name", "inst_id", "user", "status", "start_time", "end_time")
 PAI_STATES = frozenset(
     ("Terminated", "Failed", "Running", "Waiting", "Interrupted", "Ready", "Init", "Stopped", "Cancelled")
@@ -48,13 +67,17 @@ _OWN = FORMATS["csv"]
 PUBLISHED: Mapping[str, Format] = MappingProxyType(
     {
         PHILLY: _OWN._replace(
-            optional=(*_OWN.optional, PASSED, "status", "vc"), left_out=("status", "vc"), passes=lambda row: row.text(PASSED)
+            optional=(*_OWN.optional, PASSED, "status", "vc"),
+            left_out=("status", "vc"),
+            passes=lambda row: row.text(PASSED),
         ),
         PAI: _OWN._replace(
-            optional=(*_OWN.optional, PASSED, "status"), left_out=("status",), passes=lambda row: row.text(PASSED)
+            optional=(*_OWN.optional, PASSED, "status"),
+            left_out=("status",),
+            passes=lambda row: row.text(PASSED),
         ),
     }
-)  # fmt: skip
+)
 
 
 # ----------------------------------------------------------------------------------------------- Philly

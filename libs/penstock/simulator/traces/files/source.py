@@ -41,7 +41,8 @@ DURATION = "duration_s"  # a file may have it as two moments
 
 
 class Source(NamedTuple):
-    """A file whose format is known. `rows` yields its lines; problems of lines that cannot be split go to the given list."""
+    """A file whose format is known. `rows` yields its lines; problems of lines that cannot be split go to the
+    given list."""
 
     name: str
     form: Format
@@ -62,7 +63,8 @@ class Source(NamedTuple):
 
 
 def open_source(path: Path, renames: Mapping[str, str] = MappingProxyType({})) -> Source:
-    """The source, with its format by the first line or the keys. `renames`: a column of our own CSV → the file's; then that is the format.
+    """The source, with its format by the first line or the keys. `renames`: a column of our own CSV → the
+    file's; then that is the format.
 
     Raises `BadFile`; for a file of no format with the renames that are needed.
     """
@@ -105,7 +107,8 @@ def _lines(
 def _named(
     path: Path, columns: Sequence[str], renames: Mapping[str, str]
 ) -> tuple[str, Format, Sequence[str], Mapping[str, str]]:
-    """The format of a file with these columns, the format's names of them, and the file's names if they differ."""
+    """The format of a file with these columns, the format's names of them, and the file's names if they
+    differ."""
     if renames:
         ends = _difference(renames.get(DURATION, ""), columns)
         some = {ours: theirs for ours, theirs in renames.items() if ours != DURATION or ends is None}
@@ -148,7 +151,8 @@ def _no_format() -> Problem:
 def _renamed(
     path: Path, columns: Sequence[str], renames: Mapping[str, str]
 ) -> tuple[Sequence[str], Mapping[str, str]]:
-    """The columns under our names. A column with a name of ours that is assigned to another column is not read."""
+    """The columns under our names. A column with a name of ours that is assigned to another column is not
+    read."""
     for ours, theirs in renames.items():
         if theirs not in columns:
             known = ", ".join(map(shown, columns))

@@ -50,7 +50,8 @@ def trace_lines(
 
 
 def write_lines(path: Path | None, lines: Iterable[Sequence[str]]) -> None:
-    """Writes a file whole or not at all: into a temporary file beside it, then renamed. None: to stdout. Raises OSError."""
+    """Writes a file whole or not at all: into a temporary file beside it, then renamed. None: to stdout.
+    Raises OSError."""
     if path is None:
         csv.writer(sys.stdout, lineterminator="\n").writerows(lines)
         sys.stdout.flush()

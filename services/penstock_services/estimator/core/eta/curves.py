@@ -1,8 +1,10 @@
-"""Extrapolation of loss curves (or of any measure that approaches a target) to the iterations until the target.
+"""Extrapolation of loss curves (or of any measure that approaches a target) to the iterations until the
+target.
 
-Predicted is ln u, u = ln(iterations in all / iterations done): a weighted sum of ln u by a power law through the curve and of ln of the part of the way that is left. The weights and the errors come from finished curves.
-Errors are of ln(iterations left / done): early in a run the same error of ln u would be an unrealistically large factor.
-A measure that rises to its target is negated first.
+Predicted is ln u, u = ln(iterations in all / iterations done): a weighted sum of ln u by a power law through
+the curve and of ln of the part of the way that is left. The weights and the errors come from finished curves.
+Errors are of ln(iterations left / done): early in a run the same error of ln u would be an unrealistically
+large factor. A measure that rises to its target is negated first.
 """
 
 from collections.abc import Mapping, Sequence
@@ -37,7 +39,9 @@ MOMENTS = tuple(n / 10 for n in range(1, 10))  # training points per target: par
 CURVE_CONFIDENCE = 0.925  # of unseen kinds 1 in 13 may exceed an end more often; why this value: decision 15
 EXAMPLES_OF_KIND = 40.0  # at most so many of a kind count where another kind is predicted
 ENOUGH_OF_KIND = 20  # examples for a quantile of a kind's own errors
-BEST_OF = 50  # the end of a curve is the minimum of its means over 1 / 50 of it, so that one outlier is not taken for the end
+# the end of a curve is the minimum of its means over 1 / 50 of it, so that one outlier is not taken for the
+# end
+BEST_OF = 50
 
 
 class Curve(NamedTuple):
@@ -54,9 +58,11 @@ class CurveModel(NamedTuple):
     errors: tuple[float, ...] = ()
     """ln(iterations left / predicted) of finished curves predicted by all others; rising."""
     foreign_weights: tuple[float, float, float] = (0.0, 1.0, 0.0)
-    """As `weights`, every kind with the same weight however many curves it has: for a job whose kind is not in the training set."""
+    """As `weights`, every kind with the same weight however many curves it has: for a job whose kind is not
+    in the training set."""
     foreign_ends: tuple[float, float] | None = None
-    """As `errors`, by these weights: bounds on the errors of one more kind, below and above, both ≥ 0; None: too few kinds."""
+    """As `errors`, by these weights: bounds on the errors of one more kind, below and above, both ≥ 0; None:
+    too few kinds."""
     kinds: tuple[str, ...] = ()
     """Kinds in the training set; sorted."""
     own_errors: tuple[tuple[float, ...], ...] = ()
@@ -64,7 +70,8 @@ class CurveModel(NamedTuple):
 
 
 def curve(steps: Sequence[float], values: Sequence[float]) -> Curve:
-    """In order of the steps; points that are not finite or beyond MAX_VALUE, or have no step above 0, are left out; of equal steps the last point counts."""
+    """In order of the steps; points that are not finite or beyond MAX_VALUE, or have no step above 0, are
+    left out; of equal steps the last point counts."""
     known = {
         step: value
         for step, value in zip(steps, values, strict=True)
@@ -106,7 +113,8 @@ def steps_to(
 def learn_curves(finished: Sequence[tuple[str, Curve]]) -> CurveModel:
     """From (kind, curve) of finished runs; a kind groups similar curves, as the model's name.
 
-    Weights by ridge regression. Errors are held out (leave-one-out): each curve is predicted with the weights of all others.
+    Weights by ridge regression. Errors are held out (leave-one-out): each curve is predicted with the weights
+    of all others.
     """
     taught = [(kind, *_examples(one)) for kind, one in finished]
     taught = [(kind, features, log_u) for kind, features, log_u in taught if len(log_u)]
@@ -136,7 +144,8 @@ def learn_curves(finished: Sequence[tuple[str, Curve]]) -> CurveModel:
 def _learn_foreign(
     taught: Sequence[tuple[str, Floats, Floats]], sums: Mapping[str, tuple[Floats, Floats]]
 ) -> tuple[tuple[float, float, float], tuple[float, float] | None]:
-    """`foreign_weights` and `foreign_ends` of `CurveModel`: each kind predicted by all others. `sums`: gram and pull by kind."""
+    """`foreign_weights` and `foreign_ends` of `CurveModel`: each kind predicted by all others. `sums`: gram
+    and pull by kind."""
     count = {kind: sum(len(log_u) for own, _, log_u in taught if own == kind) for kind in sums}
     share = {kind: min(1.0, EXAMPLES_OF_KIND / count[kind]) for kind in sums}
     gram = np.sum([share[kind] * one for kind, (one, _) in sums.items()], axis=0) + RIDGE * np.eye(3)
@@ -177,8 +186,8 @@ def _features(seen: Curve, target: float) -> Floats:
 def _stretch(steps: Floats, left: Floats) -> float:
     """Iterations in all / iterations done, by the power law floor + scale·step^-power that fits `left` best.
 
-    `left`: part of the way at each step, 1 at the first; the target is where it is 0. Later points weigh more.
-    Where the law would never get there, the largest of STRETCH.
+    `left`: part of the way at each step, 1 at the first; the target is where it is 0. Later points weigh
+    more. Where the law would never get there, the largest of STRETCH.
     """
     at, mean, weight = _thin(steps / steps[-1], left)
     least, stretch = np.inf, STRETCH[1]

@@ -16,10 +16,11 @@ def normal_quantile(level: float) -> float:
 
 
 def edges(errors: Sequence[float], level: float, spread: float) -> tuple[float, float]:
-    """The interval that holds a new error with probability `level`. `errors`: signed, rising, of held-out cases.
+    """The interval that holds a new error with probability `level`. `errors`: signed, rising, of held-out
+    cases.
 
-    Their quantiles with the correction of a finite sample; by a normal of `spread` while fewer than ENOUGH_ERRORS
-    are known.
+    Their quantiles with the correction of a finite sample; by a normal of `spread` while fewer than
+    ENOUGH_ERRORS are known.
     """
     count = len(errors)
     if count < ENOUGH_ERRORS:

@@ -1,9 +1,11 @@
-"""Remaining time (ETA) of a running job, with an interval: iterations left × time of one, and the phases around them.
+"""Remaining time (ETA) of a running job, with an interval: iterations left × time of one, and the phases
+around them.
 
-Ideal: the distribution of the remaining time. Departure: a median and an interval, each side from how far earlier
-estimates of the same kind were off (conformal: the quantile of held-out errors), so that it covers as often as it promises
-wherever the new job is like the past ones. Iterations left come from the most precise source: the number asked for, else
-finished runs of the same job, else the curve of its loss on the way to a target.
+Ideal: the distribution of the remaining time. Departure: a median and an interval, each side from how far
+earlier estimates of the same kind were off (conformal: the quantile of held-out errors), so that it covers as
+often as it promises wherever the new job is like the past ones. Iterations left come from the most precise
+source: the number asked for, else finished runs of the same job, else the curve of its loss on the way to a
+target.
 """
 
 from collections.abc import Mapping, Sequence
@@ -109,7 +111,8 @@ def eta(asked: Asked, learned: Learned, level: float = LEVEL) -> Eta | None:
 
 
 def _sources(asked: Asked, learned: Learned, level: float) -> list[tuple[str, Bounds, bool]]:
-    """(name, iterations left, whether its kind is in the training set) of every source; the number asked for bounds the others."""
+    """(name, iterations left, whether its kind is in the training set) of every source; the number asked for
+    bounds the others."""
     found: list[tuple[str, Bounds, bool]] = []
     most = inf
     if asked.total is not None:
@@ -140,10 +143,11 @@ def _taught(kind: str, kinds: Sequence[str]) -> bool:
 def left_by_runs(
     totals: Sequence[float], done: float, learned: Learned, level: float = LEVEL, kind: str | None = None
 ) -> Bounds | None:
-    """Iterations left, given the totals of finished runs and that this one has outlived `done`. `kind`: None for one of the training set.
+    """Iterations left, given the totals of finished runs and that this one has outlived `done`. `kind`: None
+    for one of the training set.
 
-    ln of the total is normal around the runs' mean; their spread is shrunk to that of other jobs' runs. None where
-    no run can be used, or this one has outlived them so far that they predict nothing.
+    ln of the total is normal around the runs' mean; their spread is shrunk to that of other jobs' runs. None
+    where no run can be used, or this one has outlived them so far that they predict nothing.
     """
     usable = [log(total) for total in totals if isfinite(total) and total > 0]
     if not usable:
@@ -168,7 +172,8 @@ def left_by_runs(
 def step_time(step: Step, learned: Learned, level: float = LEVEL) -> Bounds | None:
     """Mean seconds of the remaining steps; None where there is neither a measurement nor a model.
 
-    Both are weighted by their precision: the model's dominates at the start, after some windows the run's own mean.
+    Both are weighted by their precision: the model's dominates at the start, after some windows the run's own
+    mean.
     """
     usable = [value for value in step.measured_s if isfinite(value) and value > 0]
     modelled = step.log_s is not None and isfinite(step.log_s) and isfinite(step.spread)
@@ -208,7 +213,8 @@ def learn_runs(totals: Sequence[Sequence[float]]) -> tuple[float, tuple[float, .
 
 
 def reach_of_new_kind(totals: Mapping[str, Sequence[Sequence[float]]]) -> float | None:
-    """`foreign_reach`, from the totals of finished runs by kind: each kind is predicted with the spread of all others."""
+    """`foreign_reach`, from the totals of finished runs by kind: each kind is predicted with the spread of
+    all others."""
     errors = []
     for kind, jobs in sorted(totals.items()):
         spread, _ = learn_runs([job for other, own in totals.items() if other != kind for job in own])
@@ -219,7 +225,8 @@ def reach_of_new_kind(totals: Mapping[str, Sequence[Sequence[float]]]) -> float 
 
 
 def _run_errors(logs: Sequence[Sequence[float]], spread: float) -> list[float]:
-    """|error| of each run predicted by the others of its job, in units of the expected error. `logs`: of totals, two or more per job."""
+    """|error| of each run predicted by the others of its job, in units of the expected error. `logs`: of
+    totals, two or more per job."""
     errors = []
     for job in logs:
         for place, one in enumerate(job):
@@ -231,7 +238,8 @@ def _run_errors(logs: Sequence[Sequence[float]], spread: float) -> list[float]:
 def learn_steps(runs: Sequence[Sequence[float]]) -> tuple[float, ...]:
     """`step_errors` from finished runs: the mean step of each of its windows, in their order.
 
-    Predicted at some points of each run from the windows until then, compared with the mean of the windows after.
+    Predicted at some points of each run from the windows until then, compared with the mean of the windows
+    after.
     """
     errors = []
     for run in runs:
@@ -261,7 +269,8 @@ def _width(bounds: Bounds) -> float:
 
 
 def _times(steps: Bounds, step: Bounds) -> Bounds:
-    """Bounds of the product; the errors of both are independent, so that their squares add, in ln and on each side."""
+    """Bounds of the product; the errors of both are independent, so that their squares add, in ln and on each
+    side."""
     middle = steps.middle * step.middle
     if middle <= 0:
         return Bounds(middle, 0.0, steps.high * step.high)

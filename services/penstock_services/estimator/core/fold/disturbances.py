@@ -1,4 +1,5 @@
-"""Tracks the run conditions of live jobs: jobs that come to their GPUs and leave them, changes of their cores, bandwidth caps.
+"""Tracks the run conditions of live jobs: jobs that come to their GPUs and leave them, changes of their
+cores, bandwidth caps.
 
 O(GPUs of the tasks that come or go, and jobs on them) per fact.
 """
@@ -30,7 +31,8 @@ def left(live: Mapping[str, LiveJob], holders: Holders, tasks: Iterable[str], no
 
 
 def measured(live: Mapping[str, LiveJob], learned: Interference, job_id: str, job: LiveJob) -> None:
-    """An attempt is over: learns its step times alone, and beside each other job that still lives. A pair is learned when the first of the two jobs ends."""
+    """An attempt is over: learns its step times alone, and beside each other job that still lives. A pair is
+    learned when the first of the two jobs ends."""
     progress = job.progress
     if progress is None or not _one_gpu(job):
         return
@@ -55,12 +57,14 @@ def _one_gpu(job: LiveJob) -> bool:
 
 
 def _has_a_share(job: LiveJob) -> bool:
-    """Members of a group do not: they use whole GPUs in turns, which gives no information about jobs that compute at once."""
+    """Members of a group do not: they use whole GPUs in turns, which gives no information about jobs that
+    compute at once."""
     return job.allocation is not None and job.allocation.gpu_share_milli < WHOLE_GPU
 
 
 def _beside(job: LiveJob, other_id: str) -> Measured | None:
-    """Its step times alone, and while it shared its GPU with this job only and was otherwise as placed; None: it has not run."""
+    """Its step times alone, and while it shared its GPU with this job only and was otherwise as placed; None:
+    it has not run."""
     progress = job.progress
     if progress is None:
         return None
@@ -77,7 +81,8 @@ def _meet(live: Mapping[str, LiveJob], holders: Holders, job_id: str, now_ms: in
 
 
 def adjusted(job: LiveJob, fact: CoresDecided | BandwidthDecided, now_ms: int) -> None:
-    """Applied as decided: where a node cannot obey, the step stays as it was, and less is learned than could be."""
+    """Applied as decided: where a node cannot obey, the step stays as it was, and less is learned than could
+    be."""
     if job.progress is None or fact.task_id not in job.workers:
         return
     worker, before = list(job.workers).index(fact.task_id), job.progress.conditions

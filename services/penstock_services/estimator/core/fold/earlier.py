@@ -1,7 +1,8 @@
-"""Earlier attempts of a job and what its present attempt inherits: work saved in checkpoints, and peaks of memory.
+"""Earlier attempts of a job and what its present attempt inherits: work saved in checkpoints, and peaks of
+memory.
 
-A job that is stopped and resumes at its checkpoint has a short last attempt. Its run time is that of all work that counted:
-of each earlier attempt the work in its checkpoint, and the whole last attempt.
+A job that is stopped and resumes at its checkpoint has a short last attempt. Its run time is that of all work
+that counted: of each earlier attempt the work in its checkpoint, and the whole last attempt.
 """
 
 from dataclasses import dataclass, field
@@ -52,14 +53,17 @@ class Earlier:
     """Numbers of workers of these attempts."""
     saved: Saved | None = None
     awaited: tuple[float, Disturbance, set[int]] | None = None
-    """Work in a checkpoint on another node, which the present attempt's node may fetch; as `kept_ms`, `disturbed`, `workers`."""
+    """Work in a checkpoint on another node, which the present attempt's node may fetch; as `kept_ms`,
+    `disturbed`, `workers`."""
     peak: Peak = NO_PEAK
     """Of the present attempt's tasks that did not succeed."""
     peaks: dict[tuple[int, Card], Peak] = field(default_factory=dict)
-    """(workers, card) → peaks of the attempts whose work was saved in that shape; few shapes, since attempts are few."""
+    """(workers, card) → peaks of the attempts whose work was saved in that shape; few shapes, since attempts
+    are few."""
 
     def over(self, progress: Progress, workers: int, card: Card, now_ms: int, *, saves: bool) -> None:
-        """The present attempt is over at `now_ms`, and another one follows. `saves`: it was asked to stop, and saves then."""
+        """The present attempt is over at `now_ms`, and another one follows. `saves`: it was asked to stop,
+        and saves then."""
         began_ms, peak = progress.started_ms, self.peak
         self.peak = NO_PEAK
         if began_ms is None:
@@ -89,15 +93,17 @@ class Earlier:
         self.awaited = None
 
     def with_peaks(self, run: Run, workers: int, card: Card) -> Run:
-        """With the peaks of attempts with saved work in that shape and on such cards: the last one may not show the largest."""
+        """With the peaks of attempts with saved work in that shape and on such cards: the last one may not
+        show the largest."""
         most = self.peaks.get((workers, card), NO_PEAK).or_more(Peak(run.host_memory_mib, run.gpu_memory_mib))
         return run._replace(host_memory_mib=most.host_mib, gpu_memory_mib=most.gpu_mib)
 
     def whole(self, run: Run, progress: Progress, workers: int, contract: str) -> tuple[Run, str]:
         """(the run with the work that earlier attempts did for it, what was corrected).
 
-        By the number of iterations done before its start, where that and the undisturbed step are known: so all of it counts as if done on
-        the last placement. Else by the ledger's checkpoints. Else its run time is comparable only if it certainly began anew.
+        By the number of iterations done before its start, where that and the undisturbed step are known: so
+        all of it counts as if done on the last placement. Else by the ledger's checkpoints. Else its run time
+        is comparable only if it certainly began anew.
         """
         if not self.ran:
             return run, ""
@@ -117,7 +123,8 @@ class Earlier:
 
 
 def _longer(run: Run, by_ms: float) -> Run:
-    """A run that resumed: its launch restored a checkpoint, and its training is a part of the job's, so neither is that of a whole run."""
+    """A run that resumed: its launch restored a checkpoint, and its training is a part of the job's, so
+    neither is that of a whole run."""
     return run._replace(run_ms=run.run_ms + by_ms, launch_ms=UNKNOWN, train_ms=UNKNOWN)
 
 

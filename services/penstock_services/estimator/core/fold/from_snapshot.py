@@ -15,7 +15,8 @@ from penstock_services.estimator.core.records.runs import estimate_summary, job_
 
 
 def begin_at(state: State, replica: Replica) -> None:
-    """Continues from a fold of the cell that another process has made (a snapshot); only before the first `fold`.
+    """Continues from a fold of the cell that another process has made (a snapshot); only before the first
+    `fold`.
 
     Gangs of which some workers had exited teach nothing: a snapshot does not hold the use of those workers.
     """
@@ -54,7 +55,8 @@ def begin_at(state: State, replica: Replica) -> None:
 
 
 def _earlier_of(job: JobState) -> Earlier:
-    """State inherited from earlier attempts. A snapshot does not hold their disturbances: they count as undisturbed."""
+    """State inherited from earlier attempts. A snapshot does not hold their disturbances: they count as
+    undisturbed."""
     found, saved = Earlier(ran=job.served_ms > 0, kept_ms=job.kept_ms), job.checkpoint
     if found.kept_ms:
         found.workers.add(job.workers)

@@ -1,4 +1,5 @@
-"""State of a live job in the estimator: the spec to estimate, and its latest attempt's allocation, progress and exits."""
+"""State of a live job in the estimator: the spec to estimate, and its latest attempt's allocation, progress
+and exits."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -56,7 +57,8 @@ class LiveJob:
         return "none" if self.asked is None else self.asked.checkpoint
 
     def disturbed_since(self, ms: int) -> bool:
-        """Whether there was a neighbour, a cap, or another number of cores than the settled one since then, in ledger time."""
+        """Whether there was a neighbour, a cap, or another number of cores than the settled one since then,
+        in ledger time."""
         found = self.progress
         if found is None or not found.disturbed:
             return False
@@ -64,7 +66,8 @@ class LiveJob:
 
 
 def without_texts(spec: JobSpec) -> JobSpec:
-    """The retained part of each live job's spec: the key of its command is in `JobInfo`. A moldable one has a key for each shape."""
+    """The retained part of each live job's spec: the key of its command is in `JobInfo`. A moldable one has a
+    key for each shape."""
     return replace(
         spec,
         command=("-",) if spec.min_workers is None else spec.command,

@@ -1,8 +1,8 @@
 """Progress of a running job, folded from its tasks' reports: phases, iterations, step times, losses.
 
-Everything here is bounded per job, however often it reports: windows are merged in pairs, the loss curve has means over
-spans that grow with the iteration, published remaining times are thinned. Times of one task are compared with each other
-only (its node's clock); across tasks and jobs the ledger's clock counts.
+Everything here is bounded per job, however often it reports: windows are merged in pairs, the loss curve has
+means over spans that grow with the iteration, published remaining times are thinned. Times of one task are
+compared with each other only (its node's clock); across tasks and jobs the ledger's clock counts.
 """
 
 from collections.abc import Mapping, Sequence
@@ -45,8 +45,9 @@ SLACK = 1.5  # a window may seem so many times longer than its task has run, sin
 SLACK_MS = 1_000.0
 MAX_CONDITIONS = 8  # with stored step times; the latest, those of the placement and the usual ones
 SMALL = 0.1
-"""Part of an attempt's time. A run that had other cores than the settled ones, or was slowed, for no longer, is typical of the next run, whose cores are searched for as well; its run time is wrong by a
-tenth at most, where it made no progress meanwhile."""
+"""Part of an attempt's time. A run that had other cores than the settled ones, or was slowed, for no longer,
+is typical of the next run, whose cores are searched for as well; its run time is wrong by a tenth at most,
+where it made no progress meanwhile."""
 
 
 def ring_of(places: Sequence[TaskPlacement]) -> tuple[int, ...]:
@@ -132,7 +133,8 @@ class Windows:
     def equal(self) -> tuple[float, ...]:
         """Mean steps of as many windows, each of the same number of steps; ms.
 
-        Windows are reported at growing intervals, so that their plain mean would be that of the first seconds.
+        Windows are reported at growing intervals, so that their plain mean would be that of the first
+        seconds.
         """
         if not self.parts:
             return ()
@@ -185,7 +187,8 @@ class Published(NamedTuple):
 
 @dataclass(slots=True)
 class Progress:
-    """Of a job's current attempt; iterations and losses are the job's. `evolve` (state.py) is the only writer."""
+    """Of a job's current attempt; iterations and losses are the job's. `evolve` (state.py) is the only
+    writer."""
 
     attempt: int
     placed_ms: int
@@ -261,15 +264,17 @@ class Progress:
         self.usual = self.usual.with_cores(worker, cores)
 
     def met(self, now_ms: int) -> Disturbance:
-        """Disturbances of an attempt that ends now, against its usual conditions with the settled cores. Source: none of the papers; a run under the contention-guard teaches
-        the run time of the next one, unless other conditions held for most of it."""
+        """Disturbances of an attempt that ends now, against its usual conditions with the settled cores.
+        Source: none of the papers; a run under the contention-guard teaches the run time of the next one,
+        unless other conditions held for most of it."""
         changed = self.disturbed & (Disturbance.CORES | Disturbance.CAPPED)
         if not changed or self._unusual_ms(now_ms) > SMALL * self._ran_ms(now_ms):
             return self.disturbed
         return self.disturbed & ~changed | Disturbance.BRIEFLY
 
     def _unusual_ms(self, now_ms: int) -> float:
-        """Time with other cores than the settled ones, or a cap. Unknown time, from before a restart, counts."""
+        """Time with other cores than the settled ones, or a cap. Unknown time, from before a restart,
+        counts."""
         usual_ms = self.lasted_ms.get(self.usual, 0)
         if self.conditions._replace(neighbours=()) == self.usual:
             usual_ms += self._lasted_ms(now_ms)
@@ -283,7 +288,8 @@ class Progress:
         return max(0, now_ms - max(self.since_ms, self.started_ms or 0))
 
     def skipped_ms(self) -> float | None:
-        """Time that the iterations before this attempt take on its placement, undisturbed, ≥ 0; None: not known."""
+        """Time that the iterations before this attempt take on its placement, undisturbed, ≥ 0; None: not
+        known."""
         step_ms = self.undisturbed.mean_ms
         if self.first is None or self.started_ms is None or step_ms != step_ms:
             return None
@@ -317,7 +323,8 @@ class Progress:
 
     @property
     def _in_one_piece(self) -> bool:
-        """Whether a window that ends now was measured in the present conditions alone: it begins at the previous report."""
+        """Whether a window that ends now was measured in the present conditions alone: it begins at the
+        previous report."""
         began_ms = self.at_ms or self.started_ms
         return began_ms is None or began_ms >= self.since_ms
 
@@ -340,14 +347,16 @@ class Progress:
         )
 
     def publish(self, found: Published) -> None:
-        """A remaining time was written to the ledger. Thinned to every second one; the first and the last stay."""
+        """A remaining time was written to the ledger. Thinned to every second one; the first and the last
+        stay."""
         self.published.append(found)
         if len(self.published) > MAX_PUBLISHED:
             last = self.published[-1:] if len(self.published) % 2 == 0 else []
             self.published = [*self.published[::2], *last]
 
     def max_iterations(self, asked: int | None) -> int | None:
-        """Iterations in all: as the script reports, else as the job asked for; None: unknown, or passed already."""
+        """Iterations in all: as the script reports, else as the job asked for; None: unknown, or passed
+        already."""
         total = asked if self.total is None else self.total
         return total if total is not None and total >= self.done else None
 
@@ -376,7 +385,8 @@ def begun(
     gpu: str,
     before: Progress | None = None,
 ) -> Progress:
-    """Progress of a new attempt. The job's iterations and losses stay; step times only if it is placed as before."""
+    """Progress of a new attempt. The job's iterations and losses stay; step times only if it is placed as
+    before."""
     ring, alone = ring_of(places), placed(places)
     found = Progress(
         attempt,

@@ -1,7 +1,8 @@
-"""Recovery of running jobs' progress from before a snapshot that a fold begins with: a snapshot has their placements, not their progress.
+"""Recovery of running jobs' progress from before a snapshot that a fold begins with: a snapshot has their
+placements, not their progress.
 
-Records before the snapshot cannot be validated forwards, since the head of the chain there is unknown, but backwards: the snapshot's
-head names the last valid one, which names the one before it (LAW 3).
+Records before the snapshot cannot be validated forwards, since the head of the chain there is unknown, but
+backwards: the snapshot's head names the last valid one, which names the one before it (LAW 3).
 """
 
 from collections.abc import Iterable
@@ -26,7 +27,8 @@ PROGRESS = frozenset(
 
 
 def recall_from(state: State, offset: int) -> int:
-    """Offset from which on records before the snapshot, which ends at `offset`, hold the progress of running jobs."""
+    """Offset from which on records before the snapshot, which ends at `offset`, hold the progress of running
+    jobs."""
     if state.recall_seq is None:
         return offset
     oldest = state.recall_seq - 1  # a record's offset is at least its seq - 1: void ones stand between
@@ -34,8 +36,8 @@ def recall_from(state: State, offset: int) -> int:
 
 
 def recall(state: State, values: Iterable[bytes]) -> None:
-    """Folds the progress of the snapshot's running jobs from the records before it, in their order, void ones included; only
-    between `begin_at` and the first `fold`."""
+    """Folds the progress of the snapshot's running jobs from the records before it, in their order, void ones
+    included; only between `begin_at` and the first `fold`."""
     records: list[tuple[str, str, At, list[RawFact]]] = []
     for value in values:
         try:

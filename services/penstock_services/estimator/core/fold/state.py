@@ -1,4 +1,5 @@
-"""State of the estimator: the fold of the cell's ledger, as far as estimates need it. `evolve` is the only writer."""
+"""State of the estimator: the fold of the cell's ledger, as far as estimates need it. `evolve` is the only
+writer."""
 
 import math
 from collections import OrderedDict
@@ -71,7 +72,8 @@ class State:
     learning: bool = True
     """Whether ended runs are learned; not while records are folded whose runs are known already."""
     finished: list[FinishedRun] = field(default_factory=list)
-    """Every succeeded run, sound or not, and every worker that was killed for its memory; the caller that stores them removes them."""
+    """Every succeeded run, sound or not, and every worker that was killed for its memory; the caller that
+    stores them removes them."""
     stage_rows: list[Owned] = field(default_factory=list)
     """Likewise."""
     head: Head = GENESIS
@@ -125,8 +127,8 @@ class State:
         return [(job_id, job, job.spec) for job_id, job in self.live.items() if job.spec is not None]
 
     def forgotten(self) -> list[tuple[str, LiveJob, JobSpec]]:
-        """As `unestimated`, of jobs whose estimate came so early that the placer had to drop it, and of jobs whose next attempt
-        is to be estimated anew: it waits for that, or backs off; once each."""
+        """As `unestimated`, of jobs whose estimate came so early that the placer had to drop it, and of jobs
+        whose next attempt is to be estimated anew: it waits for that, or backs off; once each."""
         again, self.estimate_again = self.estimate_again, []
         found = [(job_id, self.live[job_id]) for job_id in again if job_id in self.live]
         return [(job_id, job, job.spec) for job_id, job in found if job.spec is not None]
@@ -257,7 +259,8 @@ def _exited(state: State, at: At, fact: external_events.TaskExited) -> None:
 
 
 def _peak(job: LiveJob, used: Usage) -> None:
-    """Peak of a task that did not succeed. GPU memory is measured on the device and includes a neighbour's."""
+    """Peak of a task that did not succeed. GPU memory is measured on the device and includes a
+    neighbour's."""
     alone = job.progress is not None and not job.progress.disturbed & Disturbance.SHARED
     gpu_mib = bounded(used.gpu_memory_mib) if alone else UNKNOWN
     job.earlier.peak = job.earlier.peak.or_more(Peak(bounded(used.host_memory_mib), gpu_mib))
@@ -283,9 +286,15 @@ def _fetched(state: State, at: At, fact: external_events.CheckpointFetched) -> N
 
 
 def _ran_out(
-    state: State, at: At, job_id: str, job: LiveJob, allocation: Allocation, role: Role, memory: Memory,
+    state: State,
+    at: At,
+    job_id: str,
+    job: LiveJob,
+    allocation: Allocation,
+    role: Role,
+    memory: Memory,
     fact: external_events.TaskExited,
-) -> None:  # fmt: skip
+) -> None:
     """A task ran out of memory: what it had is a lower bound of its need, and nothing else is learned from
     the run."""
     estimate = job.estimate
@@ -305,7 +314,8 @@ def _ran_out(
 
 
 def _gpu_limit_mib(allocation: Allocation, estimate: EstimateSummary | None, *, shared: bool = False) -> int:
-    """GPU memory limit of each worker: its card's memory, or the promised part of a shared card. `shared`: companions had whole cards with it."""
+    """GPU memory limit of each worker: its card's memory, or the promised part of a shared card. `shared`:
+    companions had whole cards with it."""
     if allocation.gpu_share_milli == WHOLE_GPU and not shared:
         return allocation.card.memory_mib if allocation.gpus else 0
     return 0 if estimate is None else estimate.gpu_memory_mib
@@ -347,7 +357,8 @@ def _finish(state: State, run: FinishedRun) -> None:
 
 
 def learn(state: State, run: FinishedRun) -> None:
-    """Adds a finished run, or a task that ran out of memory, to the tables; in the order in which they ended."""
+    """Adds a finished run, or a task that ran out of memory, to the tables; in the order in which they
+    ended."""
     promised_mib = 0 if run.estimate is None else run.estimate.host_memory_mib
     if run.rejected.startswith(REASON):
         limit_mib = run.limit_mib if run.exhausted else promised_mib  # earlier versions stored no limit

@@ -1,7 +1,9 @@
-"""Gaussian process regression: exact, with noise per cell and leave-group-out cross-validation in closed form.
+"""Gaussian process regression: exact, with noise per cell and leave-group-out cross-validation in closed
+form.
 
-Source: Rasmussen & Williams, Gaussian Processes for Machine Learning, algorithm 2.1 and §5.4.2. Shared by the models of
-resources and of step times, which supply their covariances. Why it is not scikit-learn's: decision 15.
+Source: Rasmussen & Williams, Gaussian Processes for Machine Learning, algorithm 2.1 and §5.4.2. Shared by the
+models of resources and of step times, which supply their covariances. Why it is not scikit-learn's: decision
+15.
 """
 
 from collections.abc import Iterable
@@ -23,15 +25,16 @@ class Posterior:
     """Of a function with mean 0, given `y` at n cells."""
 
     def __init__(self, gram: Floats, noise: Floats, y: Floats) -> None:
-        """`gram`: covariance of the cells, shape (n, n); `noise`: variance of each y. Raises `LinAlgError`."""
+        """`gram`: covariance of the cells, shape (n, n); `noise`: variance of each y. Raises
+        `LinAlgError`."""
         self.y = y
         self.root: Floats = np.linalg.inv(np.linalg.cholesky(gram + np.diag(noise)))
         """R with RᵀR = (gram + noise)⁻¹."""
         self.alpha: Floats = self.root.T @ (self.root @ y)
 
     def predict(self, k: Floats, prior: Floats | float) -> tuple[Floats, Floats]:
-        """Mean and variance without noise, shape (q,). `k`: covariance of the queries with the cells, shape (q, n);
-        `prior`: variance of the queries before any measurement."""
+        """Mean and variance without noise, shape (q,). `k`: covariance of the queries with the cells, shape
+        (q, n); `prior`: variance of the queries before any measurement."""
         variance = prior - ((k @ self.root.T) ** 2).sum(axis=1)
         return k @ self.alpha, np.maximum(variance, MIN_VARIANCE)
 

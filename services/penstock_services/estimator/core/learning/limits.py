@@ -1,6 +1,8 @@
-"""Limits per owner on influence over other owners' estimates and on evictions: one row per limit, with its reason.
+"""Limits per owner on influence over other owners' estimates and on evictions: one row per limit, with its
+reason.
 
-Where two owners disagree, it is unknown which is right, so most limits no longer bind once a third has measured the same.
+Where two owners disagree, it is unknown which is right, so most limits no longer bind once a third has
+measured the same.
 """
 
 # Memory quotas: a sweep that names every run anew evicts at most a quarter of other owners' entries.
@@ -18,7 +20,8 @@ ABOVE_OTHERS = 2.0  # memory, cores and time count up to so many times the next 
 
 # Model of resources: a cell is the median over owners; no other owner contradicts a cell of one owner.
 CELLS_OF_ONE = 100  # cells of one owner that always count; beyond, as many as all others measured together
-REPEATS = 8  # measurements that one cell counts for: the common error of repeats (machine, data) averages out no further
+# measurements that one cell counts for: the common error of repeats (machine, data) averages out no further
+REPEATS = 8
 
 # Stages: from three owners on the median over owners; of two the first.
 STAGE_OWNERS = 16  # of one key; further ones add nothing
@@ -26,7 +29,8 @@ STAGE_OWNERS = 16  # of one key; further ones add nothing
 # Step times: a cell is the median over owners, and these bound the cells of a single owner.
 SHARING_OWNERS = 2  # from which on a shared cell needs no bound by the usual value
 OWNERS_DISAGREE = 4.0  # times: beyond, two owners measure different things, and the cell counts for neither
-BEYOND_USUAL = 8.0  # times the usual value among owners: in none of Pollux' networks is a cell further than 4.6 from the median
+# times the usual value among owners: in none of Pollux' networks is a cell further than 4.6 from the median
+BEYOND_USUAL = 8.0
 TABLES_OF_ONE = 3  # a third of the tables, and of their cells, may be of one owner alone
 STEP_RUNS, STEP_RUNS_OF_ONE = 10_000, 5_000  # read by a training
 TEACHING_TABLES, TEACHING_OF_ONE = 8, 3  # tables that the prior is learned from: most of a training's time
@@ -37,7 +41,8 @@ CURVES, JOBS, WINDOWED = (
 )  # loss curves, jobs and runs that all networks' spreads are learned from
 TAUGHT_BY_ONE = 32  # of each of these three
 
-# Parameters shared by all networks: no table, with any values, moves a parameter or a scale further than this.
+# Parameters shared by all networks: no table, with any values, moves a parameter or a scale further than
+# this.
 MAX_SPREADS = 3.0  # of the spreads set by hand, over the number of tables
 MAX_SCALE = 8.0  # times the scale set by hand
 

@@ -1,6 +1,8 @@
-"""Bounded table with a quota per owner: least recently used (LRU) eviction, so that no owner evicts the entries of others.
+"""Bounded table with a quota per owner: least recently used (LRU) eviction, so that no owner evicts the
+entries of others.
 
-Entries are grouped by key, and each belongs to one owner. Owner "" stands for no owner: it has no quota, and its entries go with their key.
+Entries are grouped by key, and each belongs to one owner. Owner "" stands for no owner: it has no quota, and
+its entries go with their key.
 """
 
 from collections import OrderedDict
@@ -14,7 +16,8 @@ NO_OWNER = ""
 
 
 class OwnerTable(Generic[Key, Value]):
-    """(key, owner) → value. Keys and an owner's keys are in the order of their last use, a key's owners in that of theirs."""
+    """(key, owner) → value. Keys and an owner's keys are in the order of their last use, a key's owners in
+    that of theirs."""
 
     def __init__(self, keys: int, keys_of_one: int, owners_of_key: int = 1) -> None:
         """Upper bounds: of keys in all, of one owner's keys, of one key's owners."""

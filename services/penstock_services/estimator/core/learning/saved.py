@@ -1,6 +1,8 @@
-"""Serialisation of learned models without pickle: MessagePack of numbers, names and arrays, checked against a SHA-256.
+"""Serialisation of learned models without pickle: MessagePack of numbers, names and arrays, checked against a
+SHA-256.
 
-The digest is stored beside the bytes, in the model's row, and names the version. The content is data: none of it is executed.
+The digest is stored beside the bytes, in the model's row, and names the version. The content is data: none of
+it is executed.
 """
 
 from hashlib import sha256
@@ -26,7 +28,8 @@ class _Array(msgspec.Struct, array_like=True):
 
 
 def to_bytes(model: object) -> bytes:
-    """The same model gives the same bytes. Dataclasses, named tuples, mappings, tuples, arrays, numbers, text."""
+    """The same model gives the same bytes. Dataclasses, named tuples, mappings, tuples, arrays, numbers,
+    text."""
     return msgspec.msgpack.encode((FORMAT, model), enc_hook=_plain)
 
 
@@ -41,7 +44,8 @@ def version_of(kind: str, digest: str) -> str:
 
 
 def from_bytes(body: bytes, digest: str, kind: type[Saved]) -> Saved:
-    """The model of `kind` that `to_bytes` wrote. Raises `BadModel`, also for a whole model of another digest."""
+    """The model of `kind` that `to_bytes` wrote. Raises `BadModel`, also for a whole model of another
+    digest."""
     if len(body) > MAX_BYTES:
         raise BadModel(f"larger than {MAX_BYTES} bytes: no model of ours is")
     if digest_of(body) != digest:

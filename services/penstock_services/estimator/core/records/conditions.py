@@ -1,8 +1,9 @@
-"""Run conditions of an attempt beside its placement (jobs that share its GPUs, its workers' cores, caps on memory bandwidth), and which
-measurements of a disturbed run are not comparable.
+"""Run conditions of an attempt beside its placement (jobs that share its GPUs, its workers' cores, caps on
+memory bandwidth), and which measurements of a disturbed run are not comparable.
 
-A step time holds for the conditions in which it was measured, as for its placement. Source: Pollux (OSDI '21) §4.1, whose agents
-measure the iterations of each allocation separately. Departure: an allocation there is GPUs and nodes.
+A step time holds for the conditions in which it was measured, as for its placement. Source: Pollux (OSDI '21)
+§4.1, whose agents measure the iterations of each allocation separately. Departure: an allocation there is
+GPUs and nodes.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -16,7 +17,8 @@ FULL = 100  # percent of memory bandwidth: not capped
 
 
 class Disturbance(IntFlag):
-    """How a run differs from one that has its GPUs and the cores of its placement for itself from start to end."""
+    """How a run differs from one that has its GPUs and the cores of its placement for itself from start to
+    end."""
 
     SHARED = 1
     """Another job held a part of one of its GPUs for some time."""
@@ -29,7 +31,8 @@ class Disturbance(IntFlag):
     UNKNOWN_WORK = 16
     """An earlier attempt ran, and whether this one resumed its work is not known."""
     BRIEFLY = 32
-    """In place of `CORES` and `CAPPED`, where either held for a small part of its time (`progress.SMALL`): its cores were searched for, or it was slowed briefly."""
+    """In place of `CORES` and `CAPPED`, where either held for a small part of its time (`progress.SMALL`):
+    its cores were searched for, or it was slowed briefly."""
 
 
 NONE = Disturbance(0)
@@ -55,11 +58,13 @@ EXCLUDED: Mapping[str, Disturbance] = MappingProxyType(
         "gpu_utilisation_std": SLOWED,
     }
 )
-"""Field of `Run` → the disturbances under which its measurement is not comparable. Other fields are always comparable."""
+"""Field of `Run` → the disturbances under which its measurement is not comparable. Other fields are always
+comparable."""
 
 
 def comparable(name: str, disturbed: float) -> bool:
-    """Whether a run with these disturbances (`Run.disturbed`) teaches this field as well as an undisturbed one."""
+    """Whether a run with these disturbances (`Run.disturbed`) teaches this field as well as an undisturbed
+    one."""
     return not disturbed or not int(disturbed) & EXCLUDED.get(name, 0)
 
 

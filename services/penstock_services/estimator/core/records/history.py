@@ -19,7 +19,8 @@ UNKNOWN = math.nan
 
 
 class Run(NamedTuple):
-    """One finished, succeeded job: the maximum over its workers, of utilisation the mean. NaN: not measured."""
+    """One finished, succeeded job: the maximum over its workers, of utilisation the mean. NaN: not
+    measured."""
 
     ended_ms: float
     seq: float
@@ -50,14 +51,16 @@ WIDTH = len(Run._fields)
 
 
 def bounded(value: float | None) -> float:
-    """A measured value as the history stores it: ≥ 0, ≤ MAX_VALUE; NaN for None and for values that are not finite."""
+    """A measured value as the history stores it: ≥ 0, ≤ MAX_VALUE; NaN for None and for values that are not
+    finite."""
     if value is None or value != value:
         return UNKNOWN
     return float(min(max(value, 0), MAX_VALUE))
 
 
 def key_of(spec: JobSpec) -> bytes:
-    """Digest of owner, command, model and batch size: 32 bytes, however long the command is. Of a moldable job with its fewest workers.
+    """Digest of owner, command, model and batch size: 32 bytes, however long the command is. Of a moldable
+    job with its fewest workers.
 
     The separator cannot occur in a command, and identifiers hold no NUL.
     """
@@ -67,9 +70,11 @@ def key_of(spec: JobSpec) -> bytes:
 
 
 def of_comparable(name: str, values: Sequence[float], disturbed: Sequence[float]) -> list[float]:
-    """The values of runs that are comparable in this field; of all runs where none is comparable. Without NaN.
+    """The values of runs that are comparable in this field; of all runs where none is comparable. Without
+    NaN.
 
-    Ideal: comparable runs alone. Departure: a job whose runs all shared a GPU would be estimated as if it had never run.
+    Ideal: comparable runs alone. Departure: a job whose runs all shared a GPU would be estimated as if it had
+    never run.
     """
     known = [(value, by) for value, by in zip(values, disturbed, strict=True) if value == value]
     return [value for value, by in known if comparable(name, by)] or [value for value, _ in known]
@@ -100,7 +105,8 @@ class Runs:
         return self._values[Run._fields.index(name) :: WIDTH]
 
     def column(self, name: str) -> list[float]:
-        """The measured values of one field of `Run`, oldest first; of comparable runs, or of all where none is comparable."""
+        """The measured values of one field of `Run`, oldest first; of comparable runs, or of all where none
+        is comparable."""
         return of_comparable(name, self.whole_column(name), self.whole_column("disturbed"))
 
     def disturbed(self, name: str) -> bool:

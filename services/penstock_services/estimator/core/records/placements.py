@@ -51,7 +51,8 @@ def ring(placement: Placement) -> Placement:
 def table(measurements: Iterable[Measurement]) -> Table:
     """Runs of one cell are averaged. Only plausible measurements are allowed, see `why_rejected`.
 
-    The order of the cells is that of their placements and batches, so that the order of the runs has no effect.
+    The order of the cells is that of their placements and batches, so that the order of the runs has no
+    effect.
     """
     logs: dict[Cell, list[float]] = {}
     for (placement, local_batch), step_s in measurements:
@@ -95,7 +96,8 @@ class Points(NamedTuple):
 
 
 def points(cells: Sequence[Cell], reference_batch: float) -> Points:
-    """`cells` as columns. Placements are compared by the hashes of their numbers, which are the same in every process."""
+    """`cells` as columns. Placements are compared by the hashes of their numbers, which are the same in every
+    process."""
     shapes = [cell.placement for cell in cells]
     return Points(
         np.array([len(shape) for shape in shapes], dtype=np.float64),

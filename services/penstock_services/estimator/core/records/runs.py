@@ -40,7 +40,8 @@ class JobInfo(NamedTuple):
     iterations: int | None = None
     target_loss: float | None = None
     profiled: bool = False
-    """It ends after as many iterations as its steps are measured in, so that its run time does not count for any other run."""
+    """It ends after as many iterations as its steps are measured in, so that its run time does not count for
+    any other run."""
 
 
 class Card(NamedTuple):
@@ -83,7 +84,8 @@ class EtaAtHalf(NamedTuple):
 
 
 class FinishedRun(NamedTuple):
-    """One succeeded job, or a task that ran out of memory. `rejected`: why nothing else may be learned from it; empty: it is sound."""
+    """One succeeded job, or a task that ran out of memory. `rejected`: why nothing else may be learned from
+    it; empty: it is sound."""
 
     seq: int
     """Number of the ledger record that ended it."""
@@ -100,13 +102,15 @@ class FinishedRun(NamedTuple):
     eta: EtaAtHalf | None = None
     """None: nothing was published in time."""
     limit_mib: int = 0
-    """The worker's cap on host memory; where a task ran out of memory, that task's limit: a lower bound of its need."""
+    """The worker's cap on host memory; where a task ran out of memory, that task's limit: a lower bound of
+    its need."""
     exhausted: Literal["", "host_memory", "gpu_memory"] = ""
     """Which memory, where a task ran out of it; rows of earlier versions are of host memory."""
     role: Role = "worker"
     """Role of that task."""
     corrected: str = ""
-    """By what its run time was corrected; empty: it is as measured. The run's disturbances are in `measured`."""
+    """By what its run time was corrected; empty: it is as measured. The run's disturbances are in
+    `measured`."""
 
 
 def job_info(spec: JobSpec) -> JobInfo:
@@ -142,7 +146,8 @@ def estimate_summary(estimate: Estimate) -> EstimateSummary:
 
 
 def implausible(measured: Run, allocation: Allocation) -> str:
-    """Why these measurements are implausible; empty if they are plausible. One broken sensor must not affect any estimate.
+    """Why these measurements are implausible; empty if they are plausible. One broken sensor must not affect
+    any estimate.
 
     NaN stands for *not measured*, which is plausible.
     """

@@ -1,1 +1,2 @@
-"""Pure: models of a job's resources, trained on finished runs. Arrays in, arrays out; random numbers only from seeds."""
+"""Pure: models of a job's resources, trained on finished runs. Arrays in, arrays out; random numbers only
+from seeds."""

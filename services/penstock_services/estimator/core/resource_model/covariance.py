@@ -1,12 +1,12 @@
 """Covariance function (kernel) of resource needs between jobs, and the search for its hyperparameters.
 
-k(x, x') = a₀·exp(−w₀·d) + a₁·exp(−w₁·d) + a₂·exp(−w₂·d) + g·(a₃·exp(−w₃·d) + a₄), where d are distances of two jobs: the
-squared difference of each column, 1 where the precisions' widths differ, 1 where the workloads' names differ; g = 1 on the
-same GPU model, else 0. `_layout` names the weights of each term.
+k(x, x') = a₀·exp(−w₀·d) + a₁·exp(−w₁·d) + a₂·exp(−w₂·d) + g·(a₃·exp(−w₃·d) + a₄), where d are distances of
+two jobs: the squared difference of each column, 1 where the precisions' widths differ, 1 where the workloads'
+names differ; g = 1 on the same GPU model, else 0. `_layout` names the weights of each term.
 
-The first term is shared by all workloads, the next two are the workload's own on any GPU of such size, the last two the
-GPU model's own. For an unknown GPU these are 0 and the others carry over, since they describe GPUs only by their
-capabilities: so one model interpolates the measured cells and predicts unseen GPU models.
+The first term is shared by all workloads, the next two are the workload's own on any GPU of such size, the
+last two the GPU model's own. For an unknown GPU these are 0 and the others carry over, since they describe
+GPUs only by their capabilities: so one model interpolates the measured cells and predicts unseen GPU models.
 """
 
 from collections.abc import Callable, Sequence
@@ -27,7 +27,8 @@ ON_GPU = slice(3, 5)
 T_WORK, T_HALF, T_HALF_SHARED, T_WORK_GPU, T_HALF_GPU = range(SHARES, SHARES + 5)
 RATES = SHARES + 5
 FIRST = (0.0, 0.0, 0.0, -1.0, -2.0, 0.0, -0.5, -1.0, 0.0, -0.5)
-"""Mean of the prior on the logarithms, and start of the search: the GPU model's own share is small until measured."""
+"""Mean of the prior on the logarithms, and start of the search: the GPU model's own share is small until
+measured."""
 FIRST_RATE, FIRST_NOISE = -2.0, -2.0
 PRIOR_VARIANCE = 2.0  # a factor of 4 costs half a unit of likelihood
 PRIOR_VARIANCE_NOISE = 4.0
@@ -75,7 +76,8 @@ class Covariance:
         return self.to(others)(some)
 
     def to(self, others: Inputs) -> Callable[[Inputs], Floats]:
-        """`between` with these others, for many questions. The effect of names and widths on a term has eight cases."""
+        """`between` with these others, for many questions. The effect of names and widths on a term has eight
+        cases."""
         columns, weight = list(self.columns), _weights(self.values, _layout(len(self.columns)))
         same, differs, narrow = (np.arange(8) & bit > 0 for bit in (4, 2, 1))
         factor = np.exp(self.values[:SHARES, None] - weight[:, -2:] @ np.array([narrow, differs]))
@@ -114,10 +116,11 @@ def _same(some: Indexes, others: Indexes) -> Mask:
 
 
 def search(inputs: Inputs, y: Floats, repeats: Floats, columns: Sequence[int]) -> Covariance:
-    """Maximum a posteriori hyperparameters: the likelihood of these measurements times the prior around `FIRST`. Deterministic.
+    """Maximum a posteriori hyperparameters: the likelihood of these measurements times the prior around
+    `FIRST`. Deterministic.
 
-    `y`: shape (n,), mean 0, variance about 1; `repeats`: number of measurements of which each is the mean. O(n³) per step.
-    Source of the gradient: Rasmussen & Williams, eq. 5.9.
+    `y`: shape (n,), mean 0, variance about 1; `repeats`: number of measurements of which each is the mean.
+    O(n³) per step. Source of the gradient: Rasmussen & Williams, eq. 5.9.
     """
     count, x = len(y), inputs.columns[:, list(columns)]
     start = np.array([*FIRST, *[FIRST_RATE] * (2 * len(columns)), FIRST_NOISE])

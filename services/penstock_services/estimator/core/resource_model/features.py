@@ -1,8 +1,8 @@
 """Features of the default model: job sizes as logarithms, the GPU by its capabilities.
 
-Ideal: a job's memory follows from its graph. Departure: only its workload's name is known, so a line is fitted per
-workload: memory = a + b·batch + c·batch/GPUs with a, b, c ≥ 0 (some launchers report the batch of one GPU, some that
-of all; the fit determines which). The line predicts how full the card will be.
+Ideal: a job's memory follows from its graph. Departure: only its workload's name is known, so a line is
+fitted per workload: memory = a + b·batch + c·batch/GPUs with a, b, c ≥ 0 (some launchers report the batch of
+one GPU, some that of all; the fit determines which). The line predicts how full the card will be.
 """
 
 import math
@@ -25,8 +25,9 @@ from penstock_services.estimator.core.resource_model.measurements import (
 )
 
 GPUS, CARD, RATE, BANDWIDTH, YEAR, BATCH, FILL = range(7)
-"""Columns: log₂ of the GPUs; logarithms of card memory, arithmetic rate at the job's precision and memory bandwidth;
-year of the GPU's generation; batch size against the workload's median; line / card memory, as a logarithm."""
+"""Columns: log₂ of the GPUs; logarithms of card memory, arithmetic rate at the job's precision and memory
+bandwidth; year of the GPU's generation; batch size against the workload's median; line / card memory, as a
+logarithm."""
 WIDTH = 7
 MIN_RUNS = 4  # for a line of its own, or a median
 ROUNDS = 8  # of reweighting: least squares becomes least absolute error
@@ -42,7 +43,8 @@ Key = tuple[str, bool]
 
 @dataclass(frozen=True, slots=True)
 class Inputs:
-    """Jobs as input of the kernels. All of length n; `columns` shape (n, WIDTH), standardised but for GPUS."""
+    """Jobs as input of the kernels. All of length n; `columns` shape (n, WIDTH), standardised but for
+    GPUS."""
 
     columns: Floats
     workload: Indexes
@@ -75,9 +77,9 @@ class Features:
     mean: Floats
     scale: Floats
     line_share: float
-    """How far memory follows its line when the batch or the card changes. At 1 it is the line alone, whatever the
-    card; at 0 the card's share that such jobs take. Libraries that grow into free memory put it
-    between; never below 0, or memory would fall as the batch grows."""
+    """How far memory follows its line when the batch or the card changes. At 1 it is the line alone, whatever
+    the card; at 0 the card's share that such jobs take. Libraries that grow into free memory put it between;
+    never below 0, or memory would fall as the batch grows."""
 
     def of(self, tasks: Sequence[Task]) -> Inputs:
         """Any jobs, also of unseen workloads and GPUs: their unknown values are the training set's mean."""
@@ -104,9 +106,15 @@ class Features:
         """The columns as they are measured, NaN where unknown, and whether each task is 16 bits wide."""
         half = [half_precision(task.precision) for task in tasks]
         rows = [
-            (task.gpus, card_mib(task), task.batch_size, *_columns_of(task.gpu, wide), *self._known(task.model, wide))
+            (
+                task.gpus,
+                card_mib(task),
+                task.batch_size,
+                *_columns_of(task.gpu, wide),
+                *self._known(task.model, wide),
+            )
             for task, wide in zip(tasks, half, strict=True)
-        ]  # fmt: skip
+        ]
         values = np.array(rows, dtype=np.float64).reshape(len(tasks), 10).T
         gpus, card, batch, _, _, _, usual, a, b, c = values
         batch = np.where(np.isnan(batch), np.exp(usual), batch)
@@ -119,7 +127,8 @@ class Features:
         return columns, np.array(half, dtype=np.intp)
 
     def _known(self, model: str, half: bool) -> tuple[float, float, float, float]:
-        """The usual batch, as a logarithm, and the line, of a workload at this width or else the other; NaN: unknown."""
+        """The usual batch, as a logarithm, and the line, of a workload at this width or else the other; NaN:
+        unknown."""
         key, other = (model, half), (model, not half)
         usual = self.batches.get(key)
         line = self.lines.get(key) or self.lines.get(other) or NO_LINE
@@ -159,7 +168,8 @@ def features_of(runs: Runs) -> Features:
 
 
 def line_share_of(runs: Runs, raw: Floats) -> float:
-    """Slope of the logarithm of the card's share in use over that of the line, around each workload's mean; `raw`: columns."""
+    """Slope of the logarithm of the card's share in use over that of the line, around each workload's mean;
+    `raw`: columns."""
     memory = runs.labels.get(MEMORY, np.full(len(runs), math.nan))
     rows = np.flatnonzero(np.isfinite(memory) & np.isfinite(raw[:, CARD]))
     _, workload = np.unique([runs.tasks[row].model for row in rows], return_inverse=True)
@@ -171,7 +181,8 @@ def line_share_of(runs: Runs, raw: Floats) -> float:
 
 
 def memory_lines(runs: Runs) -> tuple[dict[Key, tuple[float, float, float]], dict[Key, float]]:
-    """Per workload and width its line, where enough runs measured their memory, and the median logarithm of its batches."""
+    """Per workload and width its line, where enough runs measured their memory, and the median logarithm of
+    its batches."""
     batch = np.array([task.batch_size for task in runs.tasks])
     gpus = np.array([task.gpus for task in runs.tasks])
     memory = runs.labels.get(MEMORY, np.full(len(runs), math.nan))
@@ -191,8 +202,9 @@ def memory_lines(runs: Runs) -> tuple[dict[Key, tuple[float, float, float]], dic
 def memory_line(batch: Floats, gpus: Floats, memory_mib: Floats) -> tuple[float, float, float]:
     """a, b, c ≥ 0 of memory = a + b·batch + c·batch/GPUs with the least sum of relative errors; MiB.
 
-    Relative, since otherwise the largest cards alone would dominate; absolute errors rather than squares, since many runs lie
-    above the line because their library takes the free memory. Shape of each argument: (runs,), > 0.
+    Relative, since otherwise the largest cards alone would dominate; absolute errors rather than squares,
+    since many runs lie above the line because their library takes the free memory. Shape of each argument:
+    (runs,), > 0.
     """
     unit = np.array([1.0, 1.0 / batch.mean(), 1.0 / (batch / gpus).mean()]) * memory_mib.mean()
     x = np.stack([np.ones_like(batch), batch, batch / gpus], axis=1) * unit / memory_mib[:, None]

@@ -1,8 +1,9 @@
 """Table of GPU models with their published performance figures, so that a model can predict an unseen one.
 
-Facts only. Rates are dense (no sparsity). `half_tflops` is with 32-bit accumulation, as training uses it, so the
-GeForce cards have half of the figure that is usually published. `full_tflops` is what "FP32" training gets: since
-Ampere that is TF32 on the tensor cores. Where a card has no tensor cores, both are those of its plain cores.
+Facts only. Rates are dense (no sparsity). `half_tflops` is with 32-bit accumulation, as training uses it, so
+the GeForce cards have half of the figure that is usually published. `full_tflops` is what "FP32" training
+gets: since Ampere that is TF32 on the tensor cores. Where a card has no tensor cores, both are those of its
+plain cores.
 """
 
 import re
@@ -93,7 +94,8 @@ REST = re.compile(
 
 @lru_cache(maxsize=1_024)  # names come from nodes and job files: few, and each is looked up often
 def facts_of(name: str) -> GpuFacts | None:
-    """The facts of a GPU by any of its names ("NVIDIA A100-SXM4-80GB", "RTX 2080 Ti", "V100-16"); None: unknown."""
+    """The facts of a GPU by any of its names ("NVIDIA A100-SXM4-80GB", "RTX 2080 Ti", "V100-16"); None:
+    unknown."""
     plain = MAKERS_WORDS.sub("", name.upper())
     for text in dict.fromkeys((GROUP.sub("", plain), plain)):
         for known in NAMES:

@@ -35,7 +35,8 @@ ABOVE_FULL = 101.0  # percent; one above 100, so that the root's slope stays fin
 
 @dataclass(frozen=True, slots=True)
 class Unit:
-    """`learned` maps measured values to the learned unit, `measured` back; both rise, so intervals map by their ends.
+    """`learned` maps measured values to the learned unit, `measured` back; both rise, so intervals map by
+    their ends.
 
     Shape (jobs,), of `measured` also (any, jobs).
     """

@@ -20,8 +20,8 @@ UTILISATION_STD = "gpu_utilisation_std"
 BANDWIDTH = "bandwidth_mbps"
 THROUGHPUT = "throughput"
 LABELS = (MEMORY, UTILISATION, UTILISATION_STD, BANDWIDTH, THROUGHPUT)
-"""GPU memory: the largest measured on one GPU; utilisation: mean and standard deviation over the run, percent;
-bandwidth: of the network; throughput: of the whole job, per second, in the workload's own unit."""
+"""GPU memory: the largest measured on one GPU; utilisation: mean and standard deviation over the run,
+percent; bandwidth: of the network; throughput: of the whole job, per second, in the workload's own unit."""
 
 MIB_PER_GIB = 1_024
 
@@ -46,7 +46,8 @@ class Task:
 
 @dataclass(frozen=True, slots=True)
 class Runs:
-    """Finished runs: `tasks` and, per label, one value each (NaN: not measured). Shape of each label: (runs,)."""
+    """Finished runs: `tasks` and, per label, one value each (NaN: not measured). Shape of each label:
+    (runs,)."""
 
     tasks: tuple[Task, ...]
     labels: Mapping[str, Floats]
@@ -87,5 +88,6 @@ def half_precision(precision: str) -> bool:
 
 
 def cell_of(task: Task) -> tuple[str, float, str, str]:
-    """Cell of a job: repeats of a measurement have the same GPU model, number of GPUs, workload and precision."""
+    """Cell of a job: repeats of a measurement have the same GPU model, number of GPUs, workload and
+    precision."""
     return (task.gpu, task.gpus, task.model, task.precision)

@@ -1,4 +1,5 @@
-"""The learned model of resources: one Gaussian process per label, with cross-conformal prediction intervals."""
+"""The learned model of resources: one Gaussian process per label, with cross-conformal prediction
+intervals."""
 
 import math
 from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
@@ -66,8 +67,8 @@ NOTHING_KNOWN = Spread(math.inf, math.inf)
 
 @dataclass(frozen=True, slots=True)
 class Prediction:
-    """Of one label, in its own unit. Shapes (tasks,). The truth lies between low and high 9 times of 10, and below high
-    19 times of 20; on unseen GPU models in GPU_CONFIDENCE of them."""
+    """Of one label, in its own unit. Shapes (tasks,). The truth lies between low and high 9 times of 10, and
+    below high 19 times of 20; on unseen GPU models in GPU_CONFIDENCE of them."""
 
     value: Floats
     low: Floats
@@ -105,7 +106,8 @@ class LabelModel:
         return {}
 
     def predict(self, name: str, inputs: Inputs, *, cached: bool = False) -> Prediction:
-        """`cached`: for labels whose covariance takes few different values, such as memory's, which does not depend on the batch."""
+        """`cached`: for labels whose covariance takes few different values, such as memory's, which does not
+        depend on the batch."""
         mean, variance = self._cached(inputs) if cached else self._computed(inputs)
         known = 1 - np.minimum(variance / self.covariance.prior, 1.0)
         deviation = np.sqrt(variance + self.covariance.noise)
@@ -159,8 +161,8 @@ class Model:
 def train(runs: Runs, seed: int = 0, like: Model | None = None) -> Model:
     """Learns from sound runs. Deterministic. Raises `ValueError` where there is nothing to learn.
 
-    `like`: a model of nearly the same runs. Where these have so many cells that hyperparameters are searched on a sample,
-    its own are taken instead: the search is a third of the work.
+    `like`: a model of nearly the same runs. Where these have so many cells that hyperparameters are searched
+    on a sample, its own are taken instead: the search is a third of the work.
     """
     count = len(runs)
     runs = limited_per_owner(runs, seed)
@@ -187,7 +189,8 @@ def _learn(
 ) -> LabelModel:
     """One label, with intervals calibrated on cells, on GPU models and on generations left out.
 
-    `new`: the runs as `as_new` describes them, by GPU model and by generation; `known`: hyperparameters that need no search.
+    `new`: the runs as `as_new` describes them, by GPU model and by generation; `known`: hyperparameters that
+    need no search.
     """
     unit, inputs = UNITS[name], features.of(runs.tasks)
     first, cell = grouped(Covariance(np.empty(0), unit.columns).keys(inputs))
@@ -207,8 +210,8 @@ def _learn(
     posterior = Posterior(gram, noise, y)
 
     def scores(groups: Sequence[Hashable], asked: Inputs, k: Floats) -> Floats:
-        """Of each run, its error in standard deviations when predicted without its cell's group; `asked` and `k`: the
-        queries for it."""
+        """Of each run, its error in standard deviations when predicted without its cell's group; `asked` and
+        `k`: the queries for it."""
         predicted, variance = posterior.leave_groups_out(blocks(groups), k, covariance.prior)
         truth = (unit.learned(runs.labels[name], asked) - mean) / scale
         return np.asarray((truth - predicted[cell]) / np.sqrt(variance + covariance.noise)[cell])
@@ -220,8 +223,12 @@ def _learn(
     seen = spread_of(held_out / own, len(first), len(covariance.values) + lines)
     gpu_models, spreads = blocks([task.gpu for task in tasks]), [seen]
     for kind, asked, confidence, untested in zip(
-        (_gpu, _generation), new, (GPU_CONFIDENCE, GENERATION_CONFIDENCE), (UNTESTED_GPU, UNTESTED_GENERATION), strict=True
-    ):  # fmt: skip
+        (_gpu, _generation),
+        new,
+        (GPU_CONFIDENCE, GENERATION_CONFIDENCE),
+        (UNTESTED_GPU, UNTESTED_GENERATION),
+        strict=True,
+    ):
         k = covariance.between(asked.pick(first), some_cells)
         off = scores([kind(tasks[row]) for row in first], asked, k) / own
         count, errors = len({kind(task) for task in tasks}), [off[rows] for rows in gpu_models]
@@ -245,7 +252,8 @@ def _generation(task: Task) -> str:
 
 
 def as_new(features: Features, runs: Runs, tasks: Sequence[Task], kind: Callable[[Task], str]) -> Inputs:
-    """Each task as described before any GPU of its kind (model, generation) was measured: the lines use the other kinds only.
+    """Each task as described before any GPU of its kind (model, generation) was measured: the lines use the
+    other kinds only.
 
     `runs`: one per cell, those of which the lines are made. With one kind the lines have no data.
     """
@@ -261,7 +269,8 @@ def as_new(features: Features, runs: Runs, tasks: Sequence[Task], kind: Callable
 
 
 def grouped(names: Sequence[Hashable]) -> tuple[Indexes, Indexes]:
-    """Per different name the first row that has it, in their order, and for each row the number of its name."""
+    """Per different name the first row that has it, in their order, and for each row the number of its
+    name."""
     found: dict[Hashable, int] = {}
     first = []
     number = np.empty(len(names), dtype=np.intp)
@@ -283,11 +292,17 @@ def cells(tasks: Sequence[Task]) -> tuple[Indexes, Indexes]:
     """`grouped` by all that is known of a job beforehand."""
     return grouped(
         [
-            (task.gpu, task.gpus, task.model, half_precision(task.precision),
-             None if math.isnan(task.batch_size) else task.batch_size, card_mib(task))
+            (
+                task.gpu,
+                task.gpus,
+                task.model,
+                half_precision(task.precision),
+                None if math.isnan(task.batch_size) else task.batch_size,
+                card_mib(task),
+            )
             for task in tasks
         ]
-    )  # fmt: skip
+    )
 
 
 def aggregated_by_owner(runs: Runs, first: Indexes, cell: Indexes) -> Runs:
@@ -304,7 +319,8 @@ def aggregated_by_owner(runs: Runs, first: Indexes, cell: Indexes) -> Runs:
 def limited_per_owner(runs: Runs, seed: int) -> Runs:
     """The training set, limited so that no owner alone measured more cells than all others together.
 
-    Cells to drop are chosen by `seed`; CELLS_OF_ONE of them stay in any case, and all cells that a second owner measured.
+    Cells to drop are chosen by `seed`; CELLS_OF_ONE of them stay in any case, and all cells that a second
+    owner measured.
     """
     first, cell = cells(runs.tasks)
     owners_of: list[set[str]] = [set() for _ in first]
@@ -325,7 +341,8 @@ def limited_per_owner(runs: Runs, seed: int) -> Runs:
 def merged(runs: Runs, y: Floats, cell: Indexes, count: int) -> tuple[Floats, Floats]:
     """One value per cell and its weight in measurements: the median over owners of each owner's mean.
 
-    So one owner, however many runs are sent, moves a cell that two others measured no further than between those two.
+    So one owner, however many runs are sent, moves a cell that two others measured no further than between
+    those two.
     """
     owners, owner_of = np.unique([task.owner for task in runs.tasks], return_inverse=True)
     pairs, pair_of, size = np.unique(cell * len(owners) + owner_of, return_inverse=True, return_counts=True)
@@ -340,10 +357,12 @@ def merged(runs: Runs, y: Floats, cell: Indexes, count: int) -> tuple[Floats, Fl
 
 
 def widths(scores: Floats, workload: Indexes, count: int, groups: Sequence[Indexes]) -> tuple[Floats, Floats]:
-    """How much wider than the average each workload's errors are, about 1: shape (count,), and per run, shape (runs,).
+    """How much wider than the average each workload's errors are, about 1: shape (count,), and per run, shape
+    (runs,).
 
-    Mean absolute errors, shrunk to the average: some workloads wait for their input in ways that no column shows. A run's
-    own group is left out of its figure, since otherwise the calibration would use the run that it tests.
+    Mean absolute errors, shrunk to the average: some workloads wait for their input in ways that no column
+    shows. A run's own group is left out of its figure, since otherwise the calibration would use the run that
+    it tests.
     """
     size = np.abs(scores)
     average = max(float(size.mean()), MIN_SPREAD)
@@ -359,9 +378,10 @@ def widths(scores: Floats, workload: Indexes, count: int, groups: Sequence[Index
 def spread_of(scores: Floats, cells: int, fitted: int) -> Spread:
     """Ends beyond which 5 % of the left-out runs fell, on either side; never inside the mean.
 
-    Source: cross-conformal prediction with normalised scores; its level is (n + 1) / n · 0.95, since one more run is to come.
-    n counts cells, not runs: repeats of one cell add nothing. Departure: leaving a cell out does not unlearn the
-    `fitted` numbers that it helped to choose, so the ends are widened as for a variance, by √(n / (n − fitted)).
+    Source: cross-conformal prediction with normalised scores; its level is (n + 1) / n · 0.95, since one more
+    run is to come. n counts cells, not runs: repeats of one cell add nothing. Departure: leaving a cell out
+    does not unlearn the `fitted` numbers that it helped to choose, so the ends are widened as for a variance,
+    by √(n / (n − fitted)).
     """
     if cells < MIN_SCORES:
         return Spread(UNTESTED, UNTESTED)

@@ -42,8 +42,8 @@ class _Asked(NamedTuple):
 class ModelTier:
     """Answers GPU memory and utilisation; None for unseen networks.
 
-    The GPU is not chosen yet when a job is estimated. Of the cards in the cell that the job may use, those count
-    on which it fits; among them the smallest promise is taken, so that no suitable card is ruled out.
+    The GPU is not chosen yet when a job is estimated. Of the cards in the cell that the job may use, those
+    count on which it fits; among them the smallest promise is taken, so that no suitable card is ruled out.
     """
 
     def __init__(self, nodes: NodeCapacity) -> None:
@@ -57,7 +57,8 @@ class ModelTier:
         self._answers.clear()
 
     def prepare(self, specs: Iterable[JobSpec]) -> None:
-        """Predicts for jobs that arrive together in one batch: `guess` of each then finds its answer in the cache.
+        """Predicts for jobs that arrive together in one batch: `guess` of each then finds its answer in the
+        cache.
 
         Beyond MAX_CACHED kinds of jobs, `guess` predicts by itself.
         """

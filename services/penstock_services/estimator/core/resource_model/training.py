@@ -1,4 +1,5 @@
-"""Training set and evaluation of the model of resources: which finished runs it uses, and how a model is scored."""
+"""Training set and evaluation of the model of resources: which finished runs it uses, and how a model is
+scored."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -22,7 +23,8 @@ from penstock_services.estimator.core.resource_model.measurements import (
 from penstock_services.estimator.core.resource_model.model import Model, train, within
 
 MIN_TEACHING = 30  # runs; fewer leave no test set
-MIN_NEW = 50  # runs; fewer predict worse than the history of their own keys. Source: Liquid §4 holds out as many for a test
+# runs; fewer predict worse than the history of their own keys. Source: Liquid §4 holds out as many for a test
+MIN_NEW = 50
 SEED = 0
 FIELDS: Mapping[str, str] = MappingProxyType(
     {
@@ -35,8 +37,8 @@ FIELDS: Mapping[str, str] = MappingProxyType(
 
 
 def measured(run: FinishedRun) -> tuple[Task, Mapping[str, float]] | None:
-    """The run as the model's input; None where it cannot be used: no named network, a part of a GPU, absurd values. Fields that a
-    disturbance falsifies are missing."""
+    """The run as the model's input; None where it cannot be used: no named network, a part of a GPU, absurd
+    values. Fields that a disturbance falsifies are missing."""
     info, allocation = run.info, run.allocation
     if run.rejected or info.model is None or allocation.gpus < 1 or allocation.gpu_share_milli < WHOLE_GPU:
         return None
@@ -74,8 +76,8 @@ def fit(runs: Sequence[FinishedRun], like: Model | None) -> Model:
 
 
 def evaluate(model: Model, runs: Sequence[FinishedRun]) -> dict[str, float]:
-    """Per label the mean error and the share of runs inside their 90 % interval. `error`, by which models are promoted, is
-    that of memory: utilisation is reported, and no decision uses it.
+    """Per label the mean error and the share of runs inside their 90 % interval. `error`, by which models are
+    promoted, is that of memory: utilisation is reported, and no decision uses it.
 
     Errors: of memory as a logarithm (0.1 is 10 %), of percentages as a share of 100.
     """
@@ -96,7 +98,8 @@ def evaluate(model: Model, runs: Sequence[FinishedRun]) -> dict[str, float]:
 
 
 def promise_broken(run: FinishedRun) -> bool | None:
-    """Whether the run took more GPU memory than this model had promised; None: the promise came from another tier, or the user."""
+    """Whether the run took more GPU memory than this model had promised; None: the promise came from another
+    tier, or the user."""
     if run.estimate is None or run.estimate.tier != "model" or "gpu_memory_mib" in run.info.asked:
         return None
     return run.measured.gpu_memory_mib > run.estimate.gpu_memory_mib

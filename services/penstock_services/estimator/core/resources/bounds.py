@@ -37,11 +37,11 @@ class Bounds:
         self._nodes = nodes
 
     def __call__(self, spec: JobSpec, key: bytes, found: Guess) -> Guess:
-        """The guess with memory of at least twice the amount that a run like it ran out of, and no field beyond the largest node that the
-        job may use.
+        """The guess with memory of at least twice the amount that a run like it ran out of, and no field
+        beyond the largest node that the job may use.
 
-        A job's own history is cut by no more than its margin: a job that is known to need more than any node has
-        shall end as unschedulable rather than be killed.
+        A job's own history is cut by no more than its margin: a job that is known to need more than any node
+        has shall end as unschedulable rather than be killed.
         """
         asked = spec.resources
         gpus = 1 if (asked.gpu_share_milli or WHOLE_GPU) < WHOLE_GPU else asked.gpus
@@ -73,9 +73,11 @@ class Bounds:
         return found
 
     def _raised(self, spec: JobSpec, found: Guess, what: Raise, floor: Floor | None) -> Guess:
-        """The guess with the field raised to the floor, with the reason; unchanged where the floor is not higher, or no node has more.
+        """The guess with the field raised to the floor, with the reason; unchanged where the floor is not
+        higher, or no node has more.
 
-        Raised at most so far that the gang fits the empty cell: a job that fails is better than one that waits for ever.
+        Raised at most so far that the gang fits the empty cell: a job that fails is better than one that
+        waits for ever.
         """
         if floor is None:
             return found
@@ -91,13 +93,17 @@ class Bounds:
                 whose = "this command" if floor.same_command else f"the owner's {spec.model}"
                 why = f"{what.memory}: more than the {floor.promised_mib} MiB that {whose} ran out of"
                 if value <= floor.promised_mib:
-                    why = f"{what.memory}: the most that fits, though {whose} ran out of {floor.promised_mib} MiB"
+                    why = (
+                        f"{what.memory}: the most that fits, though {whose} ran out of "
+                        f"{floor.promised_mib} MiB"
+                    )
                 return raised._replace(raised=f"{found.raised}; {why}" if found.raised else why)
         return found
 
 
 def _candidates(target: int, limit: int | None) -> Iterator[int]:
-    """The target, at most the limit, and smaller ones, falling: so that two, three, … of a gang's tasks fit on a node."""
+    """The target, at most the limit, and smaller ones, falling: so that two, three, … of a gang's tasks fit
+    on a node."""
     if limit is None:
         yield target
         return
@@ -106,7 +112,8 @@ def _candidates(target: int, limit: int | None) -> Iterator[int]:
 
 
 def _cut(value: int | None, limit: int, margin_percent: int | None) -> int | None:
-    """`value`, at most `limit`; with a margin only if the value without the margin is not above `limit` itself."""
+    """`value`, at most `limit`; with a margin only if the value without the margin is not above `limit`
+    itself."""
     if value is None or value <= limit:
         return value
     if margin_percent is not None and value > limit * margin_percent / 100 + 1:

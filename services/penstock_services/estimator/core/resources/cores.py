@@ -1,13 +1,14 @@
 """Initial number of cores of a training, from its category and the owner's past trainings (CODA's N_start).
 
-Source: CODA §V-B1. It answers where neither the job's own history nor runs of its network have measured busy cores.
+Source: CODA §V-B1. It answers where neither the job's own history nor runs of its network have measured busy
+cores.
 
-Ideal: the owner's past jobs end with the cores that suited them. Departures: as long as the cores of a running job
-are not changed, a past job counts with its busy cores + 25 %, as in its history, since an owner who once asked for 64
-and used two would begin with 64 for ever; the cores of its allocation count only where the CPU time is unknown. Counts are
-per GPU, times the job's GPUs (§IV-B2: demand is linear in the GPUs of a node). Where neither category nor a past training is
-known, the paper names no count and this tier does not answer: one core, the default, fits on every node, and the next run begins
-with this one's busy cores.
+Ideal: the owner's past jobs end with the cores that suited them. Departures: as long as the cores of a
+running job are not changed, a past job counts with its busy cores + 25 %, as in its history, since an owner
+who once asked for 64 and used two would begin with 64 for ever; the cores of its allocation count only where
+the CPU time is unknown. Counts are per GPU, times the job's GPUs (§IV-B2: demand is linear in the GPUs of a
+node). Where neither category nor a past training is known, the paper names no count and this tier does not
+answer: one core, the default, fits on every node, and the next run begins with this one's busy cores.
 """
 
 import math
@@ -61,8 +62,9 @@ def n_start(
     gpus: int = 1,
     nodes: int = 1,
 ) -> Start | None:
-    """N_start, 1 to `at_most`: the largest core count per GPU of the owner's past jobs in the category (of all of them where
-    no category is given), else the category's, moved by the traits, times the GPUs. None: neither is known.
+    """N_start, 1 to `at_most`: the largest core count per GPU of the owner's past jobs in the category (of
+    all of them where no category is given), else the category's, moved by the traits, times the GPUs. None:
+    neither is known.
     """
     alike = [one.cores / one.gpus for one in past if category in (None, one.category)]
     if alike:
@@ -95,7 +97,8 @@ class PastCores:
         return len(self._owners)
 
     def add(self, info: JobInfo, allocation: Allocation, run: Run) -> None:
-        """A sound run. Ignored: runs without GPUs, which are no trainings, and runs whose cores were changed or that were slowed."""
+        """A sound run. Ignored: runs without GPUs, which are no trainings, and runs whose cores were changed
+        or that were slowed."""
         if not comparable("busy_cores", run.disturbed):
             return
         busy = run.busy_cores

@@ -1,8 +1,9 @@
 """Resource estimate of a job from its spec: tiers tried in order, and the user's request above them.
 
-Ideal: every resource is predicted from the job's model and data, with its uncertainty. Departure: until models are
-trained, the estimate is that of earlier runs of the same command, else a default. Each tier may leave fields open;
-the next one fills them, and the last leaves none open. The user's request takes precedence field by field.
+Ideal: every resource is predicted from the job's model and data, with its uncertainty. Departure: until
+models are trained, the estimate is that of earlier runs of the same command, else a default. Each tier may
+leave fields open; the next one fills them, and the last leaves none open. The user's request takes precedence
+field by field.
 """
 
 import math
@@ -28,8 +29,10 @@ from penstock_services.estimator.core.records.history import MAX_VALUE, History,
 TierName = Literal["user", "history", "model", "nearest", "default"]
 NewKind = Literal["network", "gpu_model"]
 
-# The default must start a small job on every node, since a job that fits nowhere ends without having run, while
-# one with too few cores merely runs slowly, once: its next run is estimated from this one's use. It is not cut to
+# The default must start a small job on every node, since a job that fits nowhere ends without having run,
+# while
+# one with too few cores merely runs slowly, once: its next run is estimated from this one's use. It is not
+# cut to
 # the smallest node known: nodes come and go, and an estimate must not depend on when it was made.
 DEFAULT_GPUS = 1  # whole: whether it could share one is not known
 DEFAULT_CORES = 1
@@ -69,7 +72,8 @@ class Guess(NamedTuple):
     raised: str = ""
     """Text about memory that was raised after a task ran out of it; it follows every other source."""
     partly: str = ""
-    """Not empty: it answers only some fields, with this as their source, and sets neither the estimate's tier nor its confidence."""
+    """Not empty: it answers only some fields, with this as their source, and sets neither the estimate's tier
+    nor its confidence."""
 
 
 class Tier(Protocol):
@@ -122,8 +126,10 @@ def guess_from(runs: Runs) -> Guess:
     """The estimate from these runs (at least one)."""
     count, newest_ms = len(runs), runs.column("ended_ms")[-1]
     source = (
-        f"median of {count} run{'s' if count > 1 else ''} with the same owner, command, model and batch size, "
-        f"newest ended {date(newest_ms)} (ledger seq {runs.column('seq')[-1]:.0f}); memory: the largest of them + 10 %"
+        f"median of {count} run{'s' if count > 1 else ''} with the same owner, command, model and batch "
+        "size, "
+        f"newest ended {date(newest_ms)} (ledger seq {runs.column('seq')[-1]:.0f}); memory: the largest of "
+        "them + 10 %"
     )
     cores = _of(runs, "busy_cores", median)
     return Guess(
@@ -202,9 +208,11 @@ Bounding = Callable[[JobSpec, bytes, Guess], Guess]
 def estimate(
     spec: JobSpec, tiers: Sequence[Tier], key: bytes | None = None, bounds: Bounding | None = None
 ) -> Estimate:
-    """The job's resources, per worker of a moldable job with its fewest workers, which have the largest batches. `tiers` in order of precedence; fields that all of them leave open get the default.
+    """The job's resources, per worker of a moldable job with its fewest workers, which have the largest
+    batches. `tiers` in order of precedence; fields that all of them leave open get the default.
 
-    Confidence, tier and source are those of the first that answered, or the user's if the request left nothing open.
+    Confidence, tier and source are those of the first that answered, or the user's if the request left
+    nothing open.
     """
     key = key_of(spec) if key is None else key
     spec = spec.least

@@ -1,8 +1,10 @@
-"""Out-of-memory tasks (killed, or an allocation failed) as lower bounds: the next attempt is promised more memory.
+"""Out-of-memory tasks (killed, or an allocation failed) as lower bounds: the next attempt is promised more
+memory.
 
-Such a run shows that its limit was too small, not by how much: a lower bound. Doubling reaches any need in as many attempts as it has
-doublings, and promises less than twice the need in the end; the first steps are longer, since an attempt costs more than memory that
-is promised for one run. Runs affect only their own owner: other owners' promises never depend on them.
+Such a run shows that its limit was too small, not by how much: a lower bound. Doubling reaches any need in as
+many attempts as it has doublings, and promises less than twice the need in the end; the first steps are
+longer, since an attempt costs more than memory that is promised for one run. Runs affect only their own
+owner: other owners' promises never depend on them.
 """
 
 import math
@@ -60,14 +62,15 @@ class MemoryKills:
         self._kills.put(info.key, info.owner, Kill(promised_mib, info.model, info.batch_size))
 
     def ran(self, info: JobInfo, promised_mib: float) -> None:
-        """A sound run of this key that was promised so much. With a larger promise than the killed one's it shows the job's
-        need, and the kill is deleted; with no more it was luck."""
+        """A sound run of this key that was promised so much. With a larger promise than the killed one's it
+        shows the job's need, and the kill is deleted; with no more it was luck."""
         known = self._kills.get(info.key, info.owner)
         if known and promised_mib > known.promised_mib:
             self._kills.remove(info.key, info.owner)
 
     def floor(self, spec: JobSpec, key: bytes, *, near: bool) -> Floor | None:
-        """From the owner's kills of this key; with `near` also from those of the same network, as far as runs count as near."""
+        """From the owner's kills of this key; with `near` also from those of the same network, as far as runs
+        count as near."""
         own = self._kills.get(key, spec.owner)
         if own is not None:
             return self._floor(own.promised_mib, same_command=True)
@@ -99,6 +102,7 @@ class Exhausted:
         kills.add(info, limit_mib)
 
     def ran(self, info: JobInfo, host_mib: float, gpu_mib: float) -> None:
-        """A sound run, with these limits of its workers. For parameter servers no measurement could replace the raise."""
+        """A sound run, with these limits of its workers. For parameter servers no measurement could replace
+        the raise."""
         self.host.ran(info, host_mib)
         self.gpu.ran(info, gpu_mib)

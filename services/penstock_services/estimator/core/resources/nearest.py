@@ -1,8 +1,8 @@
 """Nearest neighbours: finished runs of the same network by other commands, nearest in batch size.
 
-Each owner counts with few runs only and the median decides, so that one owner's runs, however many or strange, do not
-move other owners' estimates beyond the range of their own runs. Where only one owner has run a network, those runs count
-as they are: nothing contradicts them.
+Each owner counts with few runs only and the median decides, so that one owner's runs, however many or
+strange, do not move other owners' estimates beyond the range of their own runs. Where only one owner has run
+a network, those runs count as they are: nothing contradicts them.
 """
 
 import math
@@ -90,7 +90,8 @@ class Nearest:
 
 
 def distance(one: int | None, other: int | None) -> int:
-    """Logarithm of the ratio of batch sizes, in parts of a doubling; equal if both are unknown, as far as may be if one is."""
+    """Logarithm of the ratio of batch sizes, in parts of a doubling; equal if both are unknown, as far as may
+    be if one is."""
     return _distance(_log(one), _log(other))
 
 
@@ -144,7 +145,8 @@ def _guess(model: str | None, found: tuple[tuple[str, Run], ...]) -> Guess:
 def comparable_of_each(found: Sequence[tuple[str, Run]]) -> tuple[tuple[str, Run], ...]:
     """Of each owner only comparable measurements, where the owner has any such run of that field.
 
-    Over all owners this rule does not apply: else the one owner with undisturbed runs would alone determine all others' estimates.
+    Over all owners this rule does not apply: else the one owner with undisturbed runs would alone determine
+    all others' estimates.
     """
     if not any(run.disturbed for _, run in found):
         return tuple(found)
@@ -173,8 +175,8 @@ def comparable_of_each(found: Sequence[tuple[str, Run]]) -> tuple[tuple[str, Run
 def believed(found: Sequence[tuple[str, Run]], name: str, always: float = 0.0) -> float | None:
     """The largest value of any owner, but no more than `ABOVE_OTHERS` times the next one.
 
-    With two owners a value up to `always` counts in any case: the smaller value may be false, and would reduce
-    a job's estimate below the one without any runs.
+    With two owners a value up to `always` counts in any case: the smaller value may be false, and would
+    reduce a job's estimate below the one without any runs.
     """
     largest: dict[str, float] = {}
     for owner, run in found:
@@ -189,15 +191,16 @@ def believed(found: Sequence[tuple[str, Run]], name: str, always: float = 0.0) -
 
 Around = Literal["launch_ms", "save_ms"]
 AROUND: tuple[Around, ...] = ("launch_ms", "save_ms")
-"""Phases around the training itself. Medians and not Liquid's forest (§6.1): launching depends on the machine's images and the
-data's place, saving on the size of the network; the forest has no answer for an unseen network."""
+"""Phases around the training itself. Medians and not Liquid's forest (§6.1): launching depends on the
+machine's images and the data's place, saving on the size of the network; the forest has no answer for an
+unseen network."""
 
 
 def phase_ms(name: Around, job: JobSpec | JobInfo, runs: Runs | None, nearest: Nearest) -> float:
     """The median of `runs`, which are the job's own, else of its nearest; 0 where no run reported it.
 
-    Of the nearest, each owner counts with two runs at most and with no more than twice the next owner's value, so that one
-    among three does not move it beyond the others'.
+    Of the nearest, each owner counts with two runs at most and with no more than twice the next owner's
+    value, so that one among three does not move it beyond the others'.
     """
     values: Sequence[float] = runs.column(name) if runs else ()
     if not values:

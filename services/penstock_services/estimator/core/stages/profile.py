@@ -1,8 +1,9 @@
 """Stage profile of a job: how long one iteration uses storage, CPU, GPU and network, for interleaving.
 
-Source: Muri §4.2 (handling multi-resource usage in practice) and §5 (resource profiler). Usage is normalised to its own
-peak, the highest resource of an instant is the one used, usage under a threshold counts as none. Departure: usage below `least` is dropped before normalising, since a peak of 1 MB/s would otherwise
-count like one of 10 GB/s. The paper does not define the threshold (here 10 % of the peak), a tie (the earlier
+Source: Muri §4.2 (handling multi-resource usage in practice) and §5 (resource profiler). Usage is normalised
+to its own peak, the highest resource of an instant is the one used, usage under a threshold counts as none.
+Departure: usage below `least` is dropped before normalising, since a peak of 1 MB/s would otherwise count
+like one of 10 GB/s. The paper does not define the threshold (here 10 % of the peak), a tie (the earlier
 stage) and an instant without usage (no stage: `idle_ms`).
 """
 
@@ -48,7 +49,8 @@ class StageKey(NamedTuple):
 
 
 def stage_profile(samples: Sequence[Sample], iterations: int, least: Usage = NOTHING) -> StageProfile:
-    """From at least one sample, over at least one whole iteration. `least`: usage of each resource under which it counts as none."""
+    """From at least one sample, over at least one whole iteration. `least`: usage of each resource under
+    which it counts as none."""
     used = [
         (lasted, [value if value >= low else 0.0 for value, low in zip(usage, least, strict=True)])
         for lasted, usage in samples

@@ -1,9 +1,11 @@
-"""Registry of stage profiles per ⟨model, batch, GPUs⟩ measured on the cell's jobs, and which of them to publish.
+"""Registry of stage profiles per ⟨model, batch, GPUs⟩ measured on the cell's jobs, and which of them to
+publish.
 
-Source: Muri §5: a profile is measured once and reused for every job like it. Departures: the paper has one measurer,
-Penstock has many owners. Each owner's iterations are averaged; over owners the median counts, field by field, so that one
-of three or more never moves it outside of the others' range. Of two owners neither can outvote the other: the first
-to measure counts until there is a third. A profile is published again when a stage has changed by more than 10 %.
+Source: Muri §5: a profile is measured once and reused for every job like it. Departures: the paper has one
+measurer, Penstock has many owners. Each owner's iterations are averaged; over owners the median counts, field
+by field, so that one of three or more never moves it outside of the others' range. Of two owners neither can
+outvote the other: the first to measure counts until there is a third. A profile is published again when a
+stage has changed by more than 10 %.
 """
 
 from collections import Counter, OrderedDict
@@ -27,14 +29,16 @@ from penstock_services.estimator.core.stages.profile import (
     stage_profile,
 )
 
-MOVED = 0.1  # a larger change of any stage is published. Source: Muri Fig. 14: noise of 0.2 costs under 1 % of JCT
+# a larger change of any stage is published. Source: Muri Fig. 14: noise of 0.2 costs under 1 % of JCT
+MOVED = 0.1
 SMALL = 0.01  # of the iteration: a shorter stage counts as so long, or its noise would be published
 MIN_ITERATION_MS, MAX_ITERATION_MS = 0.01, 3_600_000.0  # outside, a clock or a count is wrong
 MAX_USAGE = 1e15  # of any resource in any unit: the fastest machine has fewer bytes per second
 
 
 class Owned(NamedTuple):
-    """One row as it is stored: one owner's measurements of a key. NO_OWNER: the profile that was published last."""
+    """One row as it is stored: one owner's measurements of a key. NO_OWNER: the profile that was published
+    last."""
 
     key: StageKey
     owner: str
@@ -114,8 +118,8 @@ class StageRegistry:
         )
 
     def times(self, spec: JobSpec, gpus_of_worker: int) -> StageTimes | None:
-        """Stage times of a job's iteration on as many GPUs as it asks for: the latest published ones, of as many, else of half or twice as many. None:
-        nothing was measured of this model and batch size. O(1)."""
+        """Stage times of a job's iteration on as many GPUs as it asks for: the latest published ones, of as
+        many, else of half or twice as many. None: nothing was measured of this model and batch size. O(1)."""
         if spec.model is None or spec.batch_size is None:
             return None
         gpus = spec.workers * gpus_of_worker
@@ -129,8 +133,8 @@ class StageRegistry:
         return None
 
     def news(self) -> Iterator[tuple[StagesProfiled, str | None]]:
-        """Profiles that are new or differ from the published ones, each once, and the id of the event that led to it where
-        that is known; they count as published from then on."""
+        """Profiles that are new or differ from the published ones, each once, and the id of the event that
+        led to it where that is known; they count as published from then on."""
         changed, self._changed = self._changed, OrderedDict()
         for key, cause in changed.items():
             profile = self.get(key)
@@ -155,7 +159,8 @@ def combined(owners: Sequence[StageProfile]) -> StageProfile | None:
 
 
 def moved(before: StageProfile | None, now: StageProfile) -> bool:
-    """Whether a stage, or idling, differs by more than `MOVED` from before; also where there was no profile."""
+    """Whether a stage, or idling, differs by more than `MOVED` from before; also where there was no
+    profile."""
     if before is None:
         return True
     least = SMALL * before.iteration_ms

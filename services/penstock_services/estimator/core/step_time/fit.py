@@ -1,4 +1,5 @@
-"""Fitting of step models: maximum a posteriori by Gauss-Newton, and the prior from measured networks (empirical Bayes)."""
+"""Fitting of step models: maximum a posteriori by Gauss-Newton, and the prior from measured networks
+(empirical Bayes)."""
 
 from collections.abc import Callable, Sequence
 from math import exp, inf, log
@@ -44,10 +45,11 @@ def fit(table: Table, prior: Prior, reference_batch: float) -> StepModel:
 
 
 def learn_prior(tables: Sequence[Table], generator: np.random.Generator) -> Prior:
-    """From widely measured networks (one table each); WIDE where there are none. `generator` samples the cells.
+    """From widely measured networks (one table each); WIDE where there are none. `generator` samples the
+    cells.
 
-    The effect of one table is bounded, for any values: on a parameter by MAX_SPREADS of the spreads set by hand over
-    the number of tables, on a scale by MAX_SCALE times the one set by hand.
+    The effect of one table is bounded, for any values: on a parameter by MAX_SPREADS of the spreads set by
+    hand over the number of tables, on a scale by MAX_SCALE times the one set by hand.
     """
     wide = [table for table in tables if len(table.cells) > len(WIDE.mean)]
     if not wide:
@@ -82,7 +84,8 @@ def reference_batch(table: Table) -> float:
 
 
 def sample(whole: Table, at_most: int, generator: np.random.Generator) -> Table:
-    """At most so many of its cells, from few placements: only several cells of a placement show its own residual.
+    """At most so many of its cells, from few placements: only several cells of a placement show its own
+    residual.
 
     Cells on one node are always included: they are few and show the cost of computing.
     """
@@ -154,7 +157,8 @@ class _Explained:
 
 
 def _scales_of(explained: list[_Explained]) -> tuple[float, ...]:
-    """The scales of the residual, shape (RESIDUAL,), of the greatest posterior, with a prior around the ones set by hand."""
+    """The scales of the residual, shape (RESIDUAL,), of the greatest posterior, with a prior around the ones
+    set by hand."""
     middle = np.log(np.array(WIDE.residual))
 
     def loss(logs: Floats) -> float:
@@ -167,10 +171,11 @@ def _scales_of(explained: list[_Explained]) -> tuple[float, ...]:
 
 
 def _coordinate_search(loss: Callable[[Floats], float], start: Floats) -> Floats:
-    """Along one axis after the other; a step that helps grows by half, a step that helps in neither direction is halved.
+    """Along one axis after the other; a step that helps grows by half, a step that helps in neither direction
+    is halved.
 
-    Ends early, which leaves the scales near the prior: L-BFGS to its end explains the measured cells better and others worse
-    (p95 of 15 measured cells 18.7 % instead of 16.9 %).
+    Ends early, which leaves the scales near the prior: L-BFGS to its end explains the measured cells better
+    and others worse (p95 of 15 measured cells 18.7 % instead of 16.9 %).
     """
     found, least = start.copy(), loss(start)
     steps = np.full(len(start), SEARCH_STEP)

@@ -1,7 +1,8 @@
-"""Step time model of one network on one kind of GPU: a parametric shape from physics, and a Gaussian process for the residual.
+"""Step time model of one network on one kind of GPU: a parametric shape from physics, and a Gaussian process
+for the residual.
 
-Ideal: the posterior of every parameter and of the residual. Departure: parameters are linearised around the most
-likely ones, so that mean and variance of ln t are those of one Gaussian process, in closed form.
+Ideal: the posterior of every parameter and of the residual. Departure: parameters are linearised around the
+most likely ones, so that mean and variance of ln t are those of one Gaussian process, in closed form.
 """
 
 from collections.abc import Sequence
@@ -29,7 +30,8 @@ HELD_OUT_FROM = 60  # cells; fewer leave-one-out errors give no quantile
 
 
 class StepTimes(NamedTuple):
-    """Of each cell: ln of the median step in seconds, and the standard deviation of one measurement's ln around it."""
+    """Of each cell: ln of the median step in seconds, and the standard deviation of one measurement's ln
+    around it."""
 
     log_s: Floats
     spread: Floats
@@ -83,12 +85,13 @@ class StepModel:
         return np.sort(np.abs(error) / np.sqrt(variance))
 
     def factor(self, level: float) -> float:
-        """Number of expected standard deviations that covers a measurement with probability `level`, 0 < level < 1.
+        """Number of expected standard deviations that covers a measurement with probability `level`, 0 <
+        level < 1.
 
-        The quantile of the cells' leave-one-out errors, with the correction of a finite sample (conformal); where the cells are too few
-        for it, Student's t of their root mean square. With few cells at least Student's t of the scale of all of
-        them, which is then never taken for less than expected. Wider by √(1 + PARAMETERS / cells): the parameters were fitted to
-        these cells, and new ones lie further off.
+        The quantile of the cells' leave-one-out errors, with the correction of a finite sample (conformal);
+        where the cells are too few for it, Student's t of their root mean square. With few cells at least
+        Student's t of the scale of all of them, which is then never taken for less than expected. Wider by
+        √(1 + PARAMETERS / cells): the parameters were fitted to these cells, and new ones lie further off.
         """
         cells, both = len(self.table.cells), (1.0 + level) / 2.0
         few = (

@@ -8,10 +8,10 @@
       = exp(sync + density_slope·ln(gpus/(2·nodes)) + nodes_slope·ln(nodes/3))   more
 
 φ = 1/(1 + e^fixed) is the part of a step at the reference batch that grows with the batch; γ = 1 + e^overlap:
-1 = no overlap, large = only the longer of both counts. Every coefficient of time is positive by its form.
-Two nodes have parameters of their own since all-reduce libraries use another algorithm from three nodes on: a step on three nodes can be
-shorter than on two. One local batch is measured against `reference`, so that the parameters of one model
-inform the prior of the next.
+1 = no overlap, large = only the longer of both counts. Every coefficient of time is positive by its form. Two
+nodes have parameters of their own since all-reduce libraries use another algorithm from three nodes on: a
+step on three nodes can be shorter than on two. One local batch is measured against `reference`, so that the
+parameters of one model inform the prior of the next.
 """
 
 from typing import NamedTuple
@@ -42,7 +42,8 @@ _STEP = 1e-4  # of the numeric derivative; the parameters are of order 1
 
 
 class Shape(NamedTuple):
-    """`log_s`: ln of the step in seconds. `sync_share`: ∂ ln t / ∂ ln S, 0 (hidden) to 1. Both of shape (cells,)."""
+    """`log_s`: ln of the step in seconds. `sync_share`: ∂ ln t / ∂ ln S, 0 (hidden) to 1. Both of shape
+    (cells,)."""
 
     log_s: Floats
     sync_share: Floats

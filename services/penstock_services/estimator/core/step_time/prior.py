@@ -22,7 +22,8 @@ RESIDUAL = (
     "cell",
     "noise",
 )
-"""Parameters of the residual: standard deviations of ln t, and length scales in ln nodes, ln GPUs, ln batch and GPUs."""
+"""Parameters of the residual: standard deviations of ln t, and length scales in ln nodes, ln GPUs, ln batch
+and GPUs."""
 
 # Set by hand, wide on purpose: a step takes 1 ms to a day; a factor of 4 either way on its synchronisation.
 _MEAN = (0.0, 0.0, -2.5, -0.5, -1.5, 0.3, 1.0, 0.5, 0.3, 0.0, 0.0)
@@ -60,9 +61,10 @@ class Located(NamedTuple):
 def covariance(residual: Floats, one: Located, other: Located) -> Floats:
     """Of the residuals of ln t at `one` (rows) and `other` (columns), without the noise of a measurement.
 
-    Most of the deviation is in the time of synchronisation; it counts by its share in the step. It is correlated over
-    placements of like size within one regime (one, two, more nodes), over the same GPU counts per node in any
-    order, and over the same placement; always at like batches. The remainder is the deviation of computing.
+    Most of the deviation is in the time of synchronisation; it counts by its share in the step. It is
+    correlated over placements of like size within one regime (one, two, more nodes), over the same GPU counts
+    per node in any order, and over the same placement; always at like batches. The remainder is the deviation
+    of computing.
     """
     shape, nodes_reach, gpus_reach, batch_reach, place, counts, place_reach, compute, c_batch, c_wide = (
         residual[:10]

@@ -1,9 +1,10 @@
 """Profiling plan (greedy experimental design): which few placements to measure next.
 
-Ideal: the set of measurements after which the later estimates have the smallest error. Departure: one after the other,
-each the best given those before it (greedy): its gain is near that of the best set, since a measurement gains less
-the more others there are. Departure: the two ends of the batch on the fewest GPUs go first. They cost least, and
-until they are known the expected gain depends on a guess of how computing grows with the batch.
+Ideal: the set of measurements after which the later estimates have the smallest error. Departure: one after
+the other, each the best given those before it (greedy): its gain is near that of the best set, since a
+measurement gains less the more others there are. Departure: the two ends of the batch on the fewest GPUs go
+first. They cost least, and until they are known the expected gain depends on a guess of how computing grows
+with the batch.
 """
 
 from collections.abc import Sequence
@@ -22,7 +23,8 @@ MAX_PLANNED = 64
 
 
 class Probe(NamedTuple):
-    """One cell to measure. `spread_before`, `spread_after`: root of the mean variance of ln t, weighted by use."""
+    """One cell to measure. `spread_before`, `spread_after`: root of the mean variance of ln t, weighted by
+    use."""
 
     cell: Cell
     spread_before: float
@@ -35,8 +37,8 @@ def profile_plan(
     """Up to `most` cells to measure next, the most useful first.
 
     `use`: how often each candidate is expected to be queried, ≥ 0 and not all 0. A candidate's gain is the
-    fall of the mean variance of ln t over all candidates, weighted by use. It ends early once the weighted spread
-    is at most `enough`. Ties go to the candidate that comes first. Raises `ValueError`.
+    fall of the mean variance of ln t over all candidates, weighted by use. It ends early once the weighted
+    spread is at most `enough`. Ties go to the candidate that comes first. Raises `ValueError`.
     """
     weights = _weights(candidates, use, most)
     doubt, noise = _doubt(model, candidates)
@@ -89,7 +91,8 @@ def _weights(candidates: Sequence[Cell], use: Sequence[float], most: int) -> Flo
 
 
 def _doubt(model: StepModel, cells: Sequence[Cell]) -> tuple[Floats, Floats]:
-    """(covariance of ln t over `cells`, shape (cells, cells); variance of one measurement, shape (cells,))."""
+    """(covariance of ln t over `cells`, shape (cells, cells); variance of one measurement, shape
+    (cells,))."""
     _, slope, at = model.linearised(cells)
     residual, variances = np.array(model.prior.residual), np.array(model.prior.spread) ** 2
     known = model.posterior.root @ model.together(slope, at).T

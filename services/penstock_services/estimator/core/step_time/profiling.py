@@ -1,7 +1,9 @@
-"""Lightweight profiling of one network on one kind of GPU: which runs reduce the uncertainty about its iterations most, and what is known of each placement.
+"""Lightweight profiling of one network on one kind of GPU: which runs reduce the uncertainty about its
+iterations most, and what is known of each placement.
 
-Ideal: B × N × G runs, each batch on each ⟨nodes, GPUs per node⟩. Departure: B + N + G of them at most (Source: GENIE §II-B), and instead of those on the axes the
-most useful ones by the model's own covariance (`profile_plan`). Only placements that the cell packs for a gang are considered, since no others are queried.
+Ideal: B × N × G runs, each batch on each ⟨nodes, GPUs per node⟩. Departure: B + N + G of them at most
+(Source: GENIE §II-B), and instead of those on the axes the most useful ones by the model's own covariance
+(`profile_plan`). Only placements that the cell packs for a gang are considered, since no others are queried.
 """
 
 from collections.abc import Mapping, Sequence
@@ -57,7 +59,8 @@ class NothingFits(ValueError):
 
 
 def profile(asked: Asked, nodes: NodeCapacity, runs: Sequence[FinishedRun], prior: Prior) -> dict[str, Any]:
-    """`gpu`: on which kind; `cells`: the known times of each; `plan`: runs to make, the most useful first; `spread_before`, `spread_after`.
+    """`gpu`: on which kind; `cells`: the known times of each; `plan`: runs to make, the most useful first;
+    `spread_before`, `spread_after`.
 
     Spreads are roots of the mean variance of ln t over the cells. Raises `NothingFits`.
     """
@@ -70,12 +73,15 @@ def profile(asked: Asked, nodes: NodeCapacity, runs: Sequence[FinishedRun], prio
     at = {shape.cell: number for number, shape in reversed(list(enumerate(shapes)))}
     plan = [
         {
-            **{name: known[at[probe.cell]][name] for name in ("workers", "batch", "nodes", "gpus_per_node", "step_ms")},
+            **{
+                name: known[at[probe.cell]][name]
+                for name in ("workers", "batch", "nodes", "gpus_per_node", "step_ms")
+            },
             "spread_before": probe.spread_before,
             "spread_after": probe.spread_after,
         }
         for probe in probes
-    ]  # fmt: skip
+    ]
     before = probes[0].spread_before if probes else _spread(model, cells)
     after = probes[-1].spread_after if probes else before
     return {"gpu": gpu, "cells": known, "plan": plan, "spread_before": before, "spread_after": after}
@@ -93,8 +99,10 @@ def _shapes(asked: Asked, nodes: NodeCapacity) -> tuple[str, list[Shape]]:
             return gpu, found
     models = f" of {' or '.join(asked.gpu_models)}" if asked.gpu_models else ""
     raise NothingFits(
-        f"the cell's nodes hold no gang of {', '.join(map(str, asked.workers))} workers with {count(asked.gpus, 'GPU')} each{models}, or a batch of "
-        f"{', '.join(map(str, asked.batches))} has fewer samples than workers; give fewer workers or larger batches"
+        f"the cell's nodes hold no gang of {', '.join(map(str, asked.workers))} workers with "
+        f"{count(asked.gpus, 'GPU')} each{models}, or a batch of "
+        f"{', '.join(map(str, asked.batches))} has fewer samples than workers; give fewer workers or larger "
+        "batches"
     )
 
 
@@ -124,7 +132,8 @@ def _model(
 
 
 def _known(model: StepModel, shape: Shape) -> dict[str, Any]:
-    """Times are null where nothing was measured on this kind of GPU: then only the prior answers, which does not count as known."""
+    """Times are null where nothing was measured on this kind of GPU: then only the prior answers, which does
+    not count as known."""
     found = {
         "workers": shape.workers,
         "batch": shape.batch,

@@ -1,4 +1,5 @@
-"""Run time tier for jobs with a number of iterations: iterations × the measured or learned step time, and the job's phases."""
+"""Run time tier for jobs with a number of iterations: iterations × the measured or learned step time, and the
+job's phases."""
 
 import math
 from collections import OrderedDict
@@ -28,10 +29,11 @@ MAX_SPREAD = 1.0  # of ln step: a larger spread is only the prior that all netwo
 
 
 class StepTier:
-    """Answers the run time only, and only of a job that names its iterations; for a job with a target it is an upper bound.
+    """Answers the run time only, and only of a job that names its iterations; for a job with a target it is
+    an upper bound.
 
-    The step is that of the same job's runs on as many GPUs, else the model's for the densest ring of the GPUs asked for,
-    on the allowed and known GPU model of which the cell has most.
+    The step is that of the same job's runs on as many GPUs, else the model's for the densest ring of the GPUs
+    asked for, on the allowed and known GPU model of which the cell has most.
     """
 
     def __init__(self, history: History, nearest: Nearest, nodes: NodeCapacity) -> None:
@@ -46,8 +48,8 @@ class StepTier:
         self._answers.clear()
 
     def prepare(self, specs: Iterable[JobSpec]) -> None:
-        """Predicts for all of them in one batch, each on the first kind of GPU that the model knows; `guess` finds
-        the answers in the cache. Optional, and much cheaper."""
+        """Predicts for all of them in one batch, each on the first kind of GPU that the model knows; `guess`
+        finds the answers in the cache. Optional, and much cheaper."""
         if self.model is None:
             return
         asked: dict[StepQuestion, None] = {}
@@ -83,7 +85,8 @@ class StepTier:
         )
 
     def answer(self, asked: StepQuestion) -> StepAnswer | None:
-        """The model's answer, through an LRU cache; None where it has only the prior that all networks share."""
+        """The model's answer, through an LRU cache; None where it has only the prior that all networks
+        share."""
         if self.model is None:
             return None
         if asked not in self._answers:
@@ -92,7 +95,8 @@ class StepTier:
         return None if found is None or found.spread > MAX_SPREAD else found
 
     def options(self, spec: JobSpec, gpus_each: int) -> tuple[ShapeOption, ...]:
-        """Known step times of a moldable job, on the kind of GPU of which most is known; the shapes that are offered."""
+        """Known step times of a moldable job, on the kind of GPU of which most is known; the shapes that are
+        offered."""
         if gpus_each < 1 or (spec.resources.gpu_share_milli or WHOLE_GPU) < WHOLE_GPU:
             return ()
         found: tuple[ShapeOption, ...] = ()
@@ -103,7 +107,8 @@ class StepTier:
         return found
 
     def _options_on(self, gpu: str, spec: JobSpec, rings: Mapping[int, Placement]) -> Iterator[ShapeOption]:
-        """Steps of the job's own runs in a shape, else the model's, which predicts all of them in one batch. `rings`: by number of workers."""
+        """Steps of the job's own runs in a shape, else the model's, which predicts all of them in one batch.
+        `rings`: by number of workers."""
         asked: dict[int, StepQuestion] = {}
         for workers, ring in rings.items():
             each = spec.shaped(workers).batch_size
@@ -120,9 +125,13 @@ class StepTier:
                 )
             if step is not None:
                 yield ShapeOption(
-                    workers=workers, nodes=len(ring), gpus_per_node=max(ring), step_ms=step.middle, low_ms=step.low,
+                    workers=workers,
+                    nodes=len(ring),
+                    gpus_per_node=max(ring),
+                    step_ms=step.middle,
+                    low_ms=step.low,
                     high_ms=step.high,
-                )  # fmt: skip
+                )
 
     def _learned_s(self, spec: JobSpec, gpus_each: int) -> tuple[float, str, str | None] | None:
         if self.model is None:
@@ -159,7 +168,8 @@ class Interval(NamedTuple):
 
 
 def _measured_ms(runs: Runs | None, gpus: int) -> Interval | None:
-    """Median, smallest and largest step of the same job's runs on as many GPUs; no narrower than the scatter of single measurements, since they are few."""
+    """Median, smallest and largest step of the same job's runs on as many GPUs; no narrower than the scatter
+    of single measurements, since they are few."""
     steps_ms = runs.steps_ms(gpus) if runs else []
     if not steps_ms:
         return None

@@ -1,4 +1,5 @@
-"""Learned model of durations: step times by network and GPU, and the errors of remaining times. Trained, evaluated and queried here."""
+"""Learned model of durations: step times by network and GPU, and the errors of remaining times. Trained,
+evaluated and queried here."""
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
@@ -72,7 +73,8 @@ class StepAnswer(NamedTuple):
 
 
 def train(found: TrainingSet, generator: np.random.Generator, prior: Prior | None = None) -> Durations:
-    """The same data and generator give the same model, in any order of the tables. `prior`: one that is known already.
+    """The same data and generator give the same model, in any order of the tables. `prior`: one that is known
+    already.
 
     Raises `ValueError` for more than MAX_CELLS cells in a table.
     """
@@ -100,8 +102,8 @@ def _learn_eta(found: TrainingSet) -> Learned:
 
 
 def fit(runs: Sequence[FinishedRun], like: Durations | None) -> Durations:
-    """`like` supplies its prior, which a fifth more runs hardly change and which takes longest to learn; without it only step
-    times are learned, since only they are evaluated."""
+    """`like` supplies its prior, which a fifth more runs hardly change and which takes longest to learn;
+    without it only step times are learned, since only they are evaluated."""
     found, generator = training_set(runs), np.random.default_rng(SEED)
     if like is None:
         return train(found._replace(curves=(), totals=(), windows=()), generator)
@@ -114,7 +116,8 @@ def knows(durations: Durations, asked: StepQuestion) -> bool:
 
 
 def answer(durations: Durations, asked: Iterable[StepQuestion]) -> dict[StepQuestion, StepAnswer | None]:
-    """From the owner's own runs or from all owners', whichever is more certain; None: no owner measured this network there.
+    """From the owner's own runs or from all owners', whichever is more certain; None: no owner measured this
+    network there.
 
     Questions to the same model are answered in one batch, since most of the cost is per batch.
     """
@@ -140,8 +143,8 @@ def answer(durations: Durations, asked: Iterable[StepQuestion]) -> dict[StepQues
 
 
 def evaluate(durations: Durations, runs: Sequence[FinishedRun]) -> dict[str, float]:
-    """`step_error`: mean |ln (predicted / measured)| of a step; `step_within`: share inside the interval; `step_told`: share
-    of the runs that are answered. Only metrics with data."""
+    """`step_error`: mean |ln (predicted / measured)| of a step; `step_within`: share inside the interval;
+    `step_told`: share of the runs that are answered. Only metrics with data."""
     samples = samples_of(runs)[-MAX_EVALUATED:]
     asked = [StepQuestion(one.owner, one.network, one.gpu, one.cell) for one in samples]
     answers = answer(durations, asked)

@@ -1,9 +1,10 @@
 """Training set of step times: which finished runs are used, and how much of it may come from one owner.
 
-A network's step times are stored twice: per owner, and shared by all owners. One owner's runs change other owners' estimates
-only within bounds (`limits`): a shared cell is the median over owners; where two disagree too far there is none; a cell that
-one owner alone measured counts while it is near the usual value among owners; and of everything that is learned across
-networks (the prior, curves, spreads) each owner supplies a bounded part.
+A network's step times are stored twice: per owner, and shared by all owners. One owner's runs change other
+owners' estimates only within bounds (`limits`): a shared cell is the median over owners; where two disagree
+too far there is none; a cell that one owner alone measured counts while it is near the usual value among
+owners; and of everything that is learned across networks (the prior, curves, spreads) each owner supplies a
+bounded part.
 """
 
 from collections import Counter
@@ -33,7 +34,8 @@ APART, APART_WEIGHT = (
 
 
 class Quota(NamedTuple):
-    """Maximum number of tables, of cells in all of them, and of cells in each. A fit costs cells³, and a training shall end in seconds."""
+    """Maximum number of tables, of cells in all of them, and of cells in each. A fit costs cells³, and a
+    training shall end in seconds."""
 
     tables: int
     cells: int
@@ -83,7 +85,8 @@ def name_of(owner: str, network: str, gpu: str) -> str:
 
 
 def cell_of(placement: tuple[int, ...], batch_size: float, workers: int = 1) -> Cell:
-    """`batch_size`: samples per iteration and worker, as job files have it; all GPUs share those of all workers evenly."""
+    """`batch_size`: samples per iteration and worker, as job files have it; all GPUs share those of all
+    workers evenly."""
     return Cell(ring(placement), batch_size * workers / sum(placement))
 
 
@@ -163,7 +166,8 @@ def _within_quota(samples: Mapping[str, Sequence[Sample]], quota: Quota) -> dict
 
 
 def shared_cells(samples: Sequence[Sample]) -> list[Measurement]:
-    """Of each cell the median over its runs, then over owners, those measured last first; see the module docstring."""
+    """Of each cell the median over its runs, then over owners, those measured last first; see the module
+    docstring."""
     found: dict[Cell, dict[str, list[float]]] = {}
     for sample in samples:
         found.setdefault(sample.cell, {}).setdefault(sample.owner, []).append(log(sample.step_s))
@@ -193,8 +197,8 @@ def _usual(logs_of: Mapping[Cell, Mapping[str, float]]) -> float:
 
 
 def owners_apart(samples: Sequence[Sample]) -> float:
-    """Standard deviation of ln step between owners that measured the same cell, within APART; the value set by hand weighs
-    as much as APART_WEIGHT such cells."""
+    """Standard deviation of ln step between owners that measured the same cell, within APART; the value set
+    by hand weighs as much as APART_WEIGHT such cells."""
     logs_of: dict[tuple[str, str, Cell], dict[str, list[float]]] = {}
     for sample in samples:
         cell = logs_of.setdefault((sample.network, sample.gpu, sample.cell), {})
@@ -211,7 +215,8 @@ def owners_apart(samples: Sequence[Sample]) -> float:
 
 
 def teaching_of(tables: Mapping[str, Table], samples: Sequence[Sample]) -> frozenset[str]:
-    """Names of the shared tables from which the prior is learned: those with most cells, few of any one owner alone."""
+    """Names of the shared tables from which the prior is learned: those with most cells, few of any one owner
+    alone."""
     owners: dict[str, set[str]] = {}
     for sample in samples:
         owners.setdefault(name_of(SHARED, sample.network, sample.gpu), set()).add(sample.owner)

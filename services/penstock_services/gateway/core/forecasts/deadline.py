@@ -1,7 +1,10 @@
-"""Deadline forecast of a job: its odds of being in time, and the deadline that would hold, from its expected start and its run time with an interval. Pure, and read only.
+"""Deadline forecast of a job: its odds of being in time, and the deadline that would hold, from its expected
+start and its run time with an interval. Pure, and read only.
 
-The start of a waiting job is that of the forecast (`penstock.why.forecast`) for the number of workers that the profile gives it now, or one of several that are
-equally likely once this cell's forecasts are known to be off (`forecast_errors`). The deadline that would hold is searched over the numbers of workers that it may have, with its place in line unchanged.
+The start of a waiting job is that of the forecast (`penstock.why.forecast`) for the number of workers that
+the profile gives it now, or one of several that are equally likely once this cell's forecasts are known to be
+off (`forecast_errors`). The deadline that would hold is searched over the numbers of workers that it may
+have, with its place in line unchanged.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -36,7 +39,8 @@ NOT_IN_LINE = "it is held, or backs off after a failure"
 
 
 class Outlook(NamedTuple):
-    """The forecast of one job. Times are the ledger's, in ms; None where not known, and `unknown` names the cause."""
+    """The forecast of one job. Times are the ledger's, in ms; None where not known, and `unknown` names the
+    cause."""
 
     job_id: str
     qos: str
@@ -59,7 +63,8 @@ class Outlook(NamedTuple):
     deadline_ms: int | None = None
     """The shortest deadline, after its submission, that holds with odds of `level`."""
     learned: int = 0
-    """Number of earlier forecasts whose errors are in the odds and in the times above but `starts_ms`; 0: it starts as forecast for certain."""
+    """Number of earlier forecasts whose errors are in the odds and in the times above but `starts_ms`; 0: it
+    starts as forecast for certain."""
     unknown: str = ""
 
 
@@ -87,7 +92,8 @@ def outlook(state: CellState, job: JobState, now_ms: int, errors: ForecastErrors
 def outlooks(
     state: CellState, jobs: Iterable[JobState], now_ms: int, errors: ForecastErrors
 ) -> list[Outlook]:
-    """Of all jobs with a deadline or a service class, lowest odds first, then those with unknown odds, each by due time.
+    """Of all jobs with a deadline or a service class, lowest odds first, then those with unknown odds, each
+    by due time.
 
     Waiting jobs are forecast together, and only with the workers that the profile gives them.
     """
@@ -214,7 +220,8 @@ def _with_earliest(
     found: Outlook,
     errors: ForecastErrors,
 ) -> Outlook:
-    """With the earliest deadline that holds, over the numbers of workers; no later than that of `found`, which is computed already."""
+    """With the earliest deadline that holds, over the numbers of workers; no later than that of `found`,
+    which is computed already."""
     assert found.sure_ms is not None, job.job_id
     at_best = {
         option.workers: time.by_ms(SURE) or inf
@@ -238,7 +245,8 @@ def _with_earliest(
 
 
 def warning(one: Outlook) -> Doubt | None:
-    """Warning that it is unlikely to be in time, with the deadline that would hold; None: it is likely, or the odds are not known."""
+    """Warning that it is unlikely to be in time, with the deadline that would hold; None: it is likely, or
+    the odds are not known."""
     if one.odds is None or one.odds >= LIKELY:
         return None
     field = "qos" if one.qos else "deadline"
@@ -268,7 +276,8 @@ def proposed(deadline_ms: int) -> str:
 def tried(
     state: CellState, spec: JobSpec, estimate: Estimate, now_ms: int, errors: ForecastErrors
 ) -> Outlook | None:
-    """As `outlook`, of a job that is not submitted, as if it were submitted now with this estimate. None: it names neither a deadline nor a service class."""
+    """As `outlook`, of a job that is not submitted, as if it were submitted now with this estimate. None: it
+    names neither a deadline nor a service class."""
     if not spec.timed:
         return None
     order = max([state.seq, *state.queue]) + 1

@@ -1,7 +1,8 @@
-"""Remaining time (ETA) of a job at a given time: from its reported steps in the fold, else from its estimate. Pure.
+"""Remaining time (ETA) of a job at a given time: from its reported steps in the fold, else from its estimate.
+Pure.
 
-The estimator's answer counts from the moment it was made; the time since then is subtracted. It holds for one attempt:
-after a failure it does not hold for the next one.
+The estimator's answer counts from the moment it was made; the time since then is subtracted. It holds for one
+attempt: after a failure it does not hold for the next one.
 """
 
 from collections.abc import Mapping
@@ -17,8 +18,10 @@ from penstock.model.nouns.types import Estimate
 
 MAX_LEFT_MS = 100 * 366 * 86_400_000  # a century: an upper bound for display
 REPORT_PROGRESS = (
-    "Let the training report its progress: `from penstock.sdk.progress import progress`, then `progress(done, total)` "
-    "after each iteration. Else only a later run of the same job can be predicted, from how long this one takes."
+    "Let the training report its progress: `from penstock.sdk.progress import progress`, then "
+    "`progress(done, total)` "
+    "after each iteration. Else only a later run of the same job can be predicted, from how long this one "
+    "takes."
 )
 ASK_WHY = "`penstock why` shows why it waits."
 
@@ -33,9 +36,9 @@ def remaining(
 ) -> dict[str, Any]:
     """The answer for a job that has not ended. `job`: its row. `eta`: the latest, of any attempt.
 
-    `answer` is `waiting`, `reported` (by its training), `estimated` (before it ran) or `unknown`; `due` is `later`,
-    `any_moment` (the middle has passed) or `overdue` (the high end has passed). Times left are ≥ 0. `done` and `steps` are as
-    reported, `share` is of now, by the middle.
+    `answer` is `waiting`, `reported` (by its training), `estimated` (before it ran) or `unknown`; `due` is
+    `later`, `any_moment` (the middle has passed) or `overdue` (the high end has passed). Times left are ≥ 0.
+    `done` and `steps` are as reported, `share` is of now, by the middle.
     """
     run_ms = None if estimate is None else estimate.run_ms
     source = None if estimate is None or run_ms is None else estimate.source
@@ -62,7 +65,8 @@ def remaining(
 
 
 def ends_ms(job: JobState, now_ms: int) -> int | None:
-    """When a job that holds resources is expected to end, as `remaining` answers; None: not known. Takes microseconds, since it is called for many jobs.
+    """When a job that holds resources is expected to end, as `remaining` answers; None: not known. Takes
+    microseconds, since it is called for many jobs.
 
     For a job in a group at its present speed there.
     """
@@ -107,9 +111,27 @@ def _whole(ms: float) -> int:
 
 
 FIELDS = (
-    "attempt", "due", "left_ms", "ends_ms", "level", "done", "steps", "step_ms", "share", "source", "at_ms", "age_ms",
-    "model_version", "first_of_kind", "ran_ms", "run_ms", "ended_ms", "outcome", "next_step", "start",
-)  # fmt: skip
+    "attempt",
+    "due",
+    "left_ms",
+    "ends_ms",
+    "level",
+    "done",
+    "steps",
+    "step_ms",
+    "share",
+    "source",
+    "at_ms",
+    "age_ms",
+    "model_version",
+    "first_of_kind",
+    "ran_ms",
+    "run_ms",
+    "ended_ms",
+    "outcome",
+    "next_step",
+    "start",
+)
 """Keys of every answer beside the first four; null where unknown."""
 
 

@@ -1,7 +1,10 @@
-"""How far forecasts of waiting times were off, learned from this cell's own: each is compared with what came of it once the job has its place.
+"""How far forecasts of waiting times were off, learned from this cell's own: each is compared with what came
+of it once the job has its place.
 
-The forecast (`penstock.why.forecast`) knows no job that comes later. Under an order by slack or by remaining time such jobs go first, under others none does, so how far it is off depends on the profile
-and on the load. It is learned as a factor of the waiting time, from the newest forecasts alone, in memory: after a restart it is learned anew.
+The forecast (`penstock.why.forecast`) knows no job that comes later. Under an order by slack or by remaining
+time such jobs go first, under others none does, so how far it is off depends on the profile and on the load.
+It is learned as a factor of the waiting time, from the newest forecasts alone, in memory: after a restart it
+is learned anew.
 """
 
 from collections import OrderedDict, deque
@@ -14,7 +17,8 @@ MAX_OPEN = 4_096  # forecasts of jobs that still wait
 
 
 class ForecastErrors:
-    """`asked` and `placed` are called for each forecast and each placement; a job that had to wait is compared once."""
+    """`asked` and `placed` are called for each forecast and each placement; a job that had to wait is
+    compared once."""
 
     def __init__(self) -> None:
         self._open: OrderedDict[str, tuple[int, int]] = OrderedDict()
@@ -22,7 +26,8 @@ class ForecastErrors:
         self._factors: deque[float] = deque(maxlen=NEWEST)
 
     def asked(self, job_id: str, now_ms: int, starts_ms: int) -> None:
-        """A forecast was made for a job of the queue; one by which it starts at once says nothing about waits."""
+        """A forecast was made for a job of the queue; one by which it starts at once says nothing about
+        waits."""
         if starts_ms > now_ms:
             self._open.setdefault(job_id, (now_ms, starts_ms))
             if len(self._open) > MAX_OPEN:
@@ -39,7 +44,8 @@ class ForecastErrors:
         self._open.pop(job_id, None)
 
     def starts(self, now_ms: int, starts_ms: int) -> Sequence[int]:
-        """Starts that are equally likely where this one is forecast; the forecast alone where too little is known, or it starts at once."""
+        """Starts that are equally likely where this one is forecast; the forecast alone where too little is
+        known, or it starts at once."""
         if len(self._factors) < LEAST or starts_ms <= now_ms:
             return (starts_ms,)
         return [now_ms + round((starts_ms - now_ms) * factor) for factor in self._factors]

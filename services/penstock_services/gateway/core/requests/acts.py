@@ -1,4 +1,5 @@
-"""Request bodies of commands on nodes and jobs: a reason, and the command's fields. The caller follows from the token, never from the body. Pure."""
+"""Request bodies of commands on nodes and jobs: a reason, and the command's fields. The caller follows from
+the token, never from the body. Pure."""
 
 from typing import Annotated, TypeVar
 

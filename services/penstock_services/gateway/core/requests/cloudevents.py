@@ -1,7 +1,7 @@
 """CloudEvents over HTTP: binary mode (attributes in `ce-*` headers) and structured mode (one JSON object).
 
-Both become an `Envelope`, validated strictly: a misspelt field name is an error here, where it is written, while
-readers of the log ignore unknown fields (style 5).
+Both become an `Envelope`, validated strictly: a misspelt field name is an error here, where it is written,
+while readers of the log ignore unknown fields (style 5).
 """
 
 import re
@@ -20,8 +20,9 @@ from penstock_services.gateway.core.problems import BadField, Problem, bad_field
 from penstock_services.gateway.core.requests.submission import read_json
 
 CONTROLS = r"\u0000-\u001f\u007f-\u009f\u2028-\u202e\u2066-\u2069\ufdd0-\ufdef\ufffe\uffff"
-"""Characters that no attribute may contain, as a character class: those that CloudEvents forbids in a String, and those that break or reverse
-a line. Not a class of Unicode, such as `str.isprintable`: two libraries know two versions of those."""
+"""Characters that no attribute may contain, as a character class: those that CloudEvents forbids in a String,
+and those that break or reverse a line. Not a class of Unicode, such as `str.isprintable`: two libraries know
+two versions of those."""
 CONTROL = re.compile(f"[{CONTROLS}\\ud800-\\udfff]")
 STRUCTURED = "application/cloudevents+json"
 BATCHED = "application/cloudevents-batch+json"

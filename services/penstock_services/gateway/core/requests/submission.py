@@ -101,7 +101,8 @@ def read_json(body: bytes) -> Any:
 
 
 def _refuse_keys_twice(body: bytes) -> None:
-    """Refuses well-formed JSON with repeated keys in an object, of which the last would count. Raises `Problem` with all of them."""
+    """Refuses well-formed JSON with repeated keys in an object, of which the last would count. Raises
+    `Problem` with all of them."""
     twice: dict[str, None] = {}
 
     def note(pairs: list[tuple[str, Any]]) -> None:

@@ -1,4 +1,5 @@
-"""Authentication of running tasks by the tokens that their nodes sign (`penstock.runtime.keys.job_tokens`)."""
+"""Authentication of running tasks by the tokens that their nodes sign
+(`penstock.runtime.keys.job_tokens`)."""
 
 import asyncio
 

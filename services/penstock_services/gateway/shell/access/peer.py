@@ -1,6 +1,7 @@
 """User id of the peer of a loopback connection, by the kernel's socket diagnosis (netlink, `sock_diag(7)`).
 
-Exact look-up of one connection, without privileges, O(1); `/proc/net/tcp` has the same and lists every socket.
+Exact look-up of one connection, without privileges, O(1); `/proc/net/tcp` has the same and lists every
+socket.
 """
 
 import socket
@@ -21,7 +22,8 @@ Address = tuple[str, int]
 
 
 class Peers:
-    """One socket to the kernel. Raises OSError where there is no such service (a kernel without `inet_diag`)."""
+    """One socket to the kernel. Raises OSError where there is no such service (a kernel without
+    `inet_diag`)."""
 
     def __init__(self) -> None:
         self._kernel = socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, NETLINK_SOCK_DIAG)
@@ -30,7 +32,8 @@ class Peers:
     def uid(self, peer: Address, own: Address) -> int | None:
         """The user who created the socket at `peer`, which is connected to `own`, both on this machine.
 
-        None if no process holds it any more: a closed socket has no user, and the kernel would call it root's.
+        None if no process holds it any more: a closed socket has no user, and the kernel would call it
+        root's.
         """
         self._asked = self._asked % 0xFFFFFFFF + 1
         self._kernel.send(_question(self._asked, peer, own))

@@ -1,4 +1,5 @@
-"""Authorisation of routes: the roles of which a route requires one, as a dependency of the route; and the caller of a request."""
+"""Authorisation of routes: the roles of which a route requires one, as a dependency of the route; and the
+caller of a request."""
 
 from typing import Any
 

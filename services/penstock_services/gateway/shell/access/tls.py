@@ -1,4 +1,5 @@
-"""TLS certificate and key of the gateway, checked at the start and renewed without a restart: a pair that every client would refuse is never used."""
+"""TLS certificate and key of the gateway, checked at the start and renewed without a restart: a pair that
+every client would refuse is never used."""
 
 import logging
 import ssl
@@ -14,13 +15,15 @@ logger = logging.getLogger(__name__)
 
 
 class ServerCertificate:
-    """Certificate for new connections: the files as they were at the start, or at the last `renew` that succeeded."""
+    """Certificate for new connections: the files as they were at the start, or at the last `renew` that
+    succeeded."""
 
     def __init__(self, certificate: Path, key: Path) -> None:
         """Raises `ConfigurationError` as `server_context` does."""
         self._certificate, self._key = certificate, key
         self.context = self._latest = server_context(certificate, key, (CERTIFICATE, KEY))
-        """For the listening server, for as long as it runs. Handshakes use the latest context: replaced as a whole, never altered."""
+        """For the listening server, for as long as it runs. Handshakes use the latest context: replaced as a
+        whole, never altered."""
         self.context.sni_callback = self._led_by_latest
 
     def renew(self) -> None:
@@ -38,6 +41,7 @@ class ServerCertificate:
 
 
 def certificate_shown(certificate: Path, key: Path) -> dict[str, Any]:
-    """The certificate as clients see it, as `ssl.SSLSocket.getpeercert` has it. Raises `ConfigurationError` as `server_context` does."""
+    """The certificate as clients see it, as `ssl.SSLSocket.getpeercert` has it. Raises `ConfigurationError`
+    as `server_context` does."""
     context = server_context(certificate, key, (CERTIFICATE, KEY))
     return shake_hands(context, certificate, CERTIFICATE)

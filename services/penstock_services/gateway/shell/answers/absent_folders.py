@@ -1,4 +1,5 @@
-"""Check of a submission for folders that exist on none of its nodes, possible where all nodes are on the gateway's own machine."""
+"""Check of a submission for folders that exist on none of its nodes, possible where all nodes are on the
+gateway's own machine."""
 
 import asyncio
 import os
@@ -18,7 +19,8 @@ _looks = threading.BoundedSemaphore(MAX_LOOKS)
 
 
 async def absent_folders(spec: JobSpec, nodes: Iterable[NodeState]) -> list[Doubt]:
-    """Empty where a node is elsewhere: the gateway does not see its files. A folder may be created before the job starts, so it is no error."""
+    """Empty where a node is elsewhere: the gateway does not see its files. A folder may be created before the
+    job starts, so it is no error."""
     venv = spec.environment.venv if spec.environment is not None else None
     asked = {"workdir": spec.workdir, "environment.venv": venv and f"{venv}/bin/python"}
     paths = {field: path for field, path in asked.items() if path is not None and path.startswith("/")}
@@ -33,7 +35,8 @@ async def absent_folders(spec: JobSpec, nodes: Iterable[NodeState]) -> list[Doub
 
 
 async def _looked_for(paths: dict[str, str]) -> list[tuple[str, str]]:
-    """Folders that do not exist; none where that is not known in time. Runs in a thread for which neither other work nor the process's end waits."""
+    """Folders that do not exist; none where that is not known in time. Runs in a thread for which neither
+    other work nor the process's end waits."""
     if not _looks.acquire(blocking=False):
         return []
     loop = asyncio.get_running_loop()

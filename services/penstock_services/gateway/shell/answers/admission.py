@@ -1,4 +1,5 @@
-"""Dry run of a submission: its estimate by the estimator's own code in a worker process, and the odds of its deadline."""
+"""Dry run of a submission: its estimate by the estimator's own code in a worker process, and the odds of its
+deadline."""
 
 import asyncio
 from collections.abc import Sequence
@@ -44,8 +45,9 @@ async def dry_run(gateway: Gateway, spec: JobSpec, doubts: Sequence[Doubt], *, e
 
 
 async def refuse_late(gateway: Gateway, spec: JobSpec) -> None:
-    """Raises `Problem` 409 for a job that would not be in time with the odds that count as certain, 400 for one that names no time, 503 where the estimator
-    cannot be queried. A job without any estimate is not refused: else no job of its kind could ever be learned."""
+    """Raises `Problem` 409 for a job that would not be in time with the odds that count as certain, 400 for
+    one that names no time, 503 where the estimator cannot be queried. A job without any estimate is not
+    refused: else no job of its kind could ever be learned."""
     field = "deadline" if spec.deadline_ms is not None else "qos"
     if not spec.timed or (spec.deadline_ms is None and spec.qos == "urgent"):
         text, remedy = "names no time at which it should be done", "give a deadline, or qos prior or normal"

@@ -16,7 +16,8 @@ ESTIMATED_WITHIN_S = 0.5  # estimator and placer answer a submission within mill
 
 
 def outlook_of(gateway: Gateway, job_id: str) -> Outlook | None:
-    """Present odds; None: the fold does not hold the job, or it names neither a deadline nor a service class."""
+    """Present odds; None: the fold does not hold the job, or it names neither a deadline nor a service
+    class."""
     job, now_ms = gateway.follower.state.jobs.get(job_id), gateway.follower.now_ms()
     if job is None:
         return None
@@ -27,7 +28,8 @@ def outlook_of(gateway: Gateway, job_id: str) -> Outlook | None:
 
 
 async def at_submission(gateway: Gateway, job_id: str, spec: JobSpec) -> Outlook | None:
-    """Waits a moment for the estimate of a job with a deadline or a service class; None: it has neither, or it has ended."""
+    """Waits a moment for the estimate of a job with a deadline or a service class; None: it has neither, or
+    it has ended."""
     if not spec.timed:
         return None
     try:

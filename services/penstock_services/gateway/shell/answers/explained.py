@@ -15,7 +15,8 @@ PLACED, MOVING = "penstock.placement.decided", "penstock.move.decided"
 async def placement_of(
     gateway: Gateway, job_id: str, until_seq: int, kind: str = PLACED, attempt: int | None = None
 ) -> dict[str, Any] | None:
-    """The explanation recorded with its latest placement, or decision to move, up to `until_seq`; of this attempt where one is given."""
+    """The explanation recorded with its latest placement, or decision to move, up to `until_seq`; of this
+    attempt where one is given."""
     await gateway.store.projected(min(until_seq, gateway.follower.state.seq), 1.0)
     text = await gateway.store.row(
         "SELECT (coalesce(explanation::jsonb, '{}'::jsonb) || jsonb_build_object('seq', seq, 'at_ms', at_ms, "
@@ -40,7 +41,8 @@ async def move_of(gateway: Gateway, job: JobState) -> Row | None:
 
 
 async def with_reasons(gateway: Gateway, job_id: str, row: Row, at: int = MAX_SEQ) -> Row:
-    """The move with `target`, the explanation recorded with the decision, and `moved`: the source nodes, and the cost as far as known."""
+    """The move with `target`, the explanation recorded with the decision, and `moved`: the source nodes, and
+    the cost as far as known."""
     target = await placement_of(gateway, job_id, at, MOVING, row["attempt"])
     reached = None
     if row["outcome"] == "arrived":

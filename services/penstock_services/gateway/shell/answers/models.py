@@ -1,4 +1,5 @@
-"""Requests about models, answered by the estimator's own code in a worker process beside the gateway: one at a time."""
+"""Requests about models, answered by the estimator's own code in a worker process beside the gateway: one at
+a time."""
 
 import asyncio
 from collections.abc import Callable
@@ -18,7 +19,10 @@ Answer = dict[str, Any]
 def require_free_models(gateway: Gateway) -> None:
     """Raises `Problem`."""
     if find_spec("scipy") is None or find_spec("penstock_services.estimator") is None:
-        remedy = "models can be read where the estimator is installed; pip install 'penstock[estimator]' beside the gateway"
+        remedy = (
+            "models can be read where the estimator is installed; pip install 'penstock[estimator]' "
+            "beside the gateway"
+        )
         raise Problem(503, "no_estimator", remedy)
     if gateway.models.lock.locked():
         raise Problem(429, "overloaded", "another question about models is being answered", retry_after_s=1)

@@ -1,4 +1,5 @@
-"""Forecast of a waiting job's start, and the holders of the resources it needs: from the remaining times of running jobs."""
+"""Forecast of a waiting job's start, and the holders of the resources it needs: from the remaining times of
+running jobs."""
 
 from typing import Any
 
@@ -9,7 +10,8 @@ from penstock_services.gateway.shell.gateway import Gateway
 
 
 def start_of(gateway: Gateway, job_id: str) -> dict[str, Any] | None:
-    """`starts_ms` (ledger's ms, or null with `unknown`), `holders`, and what the forecast `assumes`. None: the job is not in the queue."""
+    """`starts_ms` (ledger's ms, or null with `unknown`), `holders`, and what the forecast `assumes`. None:
+    the job is not in the queue."""
     state, now_ms = gateway.follower.state, gateway.follower.now_ms()
     asked = state.jobs.get(job_id)
     if asked is None or not asked.in_line:

@@ -1,4 +1,5 @@
-"""Reader of one task's output, from the node where it ran, else from the archive; across restarts of that node's reporter."""
+"""Reader of one task's output, from the node where it ran, else from the archive; across restarts of that
+node's reporter."""
 
 import asyncio
 import logging
@@ -58,7 +59,8 @@ class LogReader:
     async def read(
         self, member: Member, ask: Ask, follow: bool, over: Callable[[], bool]
     ) -> AsyncIterator[Text | Line | Trouble]:
-        """The present output; with `follow` also further output, until `over` holds: the task has exited by the ledger."""
+        """The present output; with `follow` also further output, until `over` holds: the task has exited by
+        the ledger."""
         offset: int | None = None
         backoff, failures = Backoff(FIRST_PAUSE_S, LONGEST_PAUSE_S), 0
         while not self._stopping.is_set():
@@ -97,7 +99,8 @@ class LogReader:
     async def _pause(
         self, member: Member, served: object, pause_s: float, over: Callable[[], bool] | None
     ) -> None:
-        """Ends early where the node's server has moved, or the task is over; other records of the ledger do not matter."""
+        """Ends early where the node's server has moved, or the task is over; other records of the ledger do
+        not matter."""
         loop = asyncio.get_running_loop()
         ends_s = loop.time() + pause_s
         while (left_s := ends_s - loop.time()) > 0 and not self._stopping.is_set():
@@ -143,7 +146,8 @@ class LogReader:
     async def _archived(
         self, member: Member, ask: Ask, offset: int | None, error: Unreadable
     ) -> AsyncIterator[Output]:
-        """The log, or the rest of it, from the archive. `error`: why the node cannot be read; raised with details where the archive cannot help."""
+        """The log, or the rest of it, from the archive. `error`: why the node cannot be read; raised with
+        details where the archive cannot help."""
         if self._archive is None:
             raise error
         wanted = Wanted(ask.tail, ask.since(), offset)
@@ -170,7 +174,8 @@ class LogReader:
             raise Unreadable(f"node {node_id} has left the cell")
         if node.spec.logs is None:
             raise Unreadable(
-                f"node {node_id} serves no output; start its node-reporter with --gateway-token-file, or with {VARIABLE} as here"
+                f"node {node_id} serves no output; start its node-reporter with --gateway-token-file, or "
+                f"with {VARIABLE} as here"
             )
         keys = [] if self._key is None else [self._key]
         if self._tokens is not None:
@@ -184,7 +189,8 @@ class LogReader:
                 scheme = "https" if node.spec.logs.tls else "http"
                 return f"{scheme}://{host}:{node.spec.logs.port}", key
         raise Unreadable(
-            f"this gateway does not have the secret of node {node_id}: its token in PENSTOCK_TOKENS, or the same file {VARIABLE}"
+            f"this gateway does not have the secret of node {node_id}: its token in PENSTOCK_TOKENS, or the "
+            f"same file {VARIABLE}"
         )
 
 

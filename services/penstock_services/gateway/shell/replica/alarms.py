@@ -95,9 +95,11 @@ class Alarms:
             if first is None
             else Alarm(
                 job_id="",
-                cause=f"a fresh decider decides record {first['seq']} otherwise (its {first['field']}): decisions rest on more than the ledger, "
+                cause=f"a fresh decider decides record {first['seq']} otherwise (its {first['field']}): "
+                "decisions rest on more than the ledger, "
                 "or another version has taken them",
-                remedy="`penstock replay --fresh` shows the records; restart the placer, and report it if one version has decided them",
+                remedy="`penstock replay --fresh` shows the records; restart the placer, and report it if "
+                "one version has decided them",
                 since_ms=self._follower.now_ms(),
             )
         )

@@ -1,4 +1,5 @@
-"""In-memory replica of the cell in the gateway: one reader of the ledger, folded as everywhere; for answers that the tables do not have."""
+"""In-memory replica of the cell in the gateway: one reader of the ledger, folded as everywhere; for answers
+that the tables do not have."""
 
 import asyncio
 from collections import OrderedDict
@@ -31,7 +32,8 @@ Before = Callable[[int], Awaitable[Replica]]
 
 
 class Follower:
-    """`replica` is the cell as of the last valid record read; `pending` are the acknowledged submissions that were not read yet."""
+    """`replica` is the cell as of the last valid record read; `pending` are the acknowledged submissions that
+    were not read yet."""
 
     def __init__(self, replica: Replica, before: Before | None = None) -> None:
         """`before`: None: the ledger is folded again from its beginning where that is needed."""
@@ -147,7 +149,8 @@ class Follower:
         self._changed = asyncio.Event()
 
     def next_change(self) -> asyncio.Event:
-        """Set when the next record has been folded. Take it before reading the state, so that no change is missed."""
+        """Set when the next record has been folded. Take it before reading the state, so that no change is
+        missed."""
         return self._changed
 
     def acknowledged(self, job_id: str, row: Row) -> None:
@@ -171,7 +174,8 @@ class Follower:
         return self._ended.get(job_id) or self.pending.get(job_id)
 
     def newer_than(self, seq: int) -> list[Row]:
-        """Rows of the jobs that were accepted after this record, or are acknowledged and not accepted yet; the latest first."""
+        """Rows of the jobs that were accepted after this record, or are acknowledged and not accepted yet;
+        the latest first."""
         while self._taken and next(iter(self._taken.values())) <= seq:
             self._taken.popitem(last=False)
         found = (self.job(job_id) for job_id in (*self._taken, *self.pending))

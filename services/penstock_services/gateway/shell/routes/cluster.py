@@ -112,7 +112,8 @@ async def node(node_id: str, request: Request) -> Response:
 
 @router.get("/gpus", dependencies=[needs(Role.READ)])
 async def gpus(request: Request) -> Response:
-    """All GPUs; `holders`: the tasks on each as of the latest record, `share_milli` and `free_milli` in thousandths of it."""
+    """All GPUs; `holders`: the tasks on each as of the latest record, `share_milli` and `free_milli` in
+    thousandths of it."""
     gateway = gateway_of(request)
     await gateway.fresh()
     texts = await gateway.store.rows(
@@ -163,7 +164,8 @@ Filtered = Annotated[Filters, Depends(filters_of)]
 
 @router.get("/queue", dependencies=[needs(Role.READ), Depends(require_live)])
 async def queue(request: Request, filters: Filtered, limit: Limit = 100) -> Response:
-    """Jobs that wait, first in line first, each with its reason as of the latest record. `waiting`: how many there are of this kind."""
+    """Jobs that wait, first in line first, each with its reason as of the latest record. `waiting`: how many
+    there are of this kind."""
     follower, caller = gateway_of(request).follower, caller_of(request)
     state, now_ms = follower.state, follower.now_ms()
     waiting = [job for job in filters.chosen(state, caller) if job.status in WAITING]
@@ -186,10 +188,12 @@ async def queue(request: Request, filters: Filtered, limit: Limit = 100) -> Resp
 
 @router.get("/deadlines", dependencies=[needs(Role.READ), Depends(require_live)])
 async def deadlines(request: Request, filters: Filtered, limit: Limit = 100) -> Response:
-    """Jobs of the caller's tenant with a deadline or a service class that have not ended: lowest odds first, then those with unknown odds.
+    """Jobs of the caller's tenant with a deadline or a service class that have not ended: lowest odds first,
+    then those with unknown odds.
 
-    `odds`: that it ends by `due_ms`, null with `unknown`; `ends_ms`: expected end; `sure_ms`: by when it ends with odds of `level`; `deadline_ms`: the
-    shortest deadline, after its submission, that holds with these; `qos`: its class, empty where it names a deadline. `timed`: their number.
+    `odds`: that it ends by `due_ms`, null with `unknown`; `ends_ms`: expected end; `sure_ms`: by when it ends
+    with odds of `level`; `deadline_ms`: the shortest deadline, after its submission, that holds with these;
+    `qos`: its class, empty where it names a deadline. `timed`: their number.
     """
     follower, caller = gateway_of(request).follower, caller_of(request)
     state, now_ms = follower.state, follower.now_ms()
@@ -222,7 +226,8 @@ async def decisions(
     """Decisions, the latest first, each with its reasons."""
     rows = await _decisions(
         request,
-        "($1::text IS NULL OR job_id = $1) AND ($2::text IS NULL OR kind = $2) AND ($3::bigint IS NULL OR seq < $3) "
+        "($1::text IS NULL OR job_id = $1) AND ($2::text IS NULL OR kind = $2) AND ($3::bigint IS NULL OR "
+        "seq < $3) "
         "ORDER BY seq DESC, n DESC LIMIT $4",
         job,
         kind,

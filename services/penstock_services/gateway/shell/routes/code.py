@@ -83,6 +83,9 @@ def _stored(gateway: Gateway, tenant: str | None, digest: str) -> Path | None:
 def _store(gateway: Gateway) -> CodeStore:
     """Raises `Problem`."""
     if gateway.options.code_dir is None:
-        detail = "no code is stored here; start the gateway with PENSTOCK_CODE_DIR, or name a workdir that the nodes have"
+        detail = (
+            "no code is stored here; start the gateway with PENSTOCK_CODE_DIR, or name a workdir that "
+            "the nodes have"
+        )
         raise Problem(404, "no_code_store", detail)
     return CodeStore(gateway.options.code_dir)

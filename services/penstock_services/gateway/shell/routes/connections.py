@@ -1,7 +1,9 @@
-"""Liveness by standing connections of node-reporters: one that breaks, and is not replaced at once, makes its node suspect (decision 39).
+"""Liveness by standing connections of node-reporters: one that breaks, and is not replaced at once, makes its
+node suspect (decision 39).
 
-A reporter opens a request whose answer never ends. Nothing is sent on it: both kernels detect a break. Postgres has
-the latest connection of each node, so that a connection that is replaced at another gateway of the cell does not count as broken.
+A reporter opens a request whose answer never ends. Nothing is sent on it: both kernels detect a break.
+Postgres has the latest connection of each node, so that a connection that is replaced at another gateway of
+the cell does not count as broken.
 """
 
 import asyncio
@@ -83,7 +85,8 @@ def _is_back(gateway: Gateway, node_id: str) -> None:
 
 
 async def _suspect(gateway: Gateway, node_id: str, connection_id: str | None) -> None:
-    """Cancelled when the node reconnects meanwhile. `connection_id`: the broken one; None: Postgres was down when it began."""
+    """Cancelled when the node reconnects meanwhile. `connection_id`: the broken one; None: Postgres was down
+    when it began."""
     await asyncio.sleep(REPLACED_WITHIN_S)
     await asyncio.sleep(TAKEN_IN_S * (len(gateway.broken) - 1))  # a balancer moves all of them at once
     if connection_id is not None and not await gateway.store.is_latest_connection(node_id, connection_id):
@@ -96,7 +99,8 @@ async def _suspect(gateway: Gateway, node_id: str, connection_id: str | None) ->
 
 
 async def report_missing(gateway: Gateway) -> None:
-    """After a start: suspects the nodes whose latest connection ended together with its gateway, and that reconnected to none."""
+    """After a start: suspects the nodes whose latest connection ended together with its gateway, and that
+    reconnected to none."""
 
     async def missing() -> list[tuple[str, str]]:
         moment, entries = await gateway.store.call_roll()

@@ -55,7 +55,8 @@ CLOUD_EVENT = {"$ref": "#/components/schemas/CloudEvent"}
 BODY: dict[str, Any] = {
     "requestBody": {
         "required": True,
-        "description": "In binary mode (application/json, or no type at all) the attributes stand in ce-* headers.",
+        "description": "In binary mode (application/json, or no type at all) the attributes stand in ce-* "
+        "headers.",
         "content": {
             STRUCTURED: {"schema": CLOUD_EVENT, "example": EXAMPLE},
             BATCHED: {
@@ -78,7 +79,8 @@ BODY: dict[str, Any] = {
 
 @router.post("", status_code=202, openapi_extra=BODY, dependencies=[needs(Role.SUBMIT, Role.OPERATE)])
 async def post(request: Request) -> Response:
-    """Send events of jobs; with the role operate also estimates and proposals. 202 once all are durable; sending one again is harmless."""
+    """Send events of jobs; with the role operate also estimates and proposals. 202 once all are durable;
+    sending one again is harmless."""
     gateway = gateway_of(request)
     kind = content_type(request)
     if kind == STRUCTURED:
@@ -86,7 +88,8 @@ async def post(request: Request) -> Response:
     elif kind == BATCHED:
         envelopes = batch(await read_body(request, MAX_BATCH_BYTES))
     elif kind == "application/json" or (not kind and "ce-specversion" in request.headers):
-        # Without a datacontenttype an event's data are JSON (CloudEvents 1.0.2, JSON format, 3.1), and the SDK sends no type.
+        # Without a datacontenttype an event's data are JSON (CloudEvents 1.0.2, JSON format, 3.1), and the
+        # SDK sends no type.
         envelopes = [binary(request.headers, await read_body(request, MAX_PLAN_BYTES))]
     else:
         detail = f"{kind or 'none'}: send {STRUCTURED}, {BATCHED}, or application/json with ce-* headers"
@@ -104,7 +107,8 @@ async def post(request: Request) -> Response:
 async def _permitted(gateway: Gateway, caller: Caller, envelope: Envelope) -> Envelope:
     """The event as this caller may send it: a job belongs to its tenant. Raises `Problem` 403.
 
-    Facts about nodes and tasks come from the reporter of the node alone, through the log, where its signature proves the origin.
+    Facts about nodes and tasks come from the reporter of the node alone, through the log, where its signature
+    proves the origin.
     """
     event, what = envelope.data, f"POST /v1/events of {envelope.type}"
     if caller.lineage:
@@ -144,7 +148,8 @@ async def _permitted(gateway: Gateway, caller: Caller, envelope: Envelope) -> En
 
 
 def _check_free(gateway: Gateway, event: JobSubmitted) -> None:
-    """Raises `Problem` for the id of another tenant's job. The placer refuses events that pass another gateway."""
+    """Raises `Problem` for the id of another tenant's job. The placer refuses events that pass another
+    gateway."""
     known = gateway.follower.job(event.job_id)
     if known is not None and known["owner"] != event.spec.owner:
         raise Problem(409, "job_id_taken", f"job {event.job_id} belongs to {known['owner']}; give another id")
@@ -177,7 +182,8 @@ def _unusable(job_id: str) -> tuple[str, str] | None:
 
 
 def _in_own_trace(gateway: Gateway, envelope: Envelope) -> Envelope:
-    """A submission belongs to its job's trace, not to the trace it was sent in; other contexts are passed on."""
+    """A submission belongs to its job's trace, not to the trace it was sent in; other contexts are passed
+    on."""
     if isinstance(envelope.data, JobSubmitted):
         root = gateway.traces.start_job_trace(envelope.data.job_id)
         return replace(envelope, traceparent=gateway.traces.upcoming("submit", root, "submit"))

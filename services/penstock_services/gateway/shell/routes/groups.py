@@ -22,8 +22,9 @@ Row = dict[str, Any]
 
 @router.get("", dependencies=[needs(Role.READ)])
 async def groups(request: Request) -> Response:
-    """All groups as of the latest record, by their oldest member. `since_ms`: when its last member joined; `turns`: as predicted then
-    (Muri's rotation, period and efficiency), null where the proposer predicted none."""
+    """All groups as of the latest record, by their oldest member. `since_ms`: when its last member joined;
+    `turns`: as predicted then (Muri's rotation, period and efficiency), null where the proposer predicted
+    none."""
     gateway = gateway_of(request)
     await gateway.fresh()
     members = {
@@ -54,7 +55,8 @@ async def of_job(gateway: Gateway, job: JobState) -> Row | None:
 
 
 async def waits_of(gateway: Gateway, job: JobState) -> Row | None:
-    """Waiting times for turns in a member's last report of its steps; None: it is in no group, or has reported none."""
+    """Waiting times for turns in a member's last report of its steps; None: it is in no group, or has
+    reported none."""
     if not job.group:
         return None
     text = await gateway.store.row(

@@ -162,7 +162,8 @@ C = TypeVar("C", bound=Command)
 
 
 def as_asked_by(caller: Caller, event: C) -> C:
-    """The event with its caller; the placer compares the tenant with the job's owner, independent of this gateway's state."""
+    """The event with its caller; the placer compares the tenant with the job's owner, independent of this
+    gateway's state."""
     tenant = None if Role.OPERATE in caller.roles else caller.tenant
     return replace(event, by=caller.by, tenant=tenant)
 
@@ -196,7 +197,8 @@ async def _forgotten(gateway: Gateway, job_id: str) -> str:
         return ""
     day = datetime.fromtimestamp(forgotten_ms / 1_000, UTC).date().isoformat()
     return (
-        f". Jobs that ended up to {day} have left the tables (PENSTOCK_ENDED_JOBS_DAYS): the ledger and its archive have them, "
+        f". Jobs that ended up to {day} have left the tables (PENSTOCK_ENDED_JOBS_DAYS): the ledger and its "
+        "archive have them, "
         f"`penstock replay --decision {job_id}` shows the last placement"
     )
 
@@ -323,11 +325,14 @@ def _with_more(gateway: Gateway, rows: Sequence[str], *, eta: bool) -> list[Row]
 
 @router.get("/{job_id}", dependencies=[needs(Role.READ)])
 async def job(job_id: str, request: Request) -> Response:
-    """One job: its request, its placement, its times; `unproven`: its tasks on silent nodes; `trace_id`: null without traces.
+    """One job: its request, its placement, its times; `unproven`: its tasks on silent nodes; `trace_id`: null
+    without traces.
 
-    `stages`: the stage times of similar jobs' iterations (`penstock.stages.profiled`); null where none was measured, and once it has ended.
-    `shares_gpus_with`: ids of jobs that hold parts of the same GPUs, or take turns on them, sorted; `group`: as `GET /v1/groups` lists it, `waits`: its
-    last report of waiting for turns, both null for a job in no group. `unfollowed_ms`: since when a job with `tied_to` has had no follower; null: it has one.
+    `stages`: the stage times of similar jobs' iterations (`penstock.stages.profiled`); null where none was
+    measured, and once it has ended. `shares_gpus_with`: ids of jobs that hold parts of the same GPUs, or take
+    turns on them, sorted; `group`: as `GET /v1/groups` lists it, `waits`: its last report of waiting for
+    turns, both null for a job in no group. `unfollowed_ms`: since when a job with `tied_to` has had no
+    follower; null: it has one.
     """
     gateway = gateway_of(request)
     found = await find_job(gateway, job_id)
@@ -350,8 +355,9 @@ async def job(job_id: str, request: Request) -> Response:
 async def eta(job_id: str, request: Request) -> Response:
     """Its remaining time, with an interval; `answer` names the source, `due` whether it is late.
 
-    `start`: the expected start of a job in the queue, as `why` answers; null for other jobs. `deadline`: of a job with a deadline or a service
-    class, as `GET /v1/deadlines` has it; null for others, and for another tenant's.
+    `start`: the expected start of a job in the queue, as `why` answers; null for other jobs. `deadline`: of a
+    job with a deadline or a service class, as `GET /v1/deadlines` has it; null for others, and for another
+    tenant's.
     """
     gateway = gateway_of(request)
     row = await find_job(gateway, job_id)

@@ -1,4 +1,5 @@
-"""`GET /v1/jobs/{id}/logs`: output of a job's tasks, from the nodes where they ran; all members, earlier attempts, and live."""
+"""`GET /v1/jobs/{id}/logs`: output of a job's tasks, from the nodes where they ran; all members, earlier
+attempts, and live."""
 
 import asyncio
 from collections.abc import AsyncIterator, Sequence
@@ -87,7 +88,8 @@ async def logs(
     since_ms: SinceMs = None,
     form: Annotated[Form, Query(alias="format", description="ndjson: one object per line")] = Form.TEXT,
 ) -> Response:
-    """Standard output and error of a job's tasks; each line with its task before it where there are several."""
+    """Standard output and error of a job's tasks; each line with its task before it where there are
+    several."""
     gateway = gateway_of(request)
     await own_job(request, job_id, "output")
     ask = Ask(tail, since_ms, None if since is None else min(duration_ms(since), MAX_MS), wall_ms())
@@ -158,7 +160,8 @@ def _is_over(gateway: Gateway, member: Member) -> bool:
 async def _members(
     gateway: Gateway, job_id: str, task: str | None, attempt: int | None = None, first: int | None = None
 ) -> Sequence[Member]:
-    """The tasks of this attempt, of the earliest one from `first` on, or of the latest; with `task` only the task of that name, of attempts that have one."""
+    """The tasks of this attempt, of the earliest one from `first` on, or of the latest; with `task` only the
+    task of that name, of attempts that have one."""
     job = gateway.follower.state.jobs.get(job_id)
     if job is not None and job.tasks and job.attempt == (attempt or first or job.attempt):
         found = [
@@ -169,8 +172,10 @@ async def _members(
             return chosen
     await gateway.fresh()
     rows = await gateway.store.rows(
-        "SELECT json_build_array(task_id, job_id, attempt, node_id, started_ms IS NOT NULL)::text FROM tasks WHERE job_id = $1 "
-        f"AND ($2::int IS NULL OR attempt = $2) AND attempt >= $3 ORDER BY attempt {'DESC' if first is None else 'ASC'}, rank",
+        "SELECT json_build_array(task_id, job_id, attempt, node_id, started_ms IS NOT NULL)::text FROM tasks "
+        "WHERE job_id = $1 "
+        "AND ($2::int IS NULL OR attempt = $2) AND attempt >= $3 ORDER BY attempt "
+        f"{'DESC' if first is None else 'ASC'}, rank",
         job_id,
         attempt,
         first or 1,
@@ -183,13 +188,15 @@ async def _members(
 async def _followed(
     gateway: Gateway, job_id: str, task: str | None, attempt: int | None, first: int | None, ask: Ask
 ) -> AsyncIterator[Piece]:
-    """One attempt after another, from `first` or the latest on, until the job ends; with `attempt` that one."""
+    """One attempt after another, from `first` or the latest on, until the job ends; with `attempt` that
+    one."""
     while not gateway.stopping.is_set():
         changes = gateway.follower.next_change(), gateway.store.next_change()
         live, seq = _is_live(gateway, job_id), gateway.follower.state.seq  # before its attempts are read
         begun = _begun(gateway, job_id)
         if live and begun < (attempt or first or 1):
-            # The job's record is enough here: in a long queue the tables are not queried at each change of the cell.
+            # The job's record is enough here: in a long queue the tables are not queried at each change of
+            # the cell.
             await first_of(changes[0].wait(), gateway.stopping.wait())
             continue
         members = await _members(gateway, job_id, task, attempt, first)
@@ -214,7 +221,8 @@ async def _followed(
 async def _attempt(
     gateway: Gateway, members: Sequence[Member], ask: Ask, *, follow: bool
 ) -> AsyncIterator[Piece]:
-    """One attempt's output: of several members one after the other, or in parallel where they are followed."""
+    """One attempt's output: of several members one after the other, or in parallel where they are
+    followed."""
     if not members:
         return
     yield Begin(members[0].attempt, members)
@@ -226,7 +234,8 @@ async def _attempt(
         return
     if len(members) > MAX_AT_ONCE:
         yield Trouble(
-            f"{MAX_AT_ONCE} of {len(members)} tasks are followed at once, the next one when one of them has ended; "
+            f"{MAX_AT_ONCE} of {len(members)} tasks are followed at once, the next one when one of them has "
+            "ended; "
             f"task={members[-1].short} is that one alone",
             final=False,
         )

@@ -1,8 +1,9 @@
 """`GET /v1/stream`: the ledger's events as they are projected, as server-sent events.
 
-An event's id is its position in the ledger, `seq.n`. A client that reconnects with `Last-Event-ID` gets every later
-event once, in order. Without a `Last-Event-ID` the first frame, which has no event, has the id of the position where the
-stream begins, since the connection may break before the first event. Nothing is polled: the projector's commit wakes the streams.
+An event's id is its position in the ledger, `seq.n`. A client that reconnects with `Last-Event-ID` gets every
+later event once, in order. Without a `Last-Event-ID` the first frame, which has no event, has the id of the
+position where the stream begins, since the connection may break before the first event. Nothing is polled:
+the projector's commit wakes the streams.
 """
 
 import time
@@ -50,7 +51,8 @@ async def stream(
 ) -> StreamingResponse:
     """Events from now on, or from `Last-Event-ID` on; for ever, or until a record.
 
-    A job with `tied_to: follower` lives as long as a stream names it in `follows`, and its `tied_grace_ms` longer.
+    A job with `tied_to: follower` lives as long as a stream names it in `follows`, and its `tied_grace_ms`
+    longer.
     """
     gateway = gateway_of(request)
     for job_id in follows or ():
@@ -79,7 +81,8 @@ async def stream(
 
 
 async def _start(gateway: Gateway, cursor: Cursor | None, name: str) -> Cursor:
-    """The start position. Raises `Problem`: 410 when events after the cursor are no longer stored, 400 beyond the end."""
+    """The start position. Raises `Problem`: 410 when events after the cursor are no longer stored, 400 beyond
+    the end."""
     found = await gateway.store.row(
         "SELECT seq || ' ' || coalesce((SELECT min(seq) FROM events), 0) FROM positions LIMIT 1"
     )
@@ -91,7 +94,10 @@ async def _start(gateway: Gateway, cursor: Cursor | None, name: str) -> Cursor:
             "no place in the stream", [BadField(name, f"{cursor.seq} is ahead of {head}", "start anew")]
         )
     if 0 < cursor.seq < first - 1:
-        detail = f"events before record {first} are no longer stored; start with 0 for all that are, and reload what you show"
+        detail = (
+            f"events before record {first} are no longer stored; start with 0 for all that are, and "
+            "reload what you show"
+        )
         raise Problem(410, "no_longer_kept", detail)
     return cursor
 
@@ -113,7 +119,8 @@ async def _frames(
     lead: str,
     follows: Collection[str],
 ) -> AsyncIterator[bytes]:
-    """Frames, the first one with `lead`, until the client leaves, the gateway stops, or all of record `until` is sent.
+    """Frames, the first one with `lead`, until the client leaves, the gateway stops, or all of record `until`
+    is sent.
 
     Meanwhile the stream is the follower of the jobs `follows`.
     """

@@ -1,4 +1,5 @@
-"""Idempotent submission of jobs: once per key, durable before it is acknowledged, with the forecast of its deadline."""
+"""Idempotent submission of jobs: once per key, durable before it is acknowledged, with the forecast of its
+deadline."""
 
 import asyncio
 import secrets
@@ -60,7 +61,8 @@ SPEC_BODY: dict[str, Any] = {
             },
             "application/yaml": {
                 "schema": {"type": "string", "description": "A job file, with human units."},
-                "example": "name: digits\ncommand: [python, train.py]\nresources: {gpus: 1, gpu_memory: 4GiB}\n",
+                "example": "name: digits\ncommand: [python, train.py]\nresources: {gpus: 1, gpu_memory: "
+                "4GiB}\n",
             },
         },
     },
@@ -85,7 +87,8 @@ ACCEPTED: dict[str, Any] = {"application/json": {"schema": {"$ref": "#/component
 ANSWERS: dict[int | str, dict[str, Any]] = {
     202: {"description": "It is in the log.", "content": ACCEPTED},
     200: {
-        "description": "A repetition: this key and job were seen before. Or, with `dry_run`, what is expected.",
+        "description": "A repetition: this key and job were seen before. Or, with `dry_run`, what is "
+        "expected.",
         "content": {"application/json": {"schema": {"$ref": "#/components/schemas/AcceptedOrExpected"}}},
     },
 }
@@ -118,9 +121,9 @@ async def submit(
 ) -> Response:
     """Submit a job. 202 once it is durable; 200 for a known key with the same job.
 
-    `deadline`: of a job with a deadline or a service class, its odds, and the shortest deadline that holds, as `GET /v1/deadlines` has it.
-    With `dry_run` the answer has no `job_id`; `estimate`: the job's estimated resources, null with `problem`
-    where the estimator cannot be queried, and null with `estimate=false`.
+    `deadline`: of a job with a deadline or a service class, its odds, and the shortest deadline that holds,
+    as `GET /v1/deadlines` has it. With `dry_run` the answer has no `job_id`; `estimate`: the job's estimated
+    resources, null with `problem` where the estimator cannot be queried, and null with `estimate=false`.
     """
     gateway = gateway_of(request)
     caller = well_formed(request.headers.get("traceparent"))
@@ -147,7 +150,8 @@ async def submit(
     dependencies=[needs(Role.SUBMIT)],
 )
 async def retry(job_id: str, request: Request) -> Response:
-    """Submit a job that has ended once more: the same spec under a new id, with the old id in `retry_of`, tied to no follower.
+    """Submit a job that has ended once more: the same spec under a new id, with the old id in `retry_of`,
+    tied to no follower.
 
     202, and 200 for a known key, as of a submission; 409 for a job that has not ended.
     """
@@ -158,7 +162,10 @@ async def retry(job_id: str, request: Request) -> Response:
     earlier = spec_in(job)
     who.demand_own_tree(job_id, earlier.parents, f"job {job_id}")
     if tenant not in (None, job["owner"]):
-        detail = f"job {job_id} belongs to {job['owner']}, and this token submits for {tenant}; use a token of {job['owner']}"
+        detail = (
+            f"job {job_id} belongs to {job['owner']}, and this token submits for {tenant}; use a token "
+            f"of {job['owner']}"
+        )
         raise Problem(403, "other_tenant", detail)
     if job["outcome"] is None:
         detail = f"job {job_id} has not ended ({job['status']}); wait for its end, or cancel it first"
@@ -179,7 +186,8 @@ async def retry(job_id: str, request: Request) -> Response:
 async def cancel_of_key(request: Request) -> Response:
     """Ask for the job of an Idempotency-Key to be stopped; body as of `POST /v1/jobs/ID/cancel`.
 
-    200 where nothing is to be cancelled: `job_id` is null for a key that was never used, else the job has ended.
+    200 where nothing is to be cancelled: `job_id` is null for a key that was never used, else the job has
+    ended.
     """
     gateway, tenant = gateway_of(request), caller_of(request).tenant
     key = checked_key(request.headers.get("idempotency-key"))
@@ -239,11 +247,12 @@ async def _doubts(gateway: Gateway, spec: JobSpec) -> list[Doubt]:
 async def _submit_keyed(
     gateway: Gateway, key: str, event: JobSubmitted, caller: str | None
 ) -> tuple[str, int]:
-    """One append per key, for concurrent requests and after any crash. Returns the job's id, and 202 or, for a repetition, 200.
+    """One append per key, for concurrent requests and after any crash. Returns the job's id, and 202 or, for
+    a repetition, 200.
 
     The key is entered before the append and marked after it. In between, a crash leaves it unmarked; a repeat
-    then appends the same event (same job id, same event id) again unless the tables know the job, and the placer
-    rejects the duplicate.
+    then appends the same event (same job id, same event id) again unless the tables know the job, and the
+    placer rejects the duplicate.
     """
     lock = gateway.submitting.setdefault(key, asyncio.Lock())
     await lock.acquire()
@@ -291,7 +300,8 @@ def _conflict(key: str, known: Key, digest: str) -> Problem:
     return Problem(
         409,
         "key_conflict",
-        f"Idempotency-Key {own_key(key)!r} belongs to job {known.job_id}, whose spec has sha256 {known.spec_sha256}; "
+        f"Idempotency-Key {own_key(key)!r} belongs to job {known.job_id}, whose spec has sha256 "
+        f"{known.spec_sha256}; "
         f"this one has {digest}. Use another key for another job",
         [BadField("Idempotency-Key", f"stored {known.spec_sha256}, sent {digest}", "use another key")],
     )

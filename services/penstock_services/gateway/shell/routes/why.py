@@ -44,8 +44,9 @@ async def why(
 ) -> Response:
     """Why it waits, or why it was placed there; now, or as of record `at`, or of the time `at_ms`.
 
-    `start`: when a job in the queue is expected to start, and which jobs hold the resources it needs; null of the past and for other jobs. `deadline`:
-    of a job with a deadline or a service class, as `GET /v1/deadlines` has it; null of the past and for others.
+    `start`: when a job in the queue is expected to start, and which jobs hold the resources it needs; null of
+    the past and for other jobs. `deadline`: of a job with a deadline or a service class, as `GET
+    /v1/deadlines` has it; null of the past and for others.
     """
     gateway = gateway_of(request)
     if at is None:
@@ -89,7 +90,8 @@ async def _now(gateway: Gateway, job_id: str) -> dict[str, Any]:
 
 
 def _suspect(gateway: Gateway, nodes: list[str]) -> str:
-    """` Suspect is node-0: 3 jobs failed there …`, of the nodes on which the job ended; empty: none is suspect."""
+    """` Suspect is node-0: 3 jobs failed there …`, of the nodes on which the job ended; empty: none is
+    suspect."""
     state, now_ms = gateway.follower.state, gateway.follower.now_ms()
     known = [state.nodes[node_id] for node_id in nodes if node_id in state.nodes]
     texts = [text for node in known if (text := distrust_text(node, now_ms))]

@@ -1,8 +1,10 @@
-"""Sampling filter of a running task's losses: publishes those that may matter for its convergence, at growing intervals.
+"""Sampling filter of a running task's losses: publishes those that may matter for its convergence, at growing
+intervals.
 
-Ideal: every loss that a script reports. Departure: a script reports in every iteration, and categories of convergence are evaluated
-seconds apart (`penstock.scheduling.acting.convergence`), where even the smallest gains count. A loss is published where it differs from the last published one,
-and enough time has passed since that; so a long job's samples grow with the logarithm of its time, and are bounded.
+Ideal: every loss that a script reports. Departure: a script reports in every iteration, and categories of
+convergence are evaluated seconds apart (`penstock.scheduling.acting.convergence`), where even the smallest
+gains count. A loss is published where it differs from the last published one, and enough time has passed
+since that; so a long job's samples grow with the logarithm of its time, and are bounded.
 """
 
 from math import isfinite

@@ -1,7 +1,9 @@
-"""Sampling filter of stall measurements (waiting for cores): during a stall those that differ, and one at its end.
+"""Sampling filter of stall measurements (waiting for cores): during a stall those that differ, and one at its
+end.
 
-Ideal: the kernel's trigger fires when tasks begin to wait, and again when they wait no more. Departure: pressure stall triggers signal the
-begin alone, so a window without one ends it. Nothing is published for a task, or a node, that does not wait.
+Ideal: the kernel's trigger fires when tasks begin to wait, and again when they wait no more. Departure:
+pressure stall triggers signal the begin alone, so a window without one ends it. Nothing is published for a
+task, or a node, that does not wait.
 """
 
 WINDOW_S = 2.0  # of the trigger; as long as those of `penstock.scheduling.acting.telemetry_windows`

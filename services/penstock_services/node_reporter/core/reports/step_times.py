@@ -1,8 +1,11 @@
-"""Sampling filter of a running task's step times: publishes those that differ, a second apart, at a rate sustainable for months.
+"""Sampling filter of a running task's step times: publishes those that differ, a second apart, at a rate
+sustainable for months.
 
-Ideal: each window of a training whose speed changes under contention. Departure: a script may be hostile, or its steps vary all the
-time; so a step time is published where it differs from the last published one by `CHANGE`, or the task had another number of cores then, and a token bucket bounds the rest. A step time that is left
-out is soon replaced: the SDK repeats its latest step time (`penstock.sdk.progress`), and it is compared with the published one.
+Ideal: each window of a training whose speed changes under contention. Departure: a script may be hostile, or
+its steps vary all the time; so a step time is published where it differs from the last published one by
+`CHANGE`, or the task had another number of cores then, and a token bucket bounds the rest. A step time that
+is left out is soon replaced: the SDK repeats its latest step time (`penstock.sdk.progress`), and it is
+compared with the published one.
 """
 
 from math import isfinite
@@ -28,8 +31,8 @@ class StepFilter:
         self._cores = 0
 
     def passes(self, step_ms: float, now_ms: int, cores: int = 0) -> bool:
-        """Whether it is published; then it counts as published. One that is not finite or not positive never is. `cores`: of the script at that time;
-        0: not known."""
+        """Whether it is published; then it counts as published. One that is not finite or not positive never
+        is. `cores`: of the script at that time; 0: not known."""
         if not isfinite(step_ms) or step_ms <= 0:
             return False
         if self._last:

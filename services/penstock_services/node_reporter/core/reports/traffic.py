@@ -16,8 +16,9 @@ class Rate:
         self._at_s = 0.0
 
     def mb_s(self, counters: Mapping[str, int], now_s: float) -> float | None:
-        """Mean since the last call. None: at the first call, and where a counter is missing, is new or has gone back since, as after a
-        reset; a sum over the others would look like a fall in traffic. `counters`: bytes by counter; `now_s`: monotonic."""
+        """Mean since the last call. None: at the first call, and where a counter is missing, is new or has
+        gone back since, as after a reset; a sum over the others would look like a fall in traffic.
+        `counters`: bytes by counter; `now_s`: monotonic."""
         before, passed_s = self._counters, now_s - self._at_s
         self._counters, self._at_s = counters, now_s
         if not counters or counters.keys() != before.keys() or passed_s <= 0:
@@ -29,7 +30,8 @@ class Rate:
 
 
 class Capacity:
-    """Memory bandwidth of the node, MB/s. `given`: by the operator; None: the largest measured, at least `LEAST_CAPACITY_MB_S`."""
+    """Memory bandwidth of the node, MB/s. `given`: by the operator; None: the largest measured, at least
+    `LEAST_CAPACITY_MB_S`."""
 
     __slots__ = ("_given", "_seen")
 

@@ -1,7 +1,8 @@
-"""Transfer format of a checkpoint between two nodes: a tar stream that ends with the size and SHA-256 of each file, and their signature.
+"""Transfer format of a checkpoint between two nodes: a tar stream that ends with the size and SHA-256 of each
+file, and their signature.
 
-The packed files and the stream may come from a hostile task: only files, folders and links of the folder's own owner are
-packed, and nothing is written outside of the new folder.
+The packed files and the stream may come from a hostile task: only files, folders and links of the folder's
+own owner are packed, and nothing is written outside of the new folder.
 """
 
 import hashlib
@@ -60,7 +61,8 @@ def size_of(folder: Path) -> int:
 
 
 def pack(folder: Path, digests: Digests) -> Iterator[bytes]:
-    """The stream up to its last file; fills `digests`. Raises `OSError`, also for files that may not leave the node."""
+    """The stream up to its last file; fills `digests`. Raises `OSError`, also for files that may not leave
+    the node."""
     owner = os.lstat(folder).st_uid
     for path, folders, files, at in os.fwalk(folder, onerror=_raise, follow_symlinks=False):
         for name in sorted([*folders, *files]):
@@ -111,7 +113,8 @@ def ending(manifest: bytes, signature: bytes) -> bytes:
 
 
 def unpack(stream: Source, into: Path, owner: tuple[int, int] | None, limit_bytes: int) -> Received:
-    """Writes the files into an empty folder that no other user can write to, syncs all of them, and compares sizes and digests.
+    """Writes the files into an empty folder that no other user can write to, syncs all of them, and compares
+    sizes and digests.
 
     `owner`: user and group of the new files. Raises `BadBundle`, `OSError`.
     """

@@ -1,4 +1,5 @@
-"""Fetches a job's checkpoint from the node that saved it, before the task starts here: bounded in time and size, verified, whole or not at all."""
+"""Fetches a job's checkpoint from the node that saved it, before the task starts here: bounded in time and
+size, verified, whole or not at all."""
 
 import asyncio
 import logging
@@ -72,7 +73,8 @@ class Place(NamedTuple):
 
 
 class Stream:
-    """The answer's body as a file; calls `came` when bytes arrive. Raises `NotYet` where they end early, `NotFetched` after `LIMIT_S`."""
+    """The answer's body as a file; calls `came` when bytes arrive. Raises `NotYet` where they end early,
+    `NotFetched` after `LIMIT_S`."""
 
     def __init__(self, chunks: Iterator[bytes], place: Place, came: Callable[[], None]) -> None:
         self._chunks, self._place, self._came = chunks, place, came
@@ -104,11 +106,15 @@ class CheckpointFetcher:
         self._threads = ThreadPoolExecutor(MAX_FETCHES, "checkpoint")
 
     async def fetch(self, order: StartTask, source: CheckpointSource) -> CheckpointFetched:
-        """Never fails: where the checkpoint is not available, the event has the reason, and the task starts without it."""
+        """Never fails: where the checkpoint is not available, the event has the reason, and the task starts
+        without it."""
         began_s = time.monotonic()
         fields: dict[str, Any] = {
-            "node_id": self._options.node_id, "task_id": order.task_id, "token": order.token, "from_node": source.node_id,
-        }  # fmt: skip
+            "node_id": self._options.node_id,
+            "task_id": order.task_id,
+            "token": order.token,
+            "from_node": source.node_id,
+        }
         try:
             found = await self._found(order, source, began_s)
         except NotFetched as error:
@@ -119,9 +125,13 @@ class CheckpointFetcher:
         took_ms = round((time.monotonic() - began_s) * 1_000)
         iteration = age(found.name)[1]
         return CheckpointFetched(
-            **fields, at_ms=wall_ms(), path=str(found), iteration=iteration, fetch_ms=took_ms,
+            **fields,
+            at_ms=wall_ms(),
+            path=str(found),
+            iteration=iteration,
+            fetch_ms=took_ms,
             size_bytes=await asyncio.to_thread(size_of, found),
-        )  # fmt: skip
+        )
 
     async def _found(self, order: StartTask, source: CheckpointSource, began_s: float) -> Path:
         """Raises `NotFetched`."""
@@ -162,12 +172,14 @@ class CheckpointFetcher:
         limit = self._options.checkpoint_fetch_limit_mib * MIB
         if size_bytes > limit:
             raise NotFetched(
-                f"it has {size_bytes // MIB} MiB, and this node fetches {limit // MIB} at most; raise --checkpoint-fetch-limit"
+                f"it has {size_bytes // MIB} MiB, and this node fetches {limit // MIB} at most; raise "
+                "--checkpoint-fetch-limit"
             )
         free = self._folders.free_bytes()
         if free < size_bytes + RESERVE_BYTES:
             raise NotFetched(
-                f"it has {size_bytes // MIB} MiB, and {free // MIB} MiB are free in {self._folders.root}, of which "
+                f"it has {size_bytes // MIB} MiB, and {free // MIB} MiB are free in {self._folders.root}, of "
+                "which "
                 f"{RESERVE_BYTES // MIB} stay free; make room there"
             )
 

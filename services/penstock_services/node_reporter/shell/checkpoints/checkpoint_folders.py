@@ -35,15 +35,16 @@ class CheckpointFolders:
         self._hidden = False
 
     def make(self) -> None:
-        """Creates the folder of all jobs, unless an operator has named it, and removes partial fetches of a killed reporter.
-        Raises `OSError`."""
+        """Creates the folder of all jobs, unless an operator has named it, and removes partial fetches of a
+        killed reporter. Raises `OSError`."""
         if self._own:
             self.root.mkdir(mode=0o711, parents=True, exist_ok=True)
         for entry in self.root.glob(f"{self._coming}*"):
             shutil.rmtree(entry, ignore_errors=True)
 
     def hidden(self, folders: Iterable[Path]) -> str:
-        """The folder of all jobs, if it lies in a hidden one: then each task sees its own job's below its own folder. Else ""."""
+        """The folder of all jobs, if it lies in a hidden one: then each task sees its own job's below its own
+        folder. Else ""."""
         self._hidden = any(self.root.resolve().is_relative_to(folder) for folder in folders)
         return str(self.root) if self._hidden else ""
 
@@ -51,7 +52,8 @@ class CheckpointFolders:
         return self.root / file_name(job_id)
 
     def newest(self, job_id: str, below: int, known: str) -> Path | None:
-        """The job's newest complete checkpoint here, of the attempts before `below`; as `newest`. Raises `OSError`."""
+        """The job's newest complete checkpoint here, of the attempts before `below`; as `newest`. Raises
+        `OSError`."""
         folder = self.of(job_id)
         try:
             found = [name for name in _complete(folder) if age(name) < (below,)]
@@ -67,12 +69,14 @@ class CheckpointFolders:
             found = _complete(folder)
         except OSError as error:
             raise NotStartable(
-                f"its checkpoints cannot lie in {folder}: {error.strerror}; mount or repair the folder of --checkpoint-dir"
+                f"its checkpoints cannot lie in {folder}: {error.strerror}; mount or repair the folder of "
+                "--checkpoint-dir"
             ) from error
         alone = all(peer.node_id == order.node_id for peer in order.peers)
         if order.checkpoint and not found and not alone:
             raise NotStartable(
-                f"the checkpoint {order.checkpoint} is not in {folder}, and its gang goes on there; mount on all nodes what --checkpoint-shared names"
+                f"the checkpoint {order.checkpoint} is not in {folder}, and its gang goes on there; mount on "
+                "all nodes what --checkpoint-shared names"
             )
         if found and (order.checkpoint or alone):
             self._newest[order.task_id, order.token] = newest(found, order.checkpoint or "")
@@ -84,7 +88,8 @@ class CheckpointFolders:
 
     @contextmanager
     def receiving(self) -> Iterator[Path]:
-        """An empty folder beside those of jobs, for an incoming checkpoint; removed at the end unless it was adopted."""
+        """An empty folder beside those of jobs, for an incoming checkpoint; removed at the end unless it was
+        adopted."""
         folder = self.root / f"{self._coming}{secrets.token_hex(8)}"
         folder.mkdir(mode=0o700)
         try:
@@ -133,19 +138,19 @@ def _complete(folder: Path) -> list[str]:
 
 
 def newest(names: Sequence[str], known: str) -> str:
-    """Of complete checkpoints, at least one, in one folder: the `known` one of the ledger, or one that has all of its work; where neither is
-    here the SDK has removed it in favour of a newer one."""
+    """Of complete checkpoints, at least one, in one folder: the `known` one of the ledger, or one that has
+    all of its work; where neither is here the SDK has removed it in favour of a newer one."""
     return max([name for name in names if covers(name, known)] or names, key=age)
 
 
 def covers(name: str, known: str) -> bool:
-    """Whether a complete checkpoint has all the work of another one. A later attempt alone does not suffice: it may have begun before the other
-    one was known, at an older one."""
+    """Whether a complete checkpoint has all the work of another one. A later attempt alone does not suffice:
+    it may have begun before the other one was known, at an older one."""
     return all(mine >= other for mine, other in zip(age(name), age(known), strict=False))
 
 
 def age(name: str) -> tuple[int, ...]:
-    """Sort key: later attempts, then later iterations, are newer; empty for another name. The ledger may not know the newest: its report is lost
-    where reporter and task are killed together."""
+    """Sort key: later attempts, then later iterations, are newer; empty for another name. The ledger may not
+    know the newest: its report is lost where reporter and task are killed together."""
     match = COMPLETE.fullmatch(name)
     return () if match is None else tuple(map(int, match.groups()))

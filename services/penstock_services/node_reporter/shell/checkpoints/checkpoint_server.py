@@ -1,7 +1,9 @@
-"""Server of checkpoints for the node on which the ledger has placed a job's next attempt: one path of the log server.
+"""Server of checkpoints for the node on which the ledger has placed a job's next attempt: one path of the log
+server.
 
-`GET /v1/checkpoint?job=&token=&after=`. An order (`HandOverCheckpoint`) names the node that may fetch and its public key, with which the
-request is signed; the answer ends with the digests of all files, signed with this node's key.
+`GET /v1/checkpoint?job=&token=&after=`. An order (`HandOverCheckpoint`) names the node that may fetch and its
+public key, with which the request is signed; the answer ends with the digests of all files, signed with this
+node's key.
 """
 
 import asyncio

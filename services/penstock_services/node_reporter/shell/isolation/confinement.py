@@ -1,11 +1,14 @@
-"""Linux namespaces, private mounts and capabilities of tasks, as a shim and its leader set them up for themselves before the exec.
+"""Linux namespaces, private mounts and capabilities of tasks, as a shim and its leader set them up for
+themselves before the exec.
 
-Standard library only: it runs in the launcher's processes, which have no site-packages. A `Confinement` is chosen once,
-by `probe`, with real processes; so a node reports what it enforces, and a later failure is a task's failure to start.
+Standard library only: it runs in the launcher's processes, which have no site-packages. A `Confinement` is
+chosen once, by `probe`, with real processes; so a node reports what it enforces, and a later failure is a
+task's failure to start.
 
-The first process of a PID namespace is the task's shim: when that ends, the kernel kills all others and waits for them
-before it reports the end. Inside it a process sees its own /proc, and neither the reporter's folders nor writable
-kernel settings. A task that is uid 0 has the capabilities in `RETAINED_CAPABILITIES` and no others.
+The first process of a PID namespace is the task's shim: when that ends, the kernel kills all others and waits
+for them before it reports the end. Inside it a process sees its own /proc, and neither the reporter's folders
+nor writable kernel settings. A task that is uid 0 has the capabilities in `RETAINED_CAPABILITIES` and no
+others.
 """
 
 import ctypes
@@ -30,8 +33,9 @@ KEYCTL_JOIN_SESSION_KEYRING = 1  # <linux/keyctl.h>
 PR_SET_PDEATHSIG, PR_SET_NAME, PR_SET_CHILD_SUBREAPER = 1, 15, 36  # <linux/prctl.h>
 PR_CAPBSET_READ, PR_CAPBSET_DROP, PR_SET_NO_NEW_PRIVS = 23, 24, 38
 RETAINED_CAPABILITIES = frozenset({0, 1, 3, 4, 5, 6, 7, 8, 10, 14, 18})
-"""CHOWN, DAC_OVERRIDE, FOWNER, FSETID, KILL, SETGID, SETUID, SETPCAP, NET_BIND_SERVICE, IPC_LOCK, SYS_CHROOT: those that
-container runtimes leave to root, without raw network, device nodes and file capabilities; with locked memory, for RDMA."""
+"""CHOWN, DAC_OVERRIDE, FOWNER, FSETID, KILL, SETGID, SETUID, SETPCAP, NET_BIND_SERVICE, IPC_LOCK, SYS_CHROOT:
+those that container runtimes leave to root, without raw network, device nodes and file capabilities; with
+locked memory, for RDMA."""
 MAX_CAPABILITIES = 64
 READ_ONLY_PROC = ("sys", "sysrq-trigger", "irq", "bus")
 """Of /proc: kernel settings that uid 0 could write without any capability."""
@@ -47,7 +51,8 @@ class Confinement(NamedTuple):
     """The confinement of each task of one node."""
 
     exits: Literal["pid_namespace", "cgroup", "none"] = "none"
-    """The proof of a task's end: `pid_namespace`, `cgroup`, or `none`: the shim's own search for descendants."""
+    """The proof of a task's end: `pid_namespace`, `cgroup`, or `none`: the shim's own search for
+    descendants."""
     user_namespace: bool = False
     """The namespaces belong to a user namespace, since the reporter is not root."""
     mounts: bool = False
@@ -61,9 +66,11 @@ class Confinement(NamedTuple):
     name: str = ""
     """Name of the node, in the names of its tasks' cgroups."""
     groups: Sequence[tuple[str, Sequence[tuple[str, str]]]] = ()
-    """Cgroups in which each task gets one of its own, and the settings written there before any process may enter."""
+    """Cgroups in which each task gets one of its own, and the settings written there before any process may
+    enter."""
     watched: str = ""
-    """The root in `groups` whose groups the reporter removes, since it may have triggers there: removing them costs the kernel 16 ms."""
+    """The root in `groups` whose groups the reporter removes, since it may have triggers there: removing them
+    costs the kernel 16 ms."""
     checkpoints: str = ""
     """The folder of the jobs' folders of checkpoints, if it is in a hidden one."""
     members: str = ""
@@ -71,7 +78,12 @@ class Confinement(NamedTuple):
 
 
 class _MountAttributes(ctypes.Structure):
-    _fields_ = (("set", ctypes.c_uint64), ("clear", ctypes.c_uint64), ("propagation", ctypes.c_uint64), ("userns", ctypes.c_uint64))  # fmt: skip
+    _fields_ = (
+        ("set", ctypes.c_uint64),
+        ("clear", ctypes.c_uint64),
+        ("propagation", ctypes.c_uint64),
+        ("userns", ctypes.c_uint64),
+    )
 
 
 def _call(name: str, *arguments: Any) -> int:
@@ -92,7 +104,15 @@ def _read_only(path: str) -> None:
     """Makes a mount and all below it read-only, for this mount namespace."""
     attributes = _MountAttributes(MOUNT_ATTR_RDONLY, 0, 0, 0)
     size = ctypes.c_size_t(ctypes.sizeof(attributes))
-    _call("syscall", SYS_MOUNT_SETATTR, AT_FDCWD, os.fsencode(path), AT_RECURSIVE, ctypes.byref(attributes), size)  # fmt: skip
+    _call(
+        "syscall",
+        SYS_MOUNT_SETATTR,
+        AT_FDCWD,
+        os.fsencode(path),
+        AT_RECURSIVE,
+        ctypes.byref(attributes),
+        size,
+    )
 
 
 def enter_namespaces(plan: Confinement) -> None:
@@ -213,7 +233,8 @@ def default_signals() -> None:
 
 
 def drop_privileges() -> None:
-    """Of the leader's program, at exec: root retains `RETAINED_CAPABILITIES` alone, and no program gets more than the task has."""
+    """Of the leader's program, at exec: root retains `RETAINED_CAPABILITIES` alone, and no program gets more
+    than the task has."""
     if os.geteuid() == 0:
         for capability in range(MAX_CAPABILITIES):
             known = prctl(PR_CAPBSET_READ, capability, 0, 0, 0) >= 0
@@ -223,7 +244,8 @@ def drop_privileges() -> None:
 
 
 def leave_keyring() -> None:
-    """Gives the caller an empty session keyring in place of the inherited one, whose keys a process may read as any user.
+    """Gives the caller an empty session keyring in place of the inherited one, whose keys a process may read
+    as any user.
 
     Raises `OSError`, but not where the kernel has no keys or forbids them to all processes here.
     """
@@ -238,7 +260,8 @@ def leave_keyring() -> None:
 
 
 def plans(user: Sequence[Any] | None) -> Iterator[Confinement]:
-    """Plans that may work here, the best first. A user namespace has one user, so root's tasks there are root."""
+    """Plans that may work here, the best first. A user namespace has one user, so root's tasks there are
+    root."""
     kinds = (True,) if os.geteuid() else (False, True) if user is None else (False,)
     for user_namespace in kinds:
         for mounts in (True, False):

@@ -1,9 +1,12 @@
-"""Containers of tasks: command lines for podman and apptainer, which start a container as a child of the calling process.
+"""Containers of tasks: command lines for podman and apptainer, which start a container as a child of the
+calling process.
 
-So everything in a container is in the task's PID namespace, its cgroups and its mounts, and ends with its shim (decision 34). The
-container has no PID namespace of its own: a /proc of its own could not be mounted below the task's, of which parts are read-only.
-GPUs: podman gives a container the devices that the NVIDIA Container Toolkit has described (CDI), by UUID; apptainer (`--nv`) binds all that the
-task may open, of which `CUDA_VISIBLE_DEVICES` names the task's. Docker's containers are children of its daemon, outside of all these: it is not used.
+So everything in a container is in the task's PID namespace, its cgroups and its mounts, and ends with its
+shim (decision 34). The container has no PID namespace of its own: a /proc of its own could not be mounted
+below the task's, of which parts are read-only. GPUs: podman gives a container the devices that the NVIDIA
+Container Toolkit has described (CDI), by UUID; apptainer (`--nv`) binds all that the task may open, of which
+`CUDA_VISIBLE_DEVICES` names the task's. Docker's containers are children of its daemon, outside of all these:
+it is not used.
 """
 
 import shutil
@@ -32,7 +35,8 @@ class Runtime(NamedTuple):
 
 
 class Container(NamedTuple):
-    """Contents of a container. `folders` and files are mounted at the same paths; `variables`: names, whose values the calling process has."""
+    """Contents of a container. `folders` and files are mounted at the same paths; `variables`: names, whose
+    values the calling process has."""
 
     image: str
     command: Sequence[str]
@@ -46,17 +50,20 @@ class Container(NamedTuple):
 
 
 def find_runtime(path: str, image: str, *, root: bool) -> Runtime:
-    """The first of podman and apptainer on this PATH that supports such an image. `root`: tasks are root. Raises `NotStartable`."""
+    """The first of podman and apptainer on this PATH that supports such an image. `root`: tasks are root.
+    Raises `NotStartable`."""
     if root:
         raise NotStartable(
-            "jobs run as root on this node, without the rights that containers need; give its reporter --task-user"
+            "jobs run as root on this node, without the rights that containers need; give its reporter "
+            "--task-user"
         )
     for name in (APPTAINER,) if _is_of_apptainer(image) else (PODMAN, APPTAINER):
         if (found := shutil.which(name, path=path)) is not None:
             return Runtime(name, found, _unshare(path) if name == PODMAN else "")
     if _is_of_apptainer(image):
         raise NotStartable(
-            f"only apptainer runs {image!r}, and it is not on this node; install it, or name an image of a registry"
+            f"only apptainer runs {image!r}, and it is not on this node; install it, or name an image of a "
+            "registry"
         )
     if shutil.which(DOCKER, path=path) is not None:
         raise NotStartable(
@@ -81,13 +88,15 @@ def _is_of_apptainer(image: str) -> bool:
 
 
 def check_devices(runtime: Runtime, gpus: Sequence[str], folders: Sequence[Path] = CDI_FOLDERS) -> None:
-    """Raises `NotStartable` where podman could not give a container one of these GPUs, since no description has its UUID."""
+    """Raises `NotStartable` where podman could not give a container one of these GPUs, since no description
+    has its UUID."""
     if runtime.name != PODMAN or not gpus:
         return
     texts = list(_descriptions(folders))
     if missing := [uuid for uuid in gpus if not any(uuid in text for text in texts)]:
         raise NotStartable(
-            f"no CDI description in {' or '.join(map(str, folders))} names the GPU {missing[0]}, so podman cannot give it to a container; "
+            f"no CDI description in {' or '.join(map(str, folders))} names the GPU {missing[0]}, so podman "
+            "cannot give it to a container; "
             "on the node: nvidia-ctk cdi generate --device-name-strategy=uuid --output=/etc/cdi/nvidia.yaml"
         )
 
@@ -140,9 +149,10 @@ def command_line(runtime: Runtime, asked: Container) -> list[str]:
 
 
 def _as_container_root(runtime: Runtime, user: tuple[int, int]) -> list[str]:
-    """Ideal: podman creates its own user namespace. Departure: that takes the setuid `newuidmap` for a user with subordinate ids, which no
-    task can run, and a process that holds the namespace for the user's next containers, whose pid is not valid in another task's
-    PID namespace. So it is created here, and podman runs inside it, as below `podman unshare`."""
+    """Ideal: podman creates its own user namespace. Departure: that takes the setuid `newuidmap` for a user
+    with subordinate ids, which no task can run, and a process that holds the namespace for the user's next
+    containers, whose pid is not valid in another task's PID namespace. So it is created here, and podman runs
+    inside it, as below `podman unshare`."""
     uid, gid = user
     variables = {"USERNS_CONFIGURED": "done", "ROOTLESS_UID": uid, "ROOTLESS_GID": gid}
     made = [f"_CONTAINERS_{name}={text}" for name, text in variables.items()]
@@ -150,22 +160,36 @@ def _as_container_root(runtime: Runtime, user: tuple[int, int]) -> list[str]:
 
 
 def _podman(asked: Container) -> list[str]:
-    """`void`: a hook of an earlier toolkit must not add devices that an image requests itself, as images of CUDA do with `all`."""
+    """`void`: a hook of an earlier toolkit must not add devices that an image requests itself, as images of
+    CUDA do with `all`."""
     return [
-        "run", "--rm", "--pid=host", "--network=host", "--log-driver=none", "--security-opt=label=disable",
-        "--security-opt=no-new-privileges", "--entrypoint=", f"--workdir={asked.workdir}",
+        "run",
+        "--rm",
+        "--pid=host",
+        "--network=host",
+        "--log-driver=none",
+        "--security-opt=label=disable",
+        "--security-opt=no-new-privileges",
+        "--entrypoint=",
+        f"--workdir={asked.workdir}",
         *(f"--volume={path}:{path}" for path in (*asked.folders, SHARED_MEMORY)),
-        *(f"--env={name}" for name in sorted(asked.variables)), "--env=NVIDIA_VISIBLE_DEVICES=void",
+        *(f"--env={name}" for name in sorted(asked.variables)),
+        "--env=NVIDIA_VISIBLE_DEVICES=void",
         *(f"--device=nvidia.com/gpu={uuid}" for uuid in asked.gpus),
         asked.image,
-    ]  # fmt: skip
+    ]
 
 
 def _apptainer(asked: Container) -> list[str]:
-    """It passes its own environment on; `--userns`: without setuid. An image without a scheme that is not a file is from a registry."""
+    """It passes its own environment on; `--userns`: without setuid. An image without a scheme that is not a
+    file is from a registry."""
     local = "://" in asked.image or asked.image.startswith("/")
     return [
-        "exec", "--userns", "--no-home", *(["--nv"] if asked.gpus else []), f"--pwd={asked.workdir}",
+        "exec",
+        "--userns",
+        "--no-home",
+        *(["--nv"] if asked.gpus else []),
+        f"--pwd={asked.workdir}",
         *(f"--bind={path}:{path}" for path in asked.folders),
         asked.image if local else f"docker://{asked.image}",
-    ]  # fmt: skip
+    ]

@@ -24,13 +24,15 @@ class TaskUser(NamedTuple):
 
 
 def find_task_user(name: str | None, *, allow_root: bool) -> TaskUser | None:
-    """None: the reporter's own. Raises `ConfigurationError` when tasks would be root without permission, or cannot be that user."""
+    """None: the reporter's own. Raises `ConfigurationError` when tasks would be root without permission, or
+    cannot be that user."""
     own = os.geteuid()
     found = None if name is None else _user(name)
     uid = own if found is None else found.uid
     if uid == 0 and not allow_root:
         raise ConfigurationError(
-            "--task-user: jobs would run as root, since this node-reporter does; give --task-user NAME, or --allow-root on "
+            "--task-user: jobs would run as root, since this node-reporter does; give --task-user NAME, or "
+            "--allow-root on "
             "a machine where every job may do what root can"
         )
     if uid == own:

@@ -1,4 +1,5 @@
-"""Caps on the memory bandwidth of tasks, by the best mechanism that the machine has: resctrl, else quotas of processor time."""
+"""Caps on the memory bandwidth of tasks, by the best mechanism that the machine has: resctrl, else quotas of
+processor time."""
 
 from penstock.model.nouns.nodes import BandwidthCap
 from penstock_services.node_reporter.shell.limits.cgroups import Cgroups
@@ -9,7 +10,8 @@ from penstock_services.node_reporter.shell.ports import Enforced, Started
 
 
 class BandwidthCaps:
-    """The caps of one node's tasks. `protected`: tasks can't write the files of cgroups. `memory_mb_s`: bandwidth of the machine's memory; None: not known."""
+    """The caps of one node's tasks. `protected`: tasks can't write the files of cgroups. `memory_mb_s`:
+    bandwidth of the machine's memory; None: not known."""
 
     def __init__(self, groups: Cgroups, memory_mb_s: int | None, *, protected: bool) -> None:
         self._resctrl = Resctrl(groups.name, memory_mb_s=memory_mb_s)
@@ -19,8 +21,9 @@ class BandwidthCaps:
         )
 
     def cap(self, task: str, started: Started, percent: int | None) -> Enforced:
-        """Caps everything below the task's shim, or lifts the cap, whichever mechanism set it; read back. `task`: the name of its folder. `percent`: of the node's memory bandwidth,
-        or of the time of the task's present cores."""
+        """Caps everything below the task's shim, or lifts the cap, whichever mechanism set it; read back.
+        `task`: the name of its folder. `percent`: of the node's memory bandwidth, or of the time of the
+        task's present cores."""
         quota = self.mechanism == "cpu_quota"
         wrong = ""
         if quota or percent is None:

@@ -1,7 +1,9 @@
-"""Control groups of tasks: memory caps, cores, devices, pressure stall information, and the proof of an end where there is no PID namespace.
+"""Control groups of tasks: memory caps, cores, devices, pressure stall information, and the proof of an end
+where there is no PID namespace.
 
-A task's groups are folders named after node and shim under a *root* per purpose, in the hierarchy of cgroup v2 or
-of v1. A shim creates them before it has a task, and removes them at the end; an order sets their limits.
+A task's groups are folders named after node and shim under a *root* per purpose, in the hierarchy of cgroup
+v2 or of v1. A shim creates them before it has a task, and removes them at the end; an order sets their
+limits.
 """
 
 import os
@@ -19,8 +21,8 @@ from penstock_services.node_reporter.shell.ports import Immortal
 
 BYTES_PER_MIB = 1 << 20
 DATA_SLACK_MIB = 1_024
-"""RLIMIT_DATA counts memory that is reserved but never touched (thread stacks of 8 MiB, BLAS buffers of 32 MiB
-per thread), a memory cap counts used memory; so this much more is allowed."""
+"""RLIMIT_DATA counts memory that is reserved but never touched (thread stacks of 8 MiB, BLAS buffers of 32
+MiB per thread), a memory cap counts used memory; so this much more is allowed."""
 UNIFIED = "unified"
 MEMORY = "memory"
 CPUSET = "cpuset"
@@ -33,7 +35,8 @@ systemd-system.conf(5)."""
 PIDS_BOUNDS = ("/proc/sys/kernel/pid_max", "/proc/sys/kernel/threads-max")
 DEVICES = "devices"
 GPU_MAJOR = 195
-"""Major number of /dev/nvidia0 … Source: the kernel's admin-guide/devices.txt; a GPU's minor number is NVML's."""
+"""Major number of /dev/nvidia0 … Source: the kernel's admin-guide/devices.txt; a GPU's minor number is
+NVML's."""
 DISKS = "b *:* rwm"
 CAPS = {"memory.max": "memory.events", "memory.limit_in_bytes": "memory.oom_control"}
 """File with the cap in bytes (v2, v1) → file with the line `oom_kill COUNT`."""
@@ -43,7 +46,8 @@ KILL_PAUSE_S = 0.01
 
 
 def own_groups(mounts: str, memberships: str) -> dict[str, Path]:
-    """Hierarchy (`unified` or a v1 controller) → this process's own group there; from /proc/self/{mountinfo,cgroup}."""
+    """Hierarchy (`unified` or a v1 controller) → this process's own group there; from
+    /proc/self/{mountinfo,cgroup}."""
     paths: dict[str, str] = {}
     for line in memberships.splitlines():
         _, controllers, path = line.split(":", 2)
@@ -93,7 +97,8 @@ def most_pids() -> int:
 
 
 class Cgroups:
-    """The groups of one node's tasks. `given`: the folder of `--cgroup`. Raises `ConfigurationError` if it is not usable.
+    """The groups of one node's tasks. `given`: the folder of `--cgroup`. Raises `ConfigurationError` if it is
+    not usable.
 
     `name`: unique among the reporters on this machine.
     """
@@ -113,7 +118,8 @@ class Cgroups:
         )
         if given is not None and self._memory is None:
             raise ConfigurationError(
-                f"--cgroup: {given} gives its groups no memory cap; delegate a cgroup v2 folder and write +memory +cpuset +cpu into its "
+                f"--cgroup: {given} gives its groups no memory cap; delegate a cgroup v2 folder and write "
+                "+memory +cpuset +cpu into its "
                 "cgroup.subtree_control, or a folder of the memory hierarchy of v1"
             )
 
@@ -161,13 +167,15 @@ class Cgroups:
         return "" if self._pressure is None else str(self._pressure)
 
     def remove_watched(self, groups: Iterable[str]) -> None:
-        """Removes the group of an ended task after its shim's end. In a thread: with a trigger it takes some 20 ms."""
+        """Removes the group of an ended task after its shim's end. In a thread: with a trigger it takes some
+        20 ms."""
         if (group := self.pressure_of(groups)) is not None:
             with suppress(OSError):
                 group.rmdir()
 
     def plan(self) -> list[tuple[str, list[tuple[str, str]]]]:
-        """The roots, each with the settings of a new group there before any process may enter it. See `Confinement.groups`."""
+        """The roots, each with the settings of a new group there before any process may enter it. See
+        `Confinement.groups`."""
         found: dict[str, list[tuple[str, str]]] = {str(root): [] for root in self._roots()}
         if (
             self._cpuset is not None and (self._cpuset / "cpuset.mems").exists()
@@ -179,11 +187,14 @@ class Cgroups:
         return [(root, [pair for pair in settings if pair[1]]) for root, settings in found.items()]
 
     def request(self, place: TaskPlacement, cores: Sequence[int], gpus: Collection[str]) -> dict[str, Any]:
-        """The launcher's fields `data_limit` (bytes, 0: none), `settings`, `oom`, `pids`, `oom_first` and `ended_by`.
+        """The launcher's fields `data_limit` (bytes, 0: none), `settings`, `oom`, `pids`, `oom_first` and
+        `ended_by`.
 
-        `oom` and `pids`: (root, file, key) of the kernel's count of OOM kills, and of processes that were refused.
+        `oom` and `pids`: (root, file, key) of the kernel's count of OOM kills, and of processes that were
+        refused.
 
-        `oom_first`: where the machine runs out of memory, the kernel kills this task before those within their promise.
+        `oom_first`: where the machine runs out of memory, the kernel kills this task before those within
+        their promise.
 
         `cores`: this machine's core numbers; `gpus`: UUIDs of those that the task may open.
         """
@@ -224,7 +235,8 @@ class Cgroups:
                 (Path(group) / "cpuset.cpus").write_text(",".join(map(str, cores)))
 
     def allow_gpus(self, groups: Iterable[str], uuids: Iterable[str]) -> None:
-        """Lets a running task open these GPUs, where a cgroup enforces devices. A missing group had an ended task."""
+        """Lets a running task open these GPUs, where a cgroup enforces devices. A missing group had an ended
+        task."""
         minors = [minor for uuid in uuids if (minor := (self.gpu_minors or {}).get(uuid)) is not None]
         for group in groups if self.keeps_devices else ():
             if Path(group).parent == self._devices:
@@ -240,7 +252,8 @@ class Cgroups:
                     group.rmdir()
 
     def end(self, groups: Iterable[str]) -> int:
-        """Kills the remaining processes in a task's groups and removes them; returns how many. Raises `Immortal`."""
+        """Kills the remaining processes in a task's groups and removes them; returns how many. Raises
+        `Immortal`."""
         return sum(self._end(Path(group)) for group in groups)
 
     def _roots(self) -> list[Path]:

@@ -1,7 +1,9 @@
-"""Quotas of processor time (cgroup controller `cpu`), which bound the memory traffic of a task where the processor cannot: a task that runs for a tenth of the time moves about a tenth.
+"""Quotas of processor time (cgroup controller `cpu`), which bound the memory traffic of a task where the
+processor cannot: a task that runs for a tenth of the time moves about a tenth.
 
-Source: the kernel's admin-guide/cgroup-v2.rst (`cpu.max`) and scheduler/sched-bwc.rst (v1). In v2 the file is in the task's own group. In v1 a group is created with the
-first cap, and removed when that is lifted: groups get equal parts of a core, so a task without a cap stays in the reporter's group.
+Source: the kernel's admin-guide/cgroup-v2.rst (`cpu.max`) and scheduler/sched-bwc.rst (v1). In v2 the file is
+in the task's own group. In v1 a group is created with the first cap, and removed when that is lifted: groups
+get equal parts of a core, so a task without a cap stays in the reporter's group.
 """
 
 import os
@@ -19,7 +21,8 @@ UNLIMITED_V1 = "-1"
 
 
 class CpuQuota:
-    """The quotas of one node's tasks. `name`: unique among the reporters on this machine. `v1`, `v2`: roots of groups that have quotas, in the hierarchies of v1 and v2; None: there is none."""
+    """The quotas of one node's tasks. `name`: unique among the reporters on this machine. `v1`, `v2`: roots
+    of groups that have quotas, in the hierarchies of v1 and v2; None: there is none."""
 
     def __init__(self, name: str, v1: Path | None, v2: Path | None) -> None:
         self._name, self._v1, self._v2 = name, v1, v2
@@ -30,7 +33,8 @@ class CpuQuota:
         return self._v1 is not None or self._v2 is not None
 
     def cap(self, task: str, shim: int, groups: Iterable[str], cores: int, percent: int | None) -> str:
-        """Limits everything below the task's shim to `percent` of the time of so many cores, or lifts the limit; read back. Returns why that is not possible; empty: it is done.
+        """Limits everything below the task's shim to `percent` of the time of so many cores, or lifts the
+        limit; read back. Returns why that is not possible; empty: it is done.
 
         `groups`: the task's cgroups.
         """

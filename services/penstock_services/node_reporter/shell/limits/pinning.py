@@ -10,7 +10,8 @@ MAX_ROUNDS = 100
 
 
 def pin(shim: int, cores: Collection[int]) -> str:
-    """Lets all threads below the shim run on these cores alone, and reads it back. Returns why that is not possible; empty: it is done."""
+    """Lets all threads below the shim run on these cores alone, and reads it back. Returns why that is not
+    possible; empty: it is done."""
     wanted = set(cores)
 
     def pinned(thread: int) -> bool:
@@ -32,7 +33,8 @@ def cores_of(shim: int) -> int:
 
 
 def each_thread(shim: int, change: Callable[[int], bool]) -> str:
-    """Calls `change` on every thread below the shim until a whole round changes none: a later thread inherits from its creator.
+    """Calls `change` on every thread below the shim until a whole round changes none: a later thread inherits
+    from its creator.
 
     `change`: whether there was something to do; may raise OSError. Returns the obstacle; empty: none.
     """

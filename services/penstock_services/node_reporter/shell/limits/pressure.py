@@ -1,7 +1,9 @@
-"""Triggers on pressure stall information (PSI): the kernel wakes this process when threads have waited for cores, without cost while none waits.
+"""Triggers on pressure stall information (PSI): the kernel wakes this process when threads have waited for
+cores, without cost while none waits.
 
-Source: the kernel's accounting/psi.rst: `some STALL WINDOW` in µs, written into `cpu.pressure` of a cgroup v2 or /proc/pressure/cpu; the
-descriptor must stay open, and becomes ready for POLLPRI at most once a window. Without CAP_SYS_RESOURCE a window is a multiple of 2 s.
+Source: the kernel's accounting/psi.rst: `some STALL WINDOW` in µs, written into `cpu.pressure` of a cgroup v2
+or /proc/pressure/cpu; the descriptor must stay open, and becomes ready for POLLPRI at most once a window.
+Without CAP_SYS_RESOURCE a window is a multiple of 2 s.
 """
 
 import asyncio
@@ -29,7 +31,8 @@ class Trigger:
 
     def __init__(self, descriptor: int) -> None:
         self._descriptor = descriptor
-        # asyncio does not wait for POLLPRI, but an epoll descriptor is readable when one of its own is ready. One each: reading an
+        # asyncio does not wait for POLLPRI, but an epoll descriptor is readable when one of its own is ready.
+        # One each: reading an
         # event consumes it, so that an epoll descriptor with several could not tell which trigger fired.
         self._ready = select.epoll()
         self._ready.register(descriptor, select.EPOLLPRI | select.EPOLLERR)
@@ -51,7 +54,8 @@ class Trigger:
         return None if found is None else Pressure(int(found[2]), float(found[1]))
 
     def close(self) -> None:
-        """The kernel waits for some 20 ms when its last descriptor is closed, so that happens in a thread beside the event loop."""
+        """The kernel waits for some 20 ms when its last descriptor is closed, so that happens in a thread
+        beside the event loop."""
         if self._ready.closed:
             return
         if self._loop is not None:

@@ -1,10 +1,13 @@
-"""Memory bandwidth caps by the kernel's resctrl (Intel MBA, AMD QoS): a group per capped task, with an `MB` line in its `schemata`.
+"""Memory bandwidth caps by the kernel's resctrl (Intel MBA, AMD QoS): a group per capped task, with an `MB`
+line in its `schemata`.
 
-Source: the kernel's filesystems/resctrl.rst. A new thread of a task belongs to its creator's group; a group is removed by `rmdir`, and its
-tasks then belong to the root group, which has no cap. The number of groups is the processor's: often 8 or 16.
+Source: the kernel's filesystems/resctrl.rst. A new thread of a task belongs to its creator's group; a group
+is removed by `rmdir`, and its tasks then belong to the root group, which has no cap. The number of groups is
+the processor's: often 8 or 16.
 
-The unit of an `MB` line is not in `info`; the number that is no limit, which the root group has, tells it: 100 is percent (Intel), 2³² - 1 is MiB/s (a mount
-with `mba_MBps`), any other power of two an eighth of a GB/s (AMD: 2,048, or what the processor states).
+The unit of an `MB` line is not in `info`; the number that is no limit, which the root group has, tells it:
+100 is percent (Intel), 2³² - 1 is MiB/s (a mount with `mba_MBps`), any other power of two an eighth of a GB/s
+(AMD: 2,048, or what the processor states).
 """
 
 import logging
@@ -25,8 +28,9 @@ MB_S_PER_EIGHTH = 125.0
 
 
 class Resctrl:
-    """The groups of one node's tasks below `root`. `name`: unique among the reporters on this machine. `memory_mb_s`: bandwidth of the machine's
-    memory; None: not known, so where the processor counts in units of bandwidth nothing can be capped."""
+    """The groups of one node's tasks below `root`. `name`: unique among the reporters on this machine.
+    `memory_mb_s`: bandwidth of the machine's memory; None: not known, so where the processor counts in units
+    of bandwidth nothing can be capped."""
 
     def __init__(self, name: str, root: Path = ROOT, memory_mb_s: int | None = None) -> None:
         self._name = name
@@ -46,10 +50,11 @@ class Resctrl:
         return not self.problem
 
     def cap(self, task: str, shim: int, percent: int | None) -> str:
-        """Caps everything below the task's shim, or lifts the cap; read back. Returns why that is not possible; empty: it is done.
+        """Caps everything below the task's shim, or lifts the cap; read back. Returns why that is not
+        possible; empty: it is done.
 
-        `percent`: of the bandwidth of each memory controller (L3 domain), whose part of the machine's is equal. A cap below the processor's
-        minimum is raised to that.
+        `percent`: of the bandwidth of each memory controller (L3 domain), whose part of the machine's is
+        equal. A cap below the processor's minimum is raised to that.
         """
         group = self._root / f"{self._name}@{task}"
         if self.problem and percent is not None:
@@ -76,7 +81,11 @@ class Resctrl:
             return "it has no resctrl with memory bandwidth allocation"
         [*others, unlimited] = sorted(self._unlimited)
         if others or not (unlimited in (PERCENT, MIB_S) or _is_power_of_two_above(PERCENT, unlimited)):
-            return f"the root group of {self._root} is capped itself ({others or unlimited}), so the unit of its schemata is not known"
+            return (
+                f"the root group of {self._root} is capped itself ({others or unlimited}), so the unit "
+                "of "
+                "its schemata is not known"
+            )
         if unlimited != PERCENT and self._memory_mb_s is None:
             return (
                 "its resctrl takes units of bandwidth, not percent, and --memory-bandwidth-mb-s is not given"

@@ -1,4 +1,5 @@
-"""Address of the node for other nodes' tasks: `--address`, else the one by which the kernel routes to the log.
+"""Address of the node for other nodes' tasks: `--address`, else the one by which the kernel routes to the
+log.
 
 A node never announces loopback where the log is on another machine. Decision 132.
 """
@@ -21,10 +22,11 @@ IpAddress = ipaddress.IPv4Address | ipaddress.IPv6Address
 
 
 async def own_address(given: str | None, log_url: str) -> str:
-    """The address that this node announces. Nothing is sent: a UDP socket is connected, which asks the kernel for the route.
+    """The address that this node announces. Nothing is sent: a UDP socket is connected, which asks the kernel
+    for the route.
 
-    Raises `ConfigurationError` for an address that cannot be one of this node, `LogError` where there is no route or no
-    name service yet, which may come.
+    Raises `ConfigurationError` for an address that cannot be one of this node, `LogError` where there is no
+    route or no name service yet, which may come.
     """
     hosts = log_hosts(log_url)
     if given is not None:
@@ -37,19 +39,22 @@ async def own_address(given: str | None, log_url: str) -> str:
     for host, _ in hosts:
         if not _is_loopback(host):
             raise ConfigurationError(
-                f"the log's host {host} is this machine's loopback address here ({found[0]}), where no other node reaches it; {REMEDY}"
+                f"the log's host {host} is this machine's loopback address here ({found[0]}), where no other "
+                f"node reaches it; {REMEDY}"
             )
     return found[0]
 
 
 async def _check(given: str, hosts: Sequence[tuple[str, int]]) -> None:
-    """Raises `ConfigurationError` where others cannot reach this node there, `LogError` for a name without an address."""
+    """Raises `ConfigurationError` where others cannot reach this node there, `LogError` for a name without an
+    address."""
     try:
         addresses = [ipaddress.ip_address(given)]
     except ValueError:
         if not HOST.fullmatch(given):
             raise ConfigurationError(
-                f"--address {given!r} is neither an IP address nor a host name; write it without brackets and port"
+                f"--address {given!r} is neither an IP address nor a host name; write it without brackets "
+                "and port"
             ) from None
         addresses = [ipaddress.ip_address(LOOPBACK)] if _is_loopback(given) else await _resolved(given)
     for address in addresses:
@@ -60,7 +65,8 @@ async def _check(given: str, hosts: Sequence[tuple[str, int]]) -> None:
         away = next(host for host, _ in hosts if not _is_loopback(host))
         shown = given if given == str(addresses[0]) else f"{given} ({addresses[0]})"
         raise ConfigurationError(
-            f"--address {shown} is loopback, but the log is on {away}: other nodes cannot reach this one so; {REMEDY}"
+            f"--address {shown} is loopback, but the log is on {away}: other nodes cannot reach this one so; "
+            f"{REMEDY}"
         )
 
 
@@ -73,7 +79,8 @@ async def _resolved(name: str) -> list[IpAddress]:
 
 
 async def _routes(hosts: Sequence[tuple[str, int]]) -> list[str]:
-    """This machine's address on the way to each address of the hosts. Raises `LogError` when there is none."""
+    """This machine's address on the way to each address of the hosts. Raises `LogError` when there is
+    none."""
     found, problems = [], []
     for host, port in hosts:
         try:

@@ -1,4 +1,5 @@
-"""Standing connection to the gateway, whose break reports to the cell that this machine is gone (decision 39).
+"""Standing connection to the gateway, whose break reports to the cell that this machine is gone (decision
+39).
 
 Nothing is sent on it, and nothing on this node depends on it: the node works without a gateway.
 """
@@ -38,7 +39,8 @@ class Connection:
         encrypted = not gateway.startswith("http://")
         if ca is not None and not encrypted:
             raise ConfigurationError(
-                f"--gateway {without_password(gateway)} is not encrypted, and --gateway-ca names an authority: write https://, or leave it out"
+                f"--gateway {without_password(gateway)} is not encrypted, and --gateway-ca names an "
+                "authority: write https://, or leave it out"
             )
         verify = client_context(self._ca, "--gateway-ca") if encrypted else False
         transport = httpx.AsyncHTTPTransport(verify=verify, socket_options=SOCKET_OPTIONS)
@@ -52,7 +54,8 @@ class Connection:
             ) from None
 
     async def keep(self) -> None:
-        """Connects again whenever the connection ends, until cancelled; then reports the end of this reporter."""
+        """Connects again whenever the connection ends, until cancelled; then reports the end of this
+        reporter."""
         backoff = Backoff(FIRST_PAUSE_S, LONGEST_PAUSE_S)
         warned = ""
         try:
@@ -66,7 +69,10 @@ class Connection:
                             async for _ in response.aiter_raw():
                                 pass
                         else:
-                            why = f"{response.status_code} {(await response.aread()).decode(errors='replace')[:300]}"
+                            why = (
+                                f"{response.status_code} "
+                                f"{(await response.aread()).decode(errors='replace')[:300]}"
+                            )
                 except httpx.HTTPError as error:
                     remedy = await asyncio.to_thread(misfit, error, self._gateway, self._ca, "--gateway-ca")
                     why = remedy or repr(error)

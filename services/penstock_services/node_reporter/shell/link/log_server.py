@@ -71,12 +71,14 @@ class NotBound(ConfigurationError):
 
 
 class TaskLogServer:
-    """Of one node, from the start of its reporter to its end. `announced`: the address in the node's joining."""
+    """Of one node, from the start of its reporter to its end. `announced`: the address in the node's
+    joining."""
 
     def __init__(
         self, options: Options, more: Mapping[str, Answer] = NOTHING_MORE, commands: Commands | None = None
     ) -> None:
-        """Listens. `more`: path → the handler of that path. Raises `NotBound`, and `ConfigurationError` for files that cannot be used."""
+        """Listens. `more`: path → the handler of that path. Raises `NotBound`, and `ConfigurationError` for
+        files that cannot be used."""
         self._options = options
         self._more, self._commands = more, commands
         self._key = _secret(options)
@@ -173,7 +175,8 @@ class TaskLogServer:
         await send({"type": "http.response.body", "body": b""})
 
     async def _follow(self, path: Path, wanted: Wanted, receive: Receive, send: Send) -> None:
-        """The file as it grows, even if it does not exist yet, until the reader disconnects or the reporter ends."""
+        """The file as it grows, even if it does not exist yet, until the reader disconnects or the reporter
+        ends."""
         self._watcher = self._watcher or Watcher()
         left = asyncio.ensure_future(gone(receive))
         log: TaskLog | None = None
@@ -264,7 +267,8 @@ def listens_at(options: Options) -> tuple[str, int]:
 
 
 def _port_before(options: Options) -> int:
-    """Port of the reporter before, so that a restart does not change the address for pending readers; 0: none."""
+    """Port of the reporter before, so that a restart does not change the address for pending readers; 0:
+    none."""
     try:
         text = (options.state_dir / PORT_FILE).read_text()
     except (OSError, UnicodeDecodeError):
@@ -303,7 +307,8 @@ def _bound(host: str, port: int) -> socket.socket:
     except OSError as error:
         listener.close()
         raise NotBound(
-            f"--log-bind: {host}:{port} cannot be bound ({error.strerror}); the gateway fetches tasks' output there, so name "
+            f"--log-bind: {host}:{port} cannot be bound ({error.strerror}); the gateway fetches tasks' "
+            "output there, so name "
             "an address of this machine and a free port, such as 0.0.0.0:8743"
         ) from error
     listener.setblocking(False)

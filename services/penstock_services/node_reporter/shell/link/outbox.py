@@ -40,7 +40,8 @@ class Counter:
 
 
 class Outbox:
-    """One sender. A failed append may have succeeded in the log: the same events are sent again under the same ids."""
+    """One sender. A failed append may have succeeded in the log: the same events are sent again under the
+    same ids."""
 
     def __init__(self, journal: Journal, log: Log, sent: Callable[[list[Outgoing]], None]) -> None:
         self._journal = journal

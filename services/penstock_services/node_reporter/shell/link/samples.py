@@ -1,6 +1,8 @@
-"""Publisher of samples to the telemetry topic, at most once: a failed append is not retried, since the next sample is newer.
+"""Publisher of samples to the telemetry topic, at most once: a failed append is not retried, since the next
+sample is newer.
 
-Bounded per node, for any behaviour of its tasks: a token bucket, and a number of appends under way. Dropped samples are counted and logged.
+Bounded per node, for any behaviour of its tasks: a token bucket, and a number of appends under way. Dropped
+samples are counted and logged.
 """
 
 import asyncio
@@ -24,8 +26,13 @@ PER_S = 50.0  # of one node, sustained: 16 GPUs and 64 tasks whose use changes a
 BURST = 200.0  # every value of so many tasks at once
 REPORT_S = 60.0  # between lines in the service's log about dropped samples
 MEASURED = (
-    "loss", "step_ms", "cpu_stalled_percent", "memory_bandwidth_percent", "cpu_percent", "gpu_utilisation_percent",
-)  # fmt: skip
+    "loss",
+    "step_ms",
+    "cpu_stalled_percent",
+    "memory_bandwidth_percent",
+    "cpu_percent",
+    "gpu_utilisation_percent",
+)
 """One of them is part of a sample's id: several of one task may be of the same millisecond."""
 
 logger = logging.getLogger(__name__)
@@ -72,8 +79,10 @@ class Samples:
         if new:
             logger.warning(
                 "%d samples of telemetry were dropped, %d in all: more than %g a second, or a slow log",
-                new, self.dropped, PER_S,
-            )  # fmt: skip
+                new,
+                self.dropped,
+                PER_S,
+            )
             self._logged = self.dropped
             self._report = self._loop.call_later(REPORT_S, self._log_dropped)
 

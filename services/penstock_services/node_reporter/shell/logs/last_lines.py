@@ -1,7 +1,8 @@
-"""Detection of out-of-memory errors in a program's own output: the errors of allocators and frameworks in its last lines. Standard library only.
+"""Detection of out-of-memory errors in a program's own output: the errors of allocators and frameworks in its
+last lines. Standard library only.
 
-A refused allocation is an error inside the program, of which the kernel reports nothing. Searched are the last LAST_BYTES of the
-output of a failed task; only the name of the error leaves the node.
+A refused allocation is an error inside the program, of which the kernel reports nothing. Searched are the
+last LAST_BYTES of the output of a failed task; only the name of the error leaves the node.
 """
 
 import re
@@ -37,8 +38,8 @@ ERRORS = (
     ("host_memory", "memory allocation failed", rb"^memory allocation of \d+ bytes failed"),
     ("host_memory", "runtime: out of memory", rb"^(?:fatal error: )?runtime: out of memory"),
 )
-"""(memory, name of the error, its pattern), the more specific first. Sources: CPython, libstdc++, glibc, PyTorch, JAX and
-TensorFlow, Triton, NCCL, CuPy, cuBLAS, the JVM, Rust's and Go's runtimes."""
+"""(memory, name of the error, its pattern), the more specific first. Sources: CPython, libstdc++, glibc,
+PyTorch, JAX and TensorFlow, Triton, NCCL, CuPy, cuBLAS, the JVM, Rust's and Go's runtimes."""
 _PATTERNS = [(memory, name, re.compile(pattern, re.MULTILINE)) for memory, name, pattern in ERRORS]
 
 

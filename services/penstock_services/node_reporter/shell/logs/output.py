@@ -1,8 +1,9 @@
 """Log rotation of a task, as its shim writes it: a head, a ring of the newest segments, and the line that has
 not ended.
 
-Standard library only (see `confinement`). Read by `penstock.runtime.files.task_logs`, which describes the files. A
-position in the log is one in the task's output after redraws are collapsed; rotation moves no position.
+Standard library only (see `confinement`). Read by `penstock.runtime.files.task_logs`, which describes the
+files. A position in the log is one in the task's output after redraws are collapsed; rotation moves no
+position.
 """
 
 import codecs

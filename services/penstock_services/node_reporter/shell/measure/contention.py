@@ -1,7 +1,8 @@
 """Contention sampling: waiting for cores, and memory traffic, as samples for the contention-guard.
 
-Where the kernel has pressure stall information, its triggers wake this node when threads really wait; nothing is polled, and nothing is
-published while none waits. Without it, or without it per task, the sampler reads their threads' waiting times at its ticks.
+Where the kernel has pressure stall information, its triggers wake this node when threads really wait; nothing
+is polled, and nothing is published while none waits. Without it, or without it per task, the sampler reads
+their threads' waiting times at its ticks.
 """
 
 import asyncio
@@ -103,8 +104,9 @@ class _Waits:
     at_s: float = 0.0
 
     def percent(self, waits: Mapping[int, int], now_s: float) -> float | None:
-        """Percent of the time since the last call; None: this is the first. Ideal: the time in which some thread waited. Departure: the sum over threads, at most 100 %, which is more where several
-        wait at the same time."""
+        """Percent of the time since the last call; None: this is the first. Ideal: the time in which some
+        thread waited. Departure: the sum over threads, at most 100 %, which is more where several wait at the
+        same time."""
         before, passed_s = self.before, now_s - self.at_s
         self.before, self.at_s = waits, now_s
         if before is None:
@@ -143,7 +145,8 @@ class Contention:
         self._node: _Followed | None = None
 
     def follow(self, key: Key, shim: int, groups: tuple[str, ...]) -> None:
-        """A task runs, in these cgroups. It is watched from the next tick on: a trigger costs the kernel 16 ms at a task's end."""
+        """A task runs, in these cgroups. It is watched from the next tick on: a trigger costs the kernel 16
+        ms at a task's end."""
         self._node = self._node or _Followed()
         self._tasks[key] = _Followed(shim, groups)
         self._meters.follow_traffic(key, shim)

@@ -43,7 +43,8 @@ def watch_faults(node_id: str, gpus: Sequence[Gpu], deliver: Callable[[GpuFaulte
 
 
 class _Watch:
-    """The thread's work: one event set over the GPUs that answer, created anew without each one that is lost."""
+    """The thread's work: one event set over the GPUs that answer, created anew without each one that is
+    lost."""
 
     def __init__(self, node_id: str, gpus: Sequence[Gpu], report: Callable[[GpuFaulted], None]) -> None:
         self._node_id = node_id
@@ -95,7 +96,8 @@ class _Watch:
                 self._report(gpu, *kind)
 
     def _report(self, gpu: Gpu, kind: str, code: int) -> None:
-        """Reports it once: a broken GPU may raise the same event thousands of times, and the queue to the journal is bounded."""
+        """Reports it once: a broken GPU may raise the same event thousands of times, and the queue to the
+        journal is bounded."""
         if (gpu.uuid, kind, code) not in self._reported:
             self._reported.add((gpu.uuid, kind, code))
             self._deliver(_fault(self._node_id, gpu, kind, code))

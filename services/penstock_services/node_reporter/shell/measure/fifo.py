@@ -54,7 +54,8 @@ def open_fifo(path: Path) -> Fifo | None:
 
 
 class HeldFifos:
-    """Opened before a task starts: the task may write and end, and its shim with it, before its start is known here."""
+    """Opened before a task starts: the task may write and end, and its shim with it, before its start is
+    known here."""
 
     def __init__(self) -> None:
         self._held: dict[Key, Fifo] = {}

@@ -1,4 +1,5 @@
-"""Linux adapter of `ports.Meters`, the measurements of tasks: /proc, NVML, pressure stall information, resctrl."""
+"""Linux adapter of `ports.Meters`, the measurements of tasks: /proc, NVML, pressure stall information,
+resctrl."""
 
 import os
 from collections.abc import Mapping, Sequence
@@ -23,7 +24,8 @@ SCHEDSTAT = Path("/proc/self/schedstat")
 
 
 class LinuxMeters:
-    """`virtual`: the GPUs are virtual. `memory_mb_s`: bandwidth of the machine's memory; None: the operator has not stated it."""
+    """`virtual`: the GPUs are virtual. `memory_mb_s`: bandwidth of the machine's memory; None: the operator
+    has not stated it."""
 
     def __init__(
         self, cgroups: Cgroups, monitor: TrafficMonitor, *, virtual: bool, memory_mb_s: int | None

@@ -16,7 +16,8 @@ logger = logging.getLogger(__name__)
 
 
 class _Followed:
-    """One task's stream. At most so much per period is read of a script that writes without pause; then its FIFO is full."""
+    """One task's stream. At most so much per period is read of a script that writes without pause; then its
+    FIFO is full."""
 
     def __init__(self, stream: ProgressStream, parser: ProgressParser) -> None:
         self.stream = stream
@@ -65,8 +66,10 @@ class ProgressReader:
         if task.parser.garbage or task.parser.dropped:
             logger.info(
                 "task %s: of the lines in its FIFO %d meant nothing, %d were not passed on",
-                key[0], task.parser.garbage, task.parser.dropped,
-            )  # fmt: skip
+                key[0],
+                task.parser.garbage,
+                task.parser.dropped,
+            )
         return task.parser.exhausted
 
     def close(self) -> None:

@@ -1,7 +1,9 @@
-"""Memory bandwidth monitoring by the kernel's resctrl (Intel MBM, AMD QoS): bytes that the machine, and each task, have moved.
+"""Memory bandwidth monitoring by the kernel's resctrl (Intel MBM, AMD QoS): bytes that the machine, and each
+task, have moved.
 
-Source: the kernel's filesystems/resctrl.rst. A task whose bandwidth is capped has a group with counters of its own (`resctrl`); another one gets
-a monitoring group, of which the processor has few (RMIDs; each cap needs one, too). A new thread of a task belongs to its creator's group.
+Source: the kernel's filesystems/resctrl.rst. A task whose bandwidth is capped has a group with counters of
+its own (`resctrl`); another one gets a monitoring group, of which the processor has few (RMIDs; each cap
+needs one, too). A new thread of a task belongs to its creator's group.
 """
 
 from collections.abc import Iterable, Mapping
@@ -68,7 +70,8 @@ class TrafficMonitor:
         return _counters([self._monitoring(task)])
 
     def of_machine(self) -> Mapping[str, int]:
-        """Bytes by counter: of the root group, which includes its monitoring groups, and of each capped one. Empty: as `of_task`."""
+        """Bytes by counter: of the root group, which includes its monitoring groups, and of each capped one.
+        Empty: as `of_task`."""
         if not self.usable:
             return {}
         capped = [group for group in sorted(self._root.iterdir()) if (group / "mon_data").is_dir()]
@@ -86,7 +89,8 @@ class TrafficMonitor:
 
 
 def _counters(groups: Iterable[Path]) -> dict[str, int]:
-    """Empty where one of them has no number: `Unavailable`, `Error` or `Unassigned`, or its group was just removed."""
+    """Empty where one of them has no number: `Unavailable`, `Error` or `Unassigned`, or its group was just
+    removed."""
     found: dict[str, int] = {}
     for group in groups:
         for file in sorted(group.glob(f"mon_data/mon_L3_*/{TOTAL}")):

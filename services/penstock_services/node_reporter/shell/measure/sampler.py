@@ -30,9 +30,11 @@ class _Followed:
     shim: int
     gpus: Mapping[int, str]
     keeps: bool = False
-    """Whether it had its GPUs alone without a limit, and so keeps what it holds there when another task comes."""
+    """Whether it had its GPUs alone without a limit, and so keeps what it holds there when another task
+    comes."""
     limit_mib: int = 0
-    """Of each of its GPUs, since the latest tick at which another task had a part of them; 0: it has had them alone since."""
+    """Of each of its GPUs, since the latest tick at which another task had a part of them; 0: it has had them
+    alone since."""
     over: int = 0
     """Ticks in a row beyond its limit."""
     evidence: str = ""
@@ -57,9 +59,10 @@ class Measured(NamedTuple):
 
 
 class Sampler:
-    """Follows tasks of this node from start to end. `publish` receives changed values. `promised`, of a task's id and token: the memory that it may
-    hold on each of its GPUs, 0 while it has them alone. `kill` is called for a task that holds more, at each tick until it has ended: the rest was promised to
-    other tasks. `memory_mb_s`: bandwidth of the node's memory; None: not known."""
+    """Follows tasks of this node from start to end. `publish` receives changed values. `promised`, of a
+    task's id and token: the memory that it may hold on each of its GPUs, 0 while it has them alone. `kill` is
+    called for a task that holds more, at each tick until it has ended: the rest was promised to other tasks.
+    `memory_mb_s`: bandwidth of the node's memory; None: not known."""
 
     def __init__(
         self,
@@ -88,8 +91,9 @@ class Sampler:
         limited: bool = False,
         groups: tuple[str, ...] = (),
     ) -> None:
-        """A task runs under this shim, in these cgroups. `gpus`: the slots that it holds, with their UUIDs; `limited`: its frameworks have limited its memory
-        on them since its start. Else it keeps what it holds when another task comes, though that is more than it was promised."""
+        """A task runs under this shim, in these cgroups. `gpus`: the slots that it holds, with their UUIDs;
+        `limited`: its frameworks have limited its memory on them since its start. Else it keeps what it holds
+        when another task comes, though that is more than it was promised."""
         self._contention.follow(key, shim, groups)
         self._followed[key] = _Followed(shim, gpus, keeps=not limited, at_s=self._loop.time())
         if self._timer is None:
@@ -136,7 +140,8 @@ class Sampler:
         self._contention.tick()
 
     def _gpu(self, task_id: str, task: _Followed, slot: int, uuid: str, *, shared: bool) -> int | None:
-        """Returns its own memory of a shared GPU, MiB; None where it has the GPU alone, or that cannot be measured."""
+        """Returns its own memory of a shared GPU, MiB; None where it has the GPU alone, or that cannot be
+        measured."""
         measured = self._meters.gpu(uuid)
         if measured is None:
             return None
@@ -164,7 +169,10 @@ class Sampler:
             task.over = task.over + 1 if held_mib > PROMISE_MARGIN * task.limit_mib else 0
         if task.over >= OVER_TICKS and not task.evidence:
             more = f", after {task.limit_mib} alone" if task.limit_mib > promised_mib else ""
-            task.evidence = f"stopped by its node: it held {held_mib} MiB of a shared GPU{more}, and was promised {promised_mib}"
+            task.evidence = (
+                f"stopped by its node: it held {held_mib} MiB of a shared GPU{more}, and was "
+                f"promised {promised_mib}"
+            )
         if task.evidence:
             self._kill(key)
 
@@ -174,7 +182,8 @@ class Sampler:
 
 
 def _changed(published: dict[str, float], name: str, value: float) -> bool:
-    """Whether to publish it: memory changes count relatively, utilisation in points. Records the value as published."""
+    """Whether to publish it: memory changes count relatively, utilisation in points. Records the value as
+    published."""
     last = published.get(name)
     if last is not None:
         relative = name.startswith("memory")

@@ -14,7 +14,11 @@ from penstock_services.node_reporter.shell.ports import Exit, Failure
 
 KIB_PER_MIB = 1_024
 KERNEL = "the kernel killed a process of it"
-TOO_MANY = "it reached its node's limit of processes and threads (pids.max); start fewer loaders or threads, such as with OMP_NUM_THREADS"
+TOO_MANY = (
+    "it reached its node's limit of processes and threads (pids.max); start fewer loaders or "
+    "threads, "
+    "such as with OMP_NUM_THREADS"
+)
 LAPSED = "its lease ended: the node did not reach the log, or its reporter did not run"
 CODE = {
     errno.EBADMSG: "the archive is damaged, or none; submit the job again with its folder",
@@ -22,7 +26,8 @@ CODE = {
     errno.EPERM: "it holds a path or link that leads out of its folder; pack it with `penstock submit --sync`",
 }
 NO_PYTHON = (
-    "this node has none on its PATH; write python3, or name where it comes from: --venv DIR, --conda NAME or --container IMAGE "
+    "this node has none on its PATH; write python3, or name where it comes from: --venv DIR, --conda NAME or "
+    "--container IMAGE "
     "(`environment` in a job file)"
 )
 NO_FOLDER = (
@@ -39,8 +44,10 @@ def outcome_of(
     over: str = "",
     limit_mib: int = 0,
 ) -> Outcome | None:
-    """None: there is no exit record, so the outcome is not known (the shim was killed). `reported`: the memory that the program itself reported as exhausted; `over`: the evidence for which its node killed it, that
-    it held more of a shared GPU than it was promised; `limit_mib`: its limit of GPU memory by the node's watch, 0: that of its order."""
+    """None: there is no exit record, so the outcome is not known (the shim was killed). `reported`: the
+    memory that the program itself reported as exhausted; `over`: the evidence for which its node killed it,
+    that it held more of a shared GPU than it was promised; `limit_mib`: its limit of GPU memory by the node's
+    watch, 0: that of its order."""
     if found is None:
         return None
     usage = Usage(cpu_ms=found.cpu_ms, host_memory_mib=found.max_rss_kib // KIB_PER_MIB)
@@ -74,7 +81,8 @@ def _gpu_limit_mib(order: StartTask | None, limit_mib: int) -> int:
 
 
 def _reported(found: Exit, order: StartTask | None, reported: tuple[str, str]) -> tuple[Exhausted, str]:
-    """(memory, evidence) by the program's own report, else by its last lines, if it failed; a GPU's memory only if it had a GPU."""
+    """(memory, evidence) by the program's own report, else by its last lines, if it failed; a GPU's memory
+    only if it had a GPU."""
     if found.exit_code == 0 or found.failure:
         return "", ""
     memory, name = reported if reported[0] else found.exhausted
@@ -88,7 +96,8 @@ def _reported(found: Exit, order: StartTask | None, reported: tuple[str, str]) -
 
 
 def merged(kernel: Usage, sampled: Usage) -> Usage:
-    """The kernel's figures with the sampler's; of host memory the larger (peak of one process, or all together)."""
+    """The kernel's figures with the sampler's; of host memory the larger (peak of one process, or all
+    together)."""
     memory = [mib for mib in (kernel.host_memory_mib, sampled.host_memory_mib) if mib is not None]
     fields = {"cpu_ms": kernel.cpu_ms, "host_memory_mib": max(memory, default=None)}
     return msgspec.structs.replace(sampled, **fields)
@@ -125,10 +134,12 @@ def _why(failure: Failure, order: StartTask | None) -> str:
     remedy = {
         errno.ENOENT: "check the spelling, give an absolute path, or install it on every node",
         errno.EACCES: "make it executable and readable for the user that jobs run as (--task-user)",
-        errno.ENOEXEC: "it is no program for this machine; a script needs a first line such as #!/usr/bin/env python3",
+        errno.ENOEXEC: "it is no program for this machine; a script needs a first line such as "
+        "#!/usr/bin/env python3",
         errno.ENOTDIR: "a part of the path is a file; correct the path",
         errno.E2BIG: "arguments and environment are too long; put them into a file",
-        errno.ENOSPC: "raise user.max_pid_namespaces (user.max_user_namespaces, user.max_mnt_namespaces) on the node",
+        errno.ENOSPC: "raise user.max_pid_namespaces (user.max_user_namespaces, user.max_mnt_namespaces) on "
+        "the node",
         errno.ENOMEM: "the memory cap is too small to start it; ask for more host memory",
     }.get(failure.errno, "see the message and the node's log")
     return f"{what}: {os.strerror(failure.errno)}; {remedy}"
@@ -138,9 +149,12 @@ def _program_remedy(program: str, cause: str) -> str:
     """What is wrong with the program, by its file or its name; empty: not known."""
     interpreter = "python3" if program.endswith(".py") else "bash"
     found = {
-        "crlf": f"its first line ends with CRLF, as files from Windows do; convert it: sed -i 's/\\r$//' {program}",
-        "interpreter": "its first line (#!) names a program that is not on this node; correct it, or install that program",
-        "first_line": f"it is a text without a first line such as #!/bin/bash; add one, or run `{interpreter} {program}`",
+        "crlf": "its first line ends with CRLF, as files from Windows do; convert it: sed -i 's/\\r$//' "
+        f"{program}",
+        "interpreter": "its first line (#!) names a program that is not on this node; correct it, or install "
+        "that program",
+        "first_line": "it is a text without a first line such as #!/bin/bash; add one, or run "
+        f"`{interpreter} {program}`",
         "mode": f"it is not executable; run `{interpreter} {program}`, or chmod +x {program}",
         "folder": f"it is in the working folder, not on PATH; run `{interpreter} {program}`, or ./{program}",
     }
@@ -163,6 +177,12 @@ def _no_environment(order: StartTask, number: int) -> str:
     venv, conda = (asked.venv, asked.conda) if asked is not None else (None, None)
     if venv is not None:
         what = f"no virtual environment in {venv!r}: its bin/python: {os.strerror(number)}"
-        return f"{what}; make it on every node in this place (python3 -m venv {venv}), or name one that is there with --venv"
+        return (
+            f"{what}; make it on every node in this place (python3 -m venv {venv}), or name one that is "
+            "there with --venv"
+        )
     what = f"no conda environment {conda!r}: {os.strerror(number)}"
-    return f"{what}; make it on every node, name its prefix, or list its folder in the node-reporter's CONDA_ENVS_PATH"
+    return (
+        f"{what}; make it on every node, name its prefix, or list its folder in the node-reporter's "
+        "CONDA_ENVS_PATH"
+    )

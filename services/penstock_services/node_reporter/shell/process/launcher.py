@@ -1,11 +1,13 @@
-"""Fork server: a small process that starts tasks for the reporter; stdlib only, one thread, so that it may fork safely.
+"""Fork server: a small process that starts tasks for the reporter; stdlib only, one thread, so that it may
+fork safely.
 
 Ideal: the reporter forks each task itself. Departure: it has threads and a large heap, and a fork of those
 is neither safe nor quick.
 
-Run by the reporter with `LAUNCHER`, a socket, the lock, a `Confinement` and arguments of `reporter_watch.ReporterWatch` or null (JSON). It always has one *shim* ready,
-forked beforehand, in its namespace, with the process that will become the program (forks and their page faults would
-be most of a start's time). A shim takes one request from the socket, see `shim`. It outlives launcher and reporter.
+Run by the reporter with `LAUNCHER`, a socket, the lock, a `Confinement` and arguments of
+`reporter_watch.ReporterWatch` or null (JSON). It always has one *shim* ready, forked beforehand, in its
+namespace, with the process that will become the program (forks and their page faults would be most of a
+start's time). A shim takes one request from the socket, see `shim`. It outlives launcher and reporter.
 """
 
 import gc
@@ -93,7 +95,8 @@ def main() -> None:
 
 
 def taken(control: socket.socket, taken_read: int, watch: ReporterWatch | None) -> bool:
-    """Waits until the shim has closed its end: it has a task, or was killed. False: the reporter has closed its own."""
+    """Waits until the shim has closed its end: it has a task, or was killed. False: the reporter has closed
+    its own."""
     poll = select.poll()
     poll.register(taken_read, select.POLLIN)
     poll.register(control, 0)  # for its hang-up alone

@@ -40,8 +40,13 @@ class Pipes(NamedTuple):
 
 
 def become_program(
-    plan: Confinement, failure: OSError | None, lock_fd: int, pipes: Pipes, parent: int, begun: Callable[[], None]
-) -> NoReturn:  # fmt: skip
+    plan: Confinement,
+    failure: OSError | None,
+    lock_fd: int,
+    pipes: Pipes,
+    parent: int,
+    begun: Callable[[], None],
+) -> NoReturn:
     """In the child: waits for the request, prepares, executes. `parent`: the shim's pid; `begun`: closes
     what only the shim needs."""
     stage = "prepare"

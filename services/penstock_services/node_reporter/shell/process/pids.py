@@ -1,4 +1,5 @@
-"""Process look-ups in /proc for the shim: start times, pids and descendants. Standard library only (see `confinement`)."""
+"""Process look-ups in /proc for the shim: start times, pids and descendants. Standard library only (see
+`confinement`)."""
 
 import os
 from collections import deque
@@ -30,7 +31,8 @@ class Process(NamedTuple):
 
 
 def start_ticks(pid: int) -> int | None:
-    """Start time of this process, in clock ticks since boot; with the pid it identifies one process. None: no such process."""
+    """Start time of this process, in clock ticks since boot; with the pid it identifies one process. None: no
+    such process."""
     try:
         with open(f"/proc/{pid}/stat", "rb") as file:
             return int(file.read().rpartition(b")")[2].split()[19])

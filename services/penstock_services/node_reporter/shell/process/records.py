@@ -1,4 +1,5 @@
-"""Records that shims write atomically into a task's folder: its start (`started.json`) and end (`exit.json`)."""
+"""Records that shims write atomically into a task's folder: its start (`started.json`) and end
+(`exit.json`)."""
 
 import logging
 import os
@@ -18,7 +19,8 @@ Kind = TypeVar("Kind", Started, Exit)
 
 
 def read_record(path: Path, kind: type[Kind]) -> Kind | None:
-    """A file that a shim wrote atomically. None: missing, not readable (lost as the machine went down), or not a shim's."""
+    """A file that a shim wrote atomically. None: missing, not readable (lost as the machine went down), or
+    not a shim's."""
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
     except OSError:

@@ -69,7 +69,8 @@ from penstock_services.node_reporter.shell.process.stopping import SETTLE_S, Sto
 from penstock_services.node_reporter.shell.process.terminal import Terminal
 from penstock_services.node_reporter.shell.watchdogs.lease_watch import LeaseWatch, boot_s
 
-MAX_MESSAGE_BYTES = 425_952  # argv, environment, peers, secrets: the kernel's largest message with its default net.core.wmem_max
+# argv, environment, peers, secrets: the kernel's largest message with its default net.core.wmem_max
+MAX_MESSAGE_BYTES = 425_952
 CHUNK_BYTES = 65_536  # a pipe's capacity
 FIRST_PAUSE_S = 0.1  # between attempts to record an exit on a full disk
 LONGEST_PAUSE_S = 5.0
@@ -188,7 +189,8 @@ class Shim:
         self._groups.remove(but=self._plan.watched)
 
     def _start(self) -> dict[str, Any] | None:
-        """Records the start, lets the leader go on; returns the failure when the program could not be executed."""
+        """Records the start, lets the leader go on; returns the failure when the program could not be
+        executed."""
         self._note_start()
         started = {
             "task_id": self._request["task_id"],
@@ -230,7 +232,8 @@ class Shim:
     def _until_executed(self) -> bytes:
         """The leader's report up to its exec, which closes the pipe.
 
-        It may unpack code, or access a network file system that hangs: other tasks start meanwhile, and its lease may end.
+        It may unpack code, or access a network file system that hangs: other tasks start meanwhile, and its
+        lease may end.
         """
         poll, found = select.poll(), b""
         pause_ms: int | None = NEXT_SHIM_MS
@@ -257,7 +260,8 @@ class Shim:
             self._taken_fd = None
 
     def _note_start(self) -> None:
-        """Its end is derived from the time since boot: a clock that steps meanwhile does not change the run's length."""
+        """Its end is derived from the time since boot: a clock that steps meanwhile does not change the run's
+        length."""
         self._started_ms, self._began_s = now_ms(), boot_s()
 
     def _watch(self) -> None:

@@ -26,7 +26,9 @@ from penstock_services.node_reporter.shell.process.launcher import IMPORTABLE, L
 from penstock_services.node_reporter.shell.process.shim import MAX_MESSAGE_BYTES
 from penstock_services.node_reporter.shell.watchdogs.reporter_watch import ANSWER, QUESTION
 
-LOCK_WAIT_S = 15.0  # a killed reporter's launcher releases it in milliseconds, a reporter that leaves while the log is down in 10 s
+# a killed reporter's launcher releases it in milliseconds, a reporter that leaves while the log is down in 10
+# s
+LOCK_WAIT_S = 15.0
 LOCK_PAUSE_S = 0.01
 OVERHEAD = 32  # bytes of a socket's buffer that no message gets
 ISOLATED_PYTHON = (sys.executable, "-I", "-S", "-c")  # followed by the code
@@ -53,7 +55,8 @@ def find_confinement(user: TaskUser | None) -> tuple[Confinement, list[str]]:
 
 
 async def lock_state(state_dir: Path) -> int:
-    """Takes the state folder's lock; returns its descriptor. Raises `ConfigurationError` when another process has it.
+    """Takes the state folder's lock; returns its descriptor. Raises `ConfigurationError` when another process
+    has it.
 
     The lock proves that no former launcher or half-started shim is left.
     """
@@ -70,7 +73,8 @@ async def lock_state(state_dir: Path) -> int:
     except BlockingIOError as error:
         os.close(descriptor)
         raise ConfigurationError(
-            f"--state-dir: {state_dir} is in use by another node-reporter; stop that one or give another folder"
+            f"--state-dir: {state_dir} is in use by another node-reporter; stop that one or give another "
+            "folder"
         ) from error
 
 
@@ -145,7 +149,8 @@ class Spawner:
         )
         if len(request) > most:
             raise NotStartable(
-                f"command, environment and secrets take {len(request)} bytes of {most}; have the program read files"
+                f"command, environment and secrets take {len(request)} bytes of {most}; have the program "
+                "read files"
             )
         self._queue.append(request)
         self._flush()

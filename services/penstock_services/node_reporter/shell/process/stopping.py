@@ -1,11 +1,13 @@
-"""Stop of a task: which of its processes get SIGTERM, in which order. Standard library only (see `confinement`).
+"""Stop of a task: which of its processes get SIGTERM, in which order. Standard library only (see
+`confinement`).
 
-Ideal: the process that saves gets SIGTERM and everything else ends with it. Departures, since jobs come in wrappers (a script, `| tee`,
-`torchrun`) that may end, forward or ignore the signal:
+Ideal: the process that saves gets SIGTERM and everything else ends with it. Departures, since jobs come in
+wrappers (a script, `| tee`, `torchrun`) that may end, forward or ignore the signal:
 
-1. Processes that have registered to save get it first, and alone: what they need (loaders, other ranks, the reader of their output) stays.
-2. When these have ended, or where there are none, all others get it, except readers of their output and copies
-   of a process that handles the signal, such as its loaders.
+1. Processes that have registered to save get it first, and alone: what they need (loaders, other ranks, the
+   reader of their output) stays.
+2. When these have ended, or where there are none, all others get it, except readers of their output and
+   copies of a process that handles the signal, such as its loaders.
 3. At last these, too. Nobody gets it twice, and each step waits until those before have ended.
 
 The caller kills the remaining processes when the grace is over.

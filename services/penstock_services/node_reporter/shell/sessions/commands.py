@@ -269,9 +269,14 @@ def _helper(request: bytes, output: int, given: list[int]) -> "subprocess.Popen[
     """The process that enters the task, with its request. `given`: descriptors for it. Raises OSError."""
     process = subprocess.Popen(
         [*ISOLATED_PYTHON, IMPORTABLE + ENTER],
-        stdin=subprocess.PIPE, stdout=output, stderr=subprocess.PIPE, pass_fds=given,
-        env={"PATH": os.defpath}, cwd="/", start_new_session=True,
-    )  # fmt: skip
+        stdin=subprocess.PIPE,
+        stdout=output,
+        stderr=subprocess.PIPE,
+        pass_fds=given,
+        env={"PATH": os.defpath},
+        cwd="/",
+        start_new_session=True,
+    )
     assert process.stdin is not None
     with suppress(BrokenPipeError):  # its exit code says why
         process.stdin.write(request)

@@ -1,7 +1,7 @@
 """Unpacking of a job's code archive by the task's leader, as the task's user, into the task's own folder.
 
-Standard library only. The reporter has fetched and verified the archive (`code_cache`); it is verified again here, since it
-lies where other tasks of the same user may write on a machine without hidden folders.
+Standard library only. The reporter has fetched and verified the archive (`code_cache`); it is verified again
+here, since it lies where other tasks of the same user may write on a machine without hidden folders.
 """
 
 import contextlib
@@ -15,15 +15,18 @@ import zlib
 
 MAX_FILES = 10_000
 MAX_BYTES = 256 << 20
-UNPACKED_S = 1_000_000_000  # modification time of unpacked files: the same at each start; zip files have none before 1980
+# modification time of unpacked files: the same at each start; zip files have none before 1980
+UNPACKED_S = 1_000_000_000
 TICK_S = 0.02  # at most two of the kernel's: the resolution of file times
 
 
 def unpack(archive: str, digest: str, into: str) -> int:
-    """Refuses absolute paths, paths that lead out of the folder, also through links, devices, and more than the bounds.
+    """Refuses absolute paths, paths that lead out of the folder, also through links, devices, and more than
+    the bounds.
 
-    Returns the time after unpacking, ns by the clock of the folder's file system: files changed or copied later have a later `st_ctime_ns`.
-    Raises `OSError`: EBADMSG for a wrong or invalid archive, EFBIG for too much, EPERM for a path that would lead out.
+    Returns the time after unpacking, ns by the clock of the folder's file system: files changed or copied
+    later have a later `st_ctime_ns`. Raises `OSError`: EBADMSG for a wrong or invalid archive, EFBIG for too
+    much, EPERM for a path that would lead out.
     """
     with open(archive, "rb") as file:
         if hashlib.file_digest(file, "sha256").hexdigest() != digest:
@@ -51,7 +54,8 @@ def unpack(archive: str, digest: str, into: str) -> int:
 
 
 def _extract(packed: tarfile.TarFile, into: str) -> None:
-    """Member by member: Python before 3.11.4 has no extraction filters, and the archives have three kinds of members only."""
+    """Member by member: Python before 3.11.4 has no extraction filters, and the archives have three kinds of
+    members only."""
     size, root = 0, os.path.realpath(into)
     for count, member in enumerate(packed):
         if member.size < 0 or member.issparse() or not (member.isreg() or member.isdir() or member.issym()):
@@ -73,7 +77,8 @@ def _extract(packed: tarfile.TarFile, into: str) -> None:
 
 
 def _inside(root: str, folder: str, name: str) -> str:
-    """The path of the name from the folder, with existing links followed. Raises `OSError` where that is outside of the root."""
+    """The path of the name from the folder, with existing links followed. Raises `OSError` where that is
+    outside of the root."""
     path = os.path.join(folder, name)
     found = os.path.realpath(path)
     if os.path.isabs(name) or os.path.commonpath((root, found)) != root:
@@ -92,9 +97,11 @@ def _write(packed: tarfile.TarFile, member: tarfile.TarInfo, path: str) -> None:
 
 
 def remove_unchanged(folder: str, unpacked_ns: int | None) -> None:
-    """After the end of all of its processes: removes unpacked files that are unchanged, and Python's caches of them; files written by the task stay.
+    """After the end of all of its processes: removes unpacked files that are unchanged, and Python's caches
+    of them; files written by the task stay.
 
-    A copy has its original's modification time, but was made later. None: the program never began, so all files are removed.
+    A copy has its original's modification time, but was made later. None: the program never began, so all
+    files are removed.
     """
     for path, folders, files, at in os.fwalk(folder, topdown=False, follow_symlinks=False):
         for name in [*files, *folders]:

@@ -1,4 +1,5 @@
-"""Cache of code archives on this node, by digest: fetched from the gateway, or from its folder where this machine shares it."""
+"""Cache of code archives on this node, by digest: fetched from the gateway, or from its folder where this
+machine shares it."""
 
 import asyncio
 import hashlib
@@ -36,7 +37,8 @@ class CodeCache:
         return self._folder / digest
 
     async def fetch(self, order: StartTask) -> None:
-        """Afterwards the archive of this task's code is at its path. Raises `NotStartable` with the reason and the remedy."""
+        """Afterwards the archive of this task's code is at its path. Raises `NotStartable` with the reason
+        and the remedy."""
         assert order.code is not None
         async with self._fetching.setdefault(
             order.code, asyncio.Lock()
@@ -47,7 +49,10 @@ class CodeCache:
                 await asyncio.to_thread(self._store, order.code, await self._archive(order, order.code))
             except OSError as error:
                 where = f" ({error.filename})" if error.filename else ""
-                text = f"its code cannot be read and stored on this node: {error.strerror}{where}; look at --code-dir and --state-dir"
+                text = (
+                    f"its code cannot be read and stored on this node: {error.strerror}{where}; look at "
+                    "--code-dir and --state-dir"
+                )
                 raise NotStartable(text) from error
 
     def _is_intact(self, digest: str) -> bool:
@@ -73,15 +78,19 @@ class CodeCache:
                 return await asyncio.to_thread(path.read_bytes)
         if self._options.gateway is None:
             raise NotStartable(
-                "this node cannot fetch the job's code: give its reporter --gateway URL, or --code-dir, the gateway's PENSTOCK_CODE_DIR"
+                "this node cannot fetch the job's code: give its reporter --gateway URL, or --code-dir, the "
+                "gateway's PENSTOCK_CODE_DIR"
             )
         import httpx  # 7 MiB that a node without such jobs never needs
 
         try:
             return await retry(
-                lambda: self._asked(order, digest), (httpx.TransportError,), first_s=FIRST_PAUSE_S,
-                longest_s=LONGEST_PAUSE_S, limit_s=LIMIT_S,
-            )  # fmt: skip
+                lambda: self._asked(order, digest),
+                (httpx.TransportError,),
+                first_s=FIRST_PAUSE_S,
+                longest_s=LONGEST_PAUSE_S,
+                limit_s=LIMIT_S,
+            )
         except httpx.HTTPError as error:
             raise NotStartable(f"its code cannot be fetched from --gateway: {error!r}") from error
 
@@ -131,7 +140,8 @@ class CodeCache:
         return response.content
 
     def _make_room(self, new: Path) -> None:
-        """Evicts the least recently used archives beyond the bound; a task that has begun has a link of its own."""
+        """Evicts the least recently used archives beyond the bound; a task that has begun has a link of its
+        own."""
         found = []
         for path in self._folder.iterdir():
             with suppress(FileNotFoundError):

@@ -1,4 +1,5 @@
-"""Fetches of a task's code, and of its job's checkpoint from another node, before the task starts; they run in the background."""
+"""Fetches of a task's code, and of its job's checkpoint from another node, before the task starts; they run
+in the background."""
 
 import asyncio
 import logging
@@ -16,8 +17,8 @@ Fetching = asyncio.Task[CheckpointFetched | None]
 
 
 class Fetches:
-    """Of one session. `gone` receives the end of a task that will not start, `came` the result of a checkpoint's fetch; after either, and
-    when a task's fetches are complete (`ready`), `wake` is called."""
+    """Of one session. `gone` receives the end of a task that will not start, `came` the result of a
+    checkpoint's fetch; after either, and when a task's fetches are complete (`ready`), `wake` is called."""
 
     def __init__(
         self,
@@ -38,7 +39,8 @@ class Fetches:
         return (order.code is not None or order.checkpoint is not None) and order not in self.ready
 
     def begin(self, order: StartTask) -> None:
-        """Fetches its code and its folder of checkpoints, under a lease, which is renewed meanwhile as if the task ran."""
+        """Fetches its code and its folder of checkpoints, under a lease, which is renewed meanwhile as if the
+        task ran."""
         key = (order.task_id, order.token)
         task = asyncio.get_running_loop().create_task(self._host.fetch(order))
         self._under_way[key] = task

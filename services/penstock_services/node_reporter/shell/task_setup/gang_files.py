@@ -1,4 +1,5 @@
-"""Peers of a gang for its tasks: in a variable, or for a large gang in one file per node, to which each task has a link."""
+"""Peers of a gang for its tasks: in a variable, or for a large gang in one file per node, to which each task
+has a link."""
 
 from contextlib import suppress
 from pathlib import Path

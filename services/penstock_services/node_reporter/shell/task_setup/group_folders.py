@@ -1,8 +1,10 @@
-"""Folders of groups: one per set of GPUs that whole tasks hold on this node, in which the members lock files to take turns.
+"""Folders of groups: one per set of GPUs that whole tasks hold on this node, in which the members lock files
+to take turns.
 
-Members of a group hold the same GPUs, so a folder named after these needs no message: a task that has its GPUs alone already has
-the folder in which later members join it. A file with a hard link in the folder of each task counts the members. It outlives the
-reporter, and the folder is removed with the last link but its own.
+Members of a group hold the same GPUs, so a folder named after these needs no message: a task that has its
+GPUs alone already has the folder in which later members join it. A file with a hard link in the folder of
+each task counts the members. It outlives the reporter, and the folder is removed with the last link but its
+own.
 """
 
 import os
@@ -23,7 +25,8 @@ LINK = "member-of-"
 
 
 def group_key(order: StartTask) -> str | None:
-    """Key of the GPUs that the job holds on this node; None for a task without GPUs, or with a part of one: it is never in a group."""
+    """Key of the GPUs that the job holds on this node; None for a task without GPUs, or with a part of one:
+    it is never in a group."""
     uuids = order.job_gpu_uuids or order.gpu_uuids
     if not order.gpu_uuids or order.place.gpu_share_milli != WHOLE_GPU:
         return None
@@ -39,8 +42,9 @@ class GroupFolders:
         self._hidden = False
 
     def prepare(self, *, hidden: bool) -> str:
-        """Removes folders without members; `hidden`: the folder appears empty to tasks, and each sees its own group's folder in its own. Returns the folder of
-        all groups if it is hidden, else "". Raises `OSError`."""
+        """Removes folders without members; `hidden`: the folder appears empty to tasks, and each sees its own
+        group's folder in its own. Returns the folder of all groups if it is hidden, else "". Raises
+        `OSError`."""
         self._hidden = hidden
         self.root.mkdir(mode=0o700, parents=True, exist_ok=True)
         if self._user is not None:
@@ -50,7 +54,8 @@ class GroupFolders:
         return str(self.root) if hidden else ""
 
     def join(self, order: StartTask, own: Path) -> str | None:
-        """Makes the task a member; `own` is its folder. Returns the name of its group's folder. Idempotent. Raises `OSError`."""
+        """Makes the task a member; `own` is its folder. Returns the name of its group's folder. Idempotent.
+        Raises `OSError`."""
         key = group_key(order)
         if key is None:
             return None

@@ -1,6 +1,7 @@
 """Activation of a task's Python virtual environment or conda environment, and the look-up of its program.
 
-Standard library only: a task's leader runs it as the task's user, who may see other folders than the reporter does.
+Standard library only: a task's leader runs it as the task's user, who may see other folders than the reporter
+does.
 """
 
 import errno
@@ -20,7 +21,8 @@ CONDA_ROOTS = (
     ".local/share/mamba",
     ".conda",
 )
-"""Below the user's home and /opt; a conda environment NAME lies in ROOT/envs/NAME, `base` is the root itself."""
+"""Below the user's home and /opt; a conda environment NAME lies in ROOT/envs/NAME, `base` is the root
+itself."""
 CONDA_FOLDERS = ("CONDA_ENVS_PATH", "CONDA_ENVS_DIRS")
 """Conda's own variables: folders of environments. The node-reporter's values count."""
 BASE = "base"
@@ -31,7 +33,8 @@ MAX_FIRST_LINE = 256  # bytes; the kernel's bound of a first line `#!`
 
 
 def enter(kind: str, where: str, env: Mapping[str, str], folders: Sequence[str]) -> dict[str, str]:
-    """The variables with those of an environment. `kind`: venv or conda. `folders`: of conda environments, before the usual ones.
+    """The variables with those of an environment. `kind`: venv or conda. `folders`: of conda environments,
+    before the usual ones.
 
     Raises `OSError` where there is no such environment.
     """
@@ -89,9 +92,11 @@ def _activated(prefix: str, env: Mapping[str, str]) -> dict[str, str]:
 
 
 def find_program(request: Mapping[str, Any]) -> str | None:
-    """Path of a request's program by PATH, looked up while its leader waits: a look-up costs less than an attempt to execute.
+    """Path of a request's program by PATH, looked up while its leader waits: a look-up costs less than an
+    attempt to execute.
 
-    None: `execute` has to search, as where a folder of PATH depends on the task's working folder, or on what is created there.
+    None: `execute` has to search, as where a folder of PATH depends on the task's working folder, or on what
+    is created there.
     """
     name, path = request["argv"][0], request["env"].get("PATH", os.defpath).split(":")
     settled = request["code"] is None and request["programs"] is None
@@ -175,7 +180,8 @@ def _prefixes(name: str, home: str, folders: Sequence[str]) -> Iterator[str]:
 
 
 def own_environment(env: Mapping[str, str]) -> list[str]:
-    """However they are spelt there: the folder of the reporter's own virtual or conda environment, and that of its programs."""
+    """However they are spelt there: the folder of the reporter's own virtual or conda environment, and that
+    of its programs."""
     if sys.prefix == sys.base_prefix and not os.path.isdir(f"{sys.prefix}/conda-meta"):
         return []
     ours = {os.path.realpath(sys.prefix), os.path.realpath(f"{sys.prefix}/bin")}

@@ -1,8 +1,9 @@
-"""Secrets of a node: by tenant and name, from a folder of files (mounted Kubernetes secrets) or from the reporter's environment.
+"""Secrets of a node: by tenant and name, from a folder of files (mounted Kubernetes secrets) or from the
+reporter's environment.
 
-A job gets its own tenant's, then those shared by all tenants: `TENANT/NAME`, then `shared/NAME`. Each is searched as that file in
-the folder, then as the variable `PENSTOCK_SECRET_TENANT__NAME`. Read when a task starts and passed to its process alone: through the
-launcher's socket into its environment, never to a disk.
+A job gets its own tenant's, then those shared by all tenants: `TENANT/NAME`, then `shared/NAME`. Each is
+searched as that file in the folder, then as the variable `PENSTOCK_SECRET_TENANT__NAME`. Read when a task
+starts and passed to its process alone: through the launcher's socket into its environment, never to a disk.
 """
 
 import os
@@ -17,9 +18,11 @@ from penstock_services.node_reporter.shell.ports import SecretMissing
 PREFIX = "PENSTOCK_SECRET_"
 MAX_SECRET_BYTES = 16_384
 FOLDER = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:-]*\Z")
-"""A part of a tenant's name that is a folder: not `..`, nor one of Kubernetes' own, which begin with two dots."""
+"""A part of a tenant's name that is a folder: not `..`, nor one of Kubernetes' own, which begin with two
+dots."""
 PLAIN = re.compile(r"[a-z0-9]+(-[a-z0-9]+)*\Z")
-"""Tenants and names that have a variable: no two of them have the same, and none contains the two underscores of the separator."""
+"""Tenants and names that have a variable: no two of them have the same, and none contains the two underscores
+of the separator."""
 
 
 class Secrets:
@@ -30,7 +33,8 @@ class Secrets:
         self._env = {name: text for name, text in env.items() if name.startswith(PREFIX)}
 
     def resolve(self, asked: Mapping[str, str], tenant: str | None) -> dict[str, str]:
-        """Variable → value, for a job of this tenant; None: not known. Raises `SecretMissing` with variable, name and remedy, never with a value."""
+        """Variable → value, for a job of this tenant; None: not known. Raises `SecretMissing` with variable,
+        name and remedy, never with a value."""
         return {variable: self._value(variable, name, tenant) for variable, name in asked.items()}
 
     def _value(self, variable: str, name: str, tenant: str | None) -> str:
@@ -70,11 +74,13 @@ class Secrets:
         if flat or f"{PREFIX}{_upper(name)}" in self._env:
             given = files if flat else variables or files
             return (
-                f"secret {name!r} on this node belongs to no tenant; rename it to {given[0]}, or to {given[-1]} for all tenants, "
+                f"secret {name!r} on this node belongs to no tenant; rename it to {given[0]}, or to "
+                f"{given[-1]} for all tenants, "
                 "on every node"
             )
         return (
-            f"this node has no secret {name!r} for {tenant or 'every tenant'}; put it into the file {files[0]}, mode 0600, in the "
+            f"this node has no secret {name!r} for {tenant or 'every tenant'}; put it into the file "
+            f"{files[0]}, mode 0600, in the "
             f"folder that --secrets-dir names, on every node; {files[-1]} is for all tenants"
         )
 
@@ -95,7 +101,8 @@ def _checked(variable: str, name: str, mode: int, raw: bytes) -> str:
     what = f"{variable}: secret {name!r} cannot be used"
     if mode & 0o007:
         raise SecretMissing(
-            f"{what}: every user of this node can read it (mode {mode:04o}); give its file mode 0600, or defaultMode 0400"
+            f"{what}: every user of this node can read it (mode {mode:04o}); give its file mode 0600, or "
+            "defaultMode 0400"
         )
     if len(raw) > MAX_SECRET_BYTES:
         raise SecretMissing(f"{what}: it exceeds {MAX_SECRET_BYTES} bytes; have the program read a file")

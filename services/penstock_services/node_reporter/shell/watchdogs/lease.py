@@ -1,9 +1,10 @@
 """Lease of this node's tasks: they run only as long as the node reaches the log (decision 40).
 
-*Contact* is a time of the boot-time clock at which the log held no probe that this node has not answered. Until contact plus its
-lease a task may run; then its shim ends it, with or without a reporter. The reporter renews: when a third of the shortest
-lease has passed it queries the log for the end of the orders, and contact is the time of the query. A node without tasks queries
-nothing; a later start waits for the answer to one query.
+*Contact* is a time of the boot-time clock at which the log held no probe that this node has not answered.
+Until contact plus its lease a task may run; then its shim ends it, with or without a reporter. The reporter
+renews: when a third of the shortest lease has passed it queries the log for the end of the orders, and
+contact is the time of the query. A node without tasks queries nothing; a later start waits for the answer to
+one query.
 """
 
 import asyncio
@@ -29,7 +30,8 @@ logger = logging.getLogger(__name__)
 
 
 class LeaseLapsed(PenstockError):
-    """The log was out of reach for so long that the cell may take this node's tasks for dead: they have to end."""
+    """The log was out of reach for so long that the cell may take this node's tasks for dead: they have to
+    end."""
 
 
 def concerns(state: NodeState, order: ProbeNode) -> bool:
@@ -78,7 +80,8 @@ class Lease:
     def admits(self, order: StartTask) -> bool:
         """Whether a task may begin now; if not, `spawn` begins it after the next contact.
 
-        It begins only while the lease need not be renewed yet: so there is time to renew it before tasks are stopped.
+        It begins only while the lease need not be renewed yet: so there is time to renew it before tasks are
+        stopped.
         """
         if self.holds(order, (1 - ASK_AFTER) * order.lease_ms / 1_000):
             return True
@@ -111,7 +114,8 @@ class Lease:
             self.wake()
 
     def changed(self, task: Task) -> None:
-        """A task has changed; most have the same lease as the tasks before, for which `keep` will wake in time."""
+        """A task has changed; most have the same lease as the tasks before, for which `keep` will wake in
+        time."""
         if 0 < length_s(task) < self._asleep_s:
             self.wake()
 
@@ -120,7 +124,8 @@ class Lease:
         self._moved.set()
 
     async def keep(self) -> None:
-        """Renews the lease while it is needed. Raises `LeaseLapsed`, while there is still time to stop tasks with their grace."""
+        """Renews the lease while it is needed. Raises `LeaseLapsed`, while there is still time to stop tasks
+        with their grace."""
         while True:
             self._moved.clear()
             lease_s = shortest_s(self._leased())

@@ -1,7 +1,9 @@
-"""Watchdog of one task's lease, inside its shim: a timer of the boot-time clock, which goes on while the machine sleeps.
+"""Watchdog of one task's lease, inside its shim: a timer of the boot-time clock, which goes on while the
+machine sleeps.
 
-Standard library only (see `confinement`). The reporter writes its contact with the log into a file, which the shim reads when the
-timer fires. If the lease is over by then, the task ends, even if the reporter is cut off, hangs or is dead.
+Standard library only (see `confinement`). The reporter writes its contact with the log into a file, which the
+shim reads when the timer fires. If the lease is over by then, the task ends, even if the reporter is cut off,
+hangs or is dead.
 """
 
 import ctypes
@@ -59,7 +61,8 @@ class BootTimer:
 
 
 class LeaseWatch:
-    """`fd` becomes readable when the lease may have ended; `over` tests whether it has, and sets the timer anew if not."""
+    """`fd` becomes readable when the lease may have ended; `over` tests whether it has, and sets the timer
+    anew if not."""
 
     def __init__(self, path: str, lease_s: float, until_s: float) -> None:
         """`until_s`: the end of the lease when the task was ordered. Raises OSError."""

@@ -1,9 +1,10 @@
 """Watchdog of the reporter, in its launcher: a reporter that hangs is killed, so that its end is detected.
 
-Standard library only (see `confinement`). While tasks run, the reporter records contact with the log (`lease_watch`). After a time without
-contact as long as the longest lease the launcher probes the reporter, and kills it when no answer comes: its tasks have ended with
-their leases, and the kernel closes its connection to the gateway, which suspects the node (decisions 39, 40). A node without tasks is probed
-once, after its last one.
+Standard library only (see `confinement`). While tasks run, the reporter records contact with the log
+(`lease_watch`). After a time without contact as long as the longest lease the launcher probes the reporter,
+and kills it when no answer comes: its tasks have ended with their leases, and the kernel closes its
+connection to the gateway, which suspects the node (decisions 39, 40). A node without tasks is probed once,
+after its last one.
 """
 
 import os
@@ -23,7 +24,8 @@ BOOT_ID = "/proc/sys/kernel/random/boot_id"
 
 
 class ReporterWatch:
-    """`reporter`: its pidfd. `question`: socket of the probe. `path`: file with its contact, its boot, and its longest lease."""
+    """`reporter`: its pidfd. `question`: socket of the probe. `path`: file with its contact, its boot, and
+    its longest lease."""
 
     def __init__(self, path: str, reporter: int, question: socket.socket) -> None:
         """Tasks of an earlier reporter may run: the watch begins. Raises OSError."""
@@ -91,7 +93,8 @@ class ReporterWatch:
     def _kill(self) -> None:
         self._killed_s = None
         print(
-            f"the node-reporter did not answer within {self._patience_s:g} s, after a lease without contact with the log, and is killed: "
+            f"the node-reporter did not answer within {self._patience_s:g} s, after a lease without contact "
+            "with the log, and is killed: "
             "it was stopped, or hung in a driver or a file system",
             file=sys.stderr,
             flush=True,
@@ -100,7 +103,8 @@ class ReporterWatch:
             signal.pidfd_send_signal(self._reporter, signal.SIGKILL)
 
     def _read(self) -> tuple[float, float]:
-        """The latest contact, s of the boot-time clock, and the longest lease, s; zeros: none of this boot."""
+        """The latest contact, s of the boot-time clock, and the longest lease, s; zeros: none of this
+        boot."""
         try:
             with open(self._path) as file:
                 contact_s, boot_id, lease_s = file.read().split()

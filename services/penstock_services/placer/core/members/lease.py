@@ -1,8 +1,11 @@
-"""Proof that a silent node's tasks are dead: a probe that stays unanswered for longer than their lease (decision 40).
+"""Proof that a silent node's tasks are dead: a probe that stays unanswered for longer than their lease
+(decision 40).
 
-    suspect ─▶ NodeProbed ─▶ the probe is in the log ─▶ ProbeSent ─▶ timer, within one term ─▶ ProbeExpired ─▶ NodeLeft
+    suspect ─▶ NodeProbed ─▶ the probe is in the log ─▶ ProbeSent ─▶ timer, within one term ─▶ ProbeExpired ─▶
+    NodeLeft
 
-ProbeSent and NodeLeft come through the nodes' topic. A joining before NodeLeft in that topic is the node's answer.
+ProbeSent and NodeLeft come through the nodes' topic. A joining before NodeLeft in that topic is the node's
+answer.
 """
 
 from collections.abc import Container, Generator, Iterator
@@ -31,7 +34,8 @@ def suspect(state: CellState, node_id: str, reason: str) -> Iterator[Event]:
 def unanswered(
     state: CellState, job: JobState, status: TaskStatus, order: str
 ) -> Generator[Event, None, bool]:
-    """Nodes that did not answer an order about tasks of this job in time are suspect; whether there are any."""
+    """Nodes that did not answer an order about tasks of this job in time are suspect; whether there are
+    any."""
     silent = {task.place.node_id for task in job.tasks.values() if task.status is status}
     for node_id in sorted(silent):
         yield from suspect(state, node_id, f"no answer to the {order} of {job.job_id}")
@@ -46,7 +50,8 @@ def probe(node: NodeState) -> Iterator[Event]:
 
 
 def answers_due(state: CellState, node: NodeState, alive: Container[str]) -> Iterator[Event]:
-    """A node that joins gets its unanswered orders again; of tasks that its joining does not name, each order has its full time again."""
+    """A node that joins gets its unanswered orders again; of tasks that its joining does not name, each order
+    has its full time again."""
     for job_id in dict.fromkeys(job_id for task_id, job_id in node.tasks.items() if task_id not in alive):
         job = state.jobs[job_id]
         if job.status is JobStatus.LAUNCHING and timer_id(job_id, "launch_timeout") not in state.timers:
@@ -63,7 +68,8 @@ def sent(state: CellState, node_id: str) -> Iterator[Event]:
 
 
 def due(state: CellState, node_id: str) -> Iterator[Event]:
-    """The timer fired. A timer of an earlier term proves nothing: between terms a log's clock may have stepped."""
+    """The timer fired. A timer of an earlier term proves nothing: between terms a log's clock may have
+    stepped."""
     node = state.nodes.get(node_id)
     if node is None or node.suspicion is None or node.status is not NodeStatus.SUSPECT or node.leaving:
         return
@@ -74,5 +80,6 @@ def due(state: CellState, node_id: str) -> Iterator[Event]:
 
 
 def awaits_answer(node: NodeState) -> bool:
-    """Whether only a joining counts as a sign of life: other reports may have been sent before its silence."""
+    """Whether only a joining counts as a sign of life: other reports may have been sent before its
+    silence."""
     return node.suspicion is not None and bool(node.suspicion.probe)

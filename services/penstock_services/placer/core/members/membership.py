@@ -1,4 +1,5 @@
-"""Decisions when nodes join, leave, change or are drained: lost tasks, freezing of the cell, and jobs that may run now."""
+"""Decisions when nodes join, leave, change or are drained: lost tasks, freezing of the cell, and jobs that
+may run now."""
 
 from collections.abc import Iterator
 
@@ -31,7 +32,8 @@ class Membership:
         """Capacity version at which `sweep_queue` last found no further job; only saves work."""
 
     def joined(self, state: CellState, event: external_events.NodeJoined) -> Iterator[Event]:
-        """Tasks that the joining does not list as alive are dead: a node reports exits before it joins (LAW 5)."""
+        """Tasks that the joining does not list as alive are dead: a node reports exits before it joins (LAW
+        5)."""
         node = state.nodes[event.node.node_id]
         alive = {task.task_id for task in event.tasks if task.task_id not in node.orphan_tasks}
         for task_id in [task_id for task_id in node.tasks if task_id not in alive]:
@@ -63,7 +65,8 @@ class Membership:
         yield from self._attempts.accept_loss(state, node, why)
 
     def drain(self, state: CellState) -> Iterator[Event]:
-        """Stops the jobs on nodes that are being drained, a bounded number per record; nothing while the cell is frozen."""
+        """Stops the jobs on nodes that are being drained, a bounded number per record; nothing while the cell
+        is frozen."""
         if state.frozen:
             return
         stopped = 0
@@ -109,7 +112,8 @@ class Membership:
         return missing, missing + there
 
     def accept_losses(self, state: CellState) -> Iterator[Event]:
-        """Of the nodes that left while the cell was frozen, a bounded number; a timer continues with the next ones."""
+        """Of the nodes that left while the cell was frozen, a bounded number; a timer continues with the next
+        ones."""
         index = state.index
         silent = index.known & ~index.placeable & ~index.gone
         left = [node for ordinal in bits(silent) if (node := state.node(ordinal)).leaving]
@@ -122,7 +126,8 @@ class Membership:
             yield from self._attempts.accept_loss(state, node)
 
     def reconsider(self, state: CellState) -> Iterator[Event]:
-        """The cell's capacity changed: jobs that fit no node before may fit now. A bounded number per record."""
+        """The cell's capacity changed: jobs that fit no node before may fit now. A bounded number per
+        record."""
         found = 0
         hopeless: set[tuple[object, ...]] = set()
         for job_id in list(state.unschedulable):

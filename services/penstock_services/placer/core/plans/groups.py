@@ -1,4 +1,5 @@
-"""Group decisions: for units of plans whose jobs `penstock.scheduling.groups.validate_groups` lets share GPUs."""
+"""Group decisions: for units of plans whose jobs `penstock.scheduling.groups.validate_groups` lets share
+GPUs."""
 
 from penstock.ledger.state.state import CellState
 from penstock.model.decisions.groups import GroupDecided, Turns

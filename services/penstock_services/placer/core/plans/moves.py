@@ -1,4 +1,5 @@
-"""Moves of running jobs: decided with a reserved target, carried out when the stop is proven, dropped when the target is lost."""
+"""Moves of running jobs: decided with a reserved target, carried out when the stop is proven, dropped when
+the target is lost."""
 
 from collections.abc import Iterator
 
@@ -40,7 +41,8 @@ def decided(state: CellState, proposal: MigrationProposed, explain: Explain) -> 
 
 
 def give_up_lost(state: CellState) -> Iterator[Event]:
-    """Drops moves whose targets can no longer be used, after any change of that. O(tasks that are to move)."""
+    """Drops moves whose targets can no longer be used, after any change of that. O(tasks that are to
+    move)."""
     for job in list(state.moving.values()):
         if lost := _lost(state, job):
             yield _given_up(job, lost)

@@ -1,7 +1,8 @@
 """Execution of a plan of the profile's preempt stage: stops and placements.
 
-All stops are decided at once, and jobs that fit beside the running ones start at once. Nodes are reserved for a job that waits for a stop,
-as a fact (`PlanAdopted`). Where the job lacks only GPUs that are being freed, its order is sent as well, and its node starts it when they are free
+All stops are decided at once, and jobs that fit beside the running ones start at once. Nodes are reserved for
+a job that waits for a stop, as a fact (`PlanAdopted`). Where the job lacks only GPUs that are being freed,
+its order is sent as well, and its node starts it when they are free
 (`penstock.scheduling.make_room.succession`); else it is placed when the stop is proven.
 """
 
@@ -79,7 +80,8 @@ def carry_out_plan(
 def _nexts(
     state: CellState, units: Sequence[PlanUnit], placed: int, tasks: int, explain: Explain
 ) -> Iterator[Event]:
-    """Jobs that start as soon as others have ended on their nodes. `placed`, `tasks`: numbers in this record so far."""
+    """Jobs that start as soon as others have ended on their nodes. `placed`, `tasks`: numbers in this record
+    so far."""
     for unit in units:
         job = state.jobs[unit.job_id]
         if not job.in_line:
@@ -114,11 +116,14 @@ def _units(state: CellState, awaiting: Sequence[Start]) -> Iterator[PlanUnit]:
 
 
 def _chooser(profile: Profile, start: Start, rest: Sequence[Start], claimed: int) -> Choose:
-    """The place stage's choice; else the nodes of the trial, if the stage finds none, or takes capacity of jobs that start next or wait for a stop."""
+    """The place stage's choice; else the nodes of the trial, if the stage finds none, or takes capacity of
+    jobs that start next or wait for a stop."""
 
     def choose(state: CellState, job: JobState, rng: LazyRng) -> Plan | None:
         if job.workers != start.job.workers and (len(state.queue) > 1 or state.stopping):
-            return None  # a moldable job has more than its fewest workers only where no other job waits: the selection relies on this
+            # a moldable job has more than its fewest workers only where no other job waits: the selection
+            # relies on this
+            return None
         found = profile.place.place(state, job, rng)
         if (
             found is None

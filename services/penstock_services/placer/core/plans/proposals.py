@@ -1,4 +1,5 @@
-"""Answers to proposals of other services: the proposed changes are decided, or refused with the reason (LAW 1)."""
+"""Answers to proposals of other services: the proposed changes are decided, or refused with the reason (LAW
+1)."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -24,7 +25,8 @@ from penstock_services.placer.core.plans.adjustments import decided
 
 
 def answer(state: CellState, event: Any, profile: Profile, explain: Explain) -> Iterator[Event]:
-    """The parts of a proposal that are valid on this state, and the answer. A duplicate gets the first one's answer."""
+    """The parts of a proposal that are valid on this state, and the answer. A duplicate gets the first one's
+    answer."""
     about: dict[str, Any] = {"proposal_id": event.proposal_id, "proposer": event.proposer}
     former = state.proposals.get(proposal_key(event.proposer, event.proposal_id))
     if former is not None:

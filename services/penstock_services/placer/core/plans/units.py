@@ -1,8 +1,9 @@
 """Execution of units of proposed plans: all jobs of a unit start in one record, or none.
 
-A unit whose nodes are free only after running stops is ordered to start then, where its nodes can detect the ends
-(`penstock.scheduling.make_room.succession`). Else it waits, and its nodes are reserved (`PlanAdopted`). At each event units that fit by then start, in their order; a unit that would not fit even after all stops
-is dropped, and its jobs go on waiting in the queue.
+A unit whose nodes are free only after running stops is ordered to start then, where its nodes can detect the
+ends (`penstock.scheduling.make_room.succession`). Else it waits, and its nodes are reserved (`PlanAdopted`).
+At each event units that fit by then start, in their order; a unit that would not fit even after all stops is
+dropped, and its jobs go on waiting in the queue.
 """
 
 from collections.abc import Iterator, Sequence
@@ -36,7 +37,8 @@ from penstock_services.placer.core.still_waiting import StillWaiting
 def waiting(
     state: CellState, unit: ProposedUnit, ref: UnitRef, valid_until_ms: int | None
 ) -> Iterator[PlanUnit]:
-    """The unit as the ledger stores it: its jobs that are in the queue, or will be once they have made way."""
+    """The unit as the ledger stores it: its jobs that are in the queue, or will be once they have made
+    way."""
     queued = [job for job in unit.jobs if state.jobs[job.job_id].status not in RUNS]
     running = tuple(job.job_id for job in unit.jobs if job not in queued)
     group = running if unit.kind == "group" else None
@@ -87,7 +89,8 @@ def start(
     group: Formed | None = None,
     turns: Turns | None = None,
 ) -> Iterator[Event]:
-    """All jobs of one unit; the places were chosen on this state. `why`: the proposer's reason. `group`: they share GPUs, in these turns."""
+    """All jobs of one unit; the places were chosen on this state. `why`: the proposer's reason. `group`: they
+    share GPUs, in these turns."""
     group_id = None
     if group is not None:
         decided = groups.decided(state, group, ref, why, turns)
@@ -162,7 +165,8 @@ class _Tried(NamedTuple):
 
 
 def _tried(room: Room, unit: Waiting, gangs: Gangs, *, made_way: bool) -> _Tried | None:
-    """None: it would not fit even when all stops are proven. A unit that still has to make way itself is not tried before it has."""
+    """None: it would not fit even when all stops are proven. A unit that still has to make way itself is not
+    tried before it has."""
     if not all(job.in_line for job, _ in gangs):
         room.reserve([node_id for _, nodes in gangs for node_id in nodes])
         return _Tried()
@@ -178,7 +182,8 @@ def _tried(room: Room, unit: Waiting, gangs: Gangs, *, made_way: bool) -> _Tried
 
 
 def _gangs(state: CellState, together: Sequence[PlanUnit]) -> Gangs | None:
-    """The waiting jobs of a unit, and their nodes; None where it has expired, or one of its jobs neither waits in the queue nor returns to it."""
+    """The waiting jobs of a unit, and their nodes; None where it has expired, or one of its jobs neither
+    waits in the queue nor returns to it."""
     first = together[0].proposed
     if first is None or len(together) < first.jobs:
         return None

@@ -17,16 +17,19 @@ from penstock_services.placer.core.explaining import Explain
 from penstock_services.placer.core.plans import moves
 
 LOST = frozenset({"node_lost", "lost", "refused"})
-"""First causes that are not the job's fault; nor is `stopped` without a decision to stop: its node was drained."""
-MAX_LOSSES = 10  # attempts lost to nodes or refusals, beyond the user's retries; further ones count as the job's failure
+"""First causes that are not the job's fault; nor is `stopped` without a decision to stop: its node was
+drained."""
+# attempts lost to nodes or refusals, beyond the user's retries; further ones count as the job's failure
+MAX_LOSSES = 10
 REFUSED_BACKOFF_MS = 1_000  # a node that refuses reports its changed inventory first
 
 
 class Attempts:
     """The decisions at the end of an attempt.
 
-    `replans`: the profile tries no head of the queue, so a job that no longer fits is detected when it queues again.
-    `grace_ms`: a job that fits on no node ends after so long. `explain`: receives the explanations of moved jobs' placements.
+    `replans`: the profile tries no head of the queue, so a job that no longer fits is detected when it queues
+    again. `grace_ms`: a job that fits on no node ends after so long. `explain`: receives the explanations of
+    moved jobs' placements.
     """
 
     def __init__(self, *, replans: bool, grace_ms: int, explain: Explain) -> None:
@@ -91,7 +94,8 @@ class Attempts:
                 yield succeeded(job)
             case "preempted" | "migrated" | "drained" | "predecessor_late" as reason:
                 if all(task.succeeded for task in job.tasks.values() if task.place.role == "worker"):
-                    # It had finished before the stop reached it; a script that exits 0 on SIGTERM has not succeeded.
+                    # It had finished before the stop reached it; a script that exits 0 on SIGTERM has not
+                    # succeeded.
                     yield succeeded(job)
                     return
                 if job.target:
@@ -151,7 +155,8 @@ class Attempts:
             yield from self.park(state, job, why)
 
     def park(self, state: CellState, job: JobState, reason: str) -> Iterator[Event]:
-        """It would not fit even the empty cell: no job waits behind it, and it ends unless a suitable node joins in time."""
+        """It would not fit even the empty cell: no job waits behind it, and it ends unless a suitable node
+        joins in time."""
         yield ledger_events.JobFoundUnschedulable(job_id=job.job_id, reason=reason[:MAX_TEXT])
         yield timer(state, job.job_id, "unschedulable", self._grace_ms)
 
@@ -170,7 +175,8 @@ class Attempts:
 
     @staticmethod
     def queue_timeout(state: CellState, job: JobState) -> Iterator[Event]:
-        """A wait in the queue begins: each has the whole queue time-out, which does not run while the job is held."""
+        """A wait in the queue begins: each has the whole queue time-out, which does not run while the job is
+        held."""
         waits = job.status in (JobStatus.SUBMITTED, JobStatus.QUEUED) and job.held is None
         if job.spec.queue_timeout_ms is not None and waits:
             yield timer(state, job.job_id, "queue_timeout", job.spec.queue_timeout_ms, job.attempt)

@@ -12,7 +12,8 @@ from penstock_services.placer.core.plans import units
 
 
 class PassReservation:
-    """Reservation of one pass over the waiting jobs, for the first that does not fit. `profile.backfill` None: no reservation."""
+    """Reservation of one pass over the waiting jobs, for the first that does not fit. `profile.backfill`
+    None: no reservation."""
 
     def __init__(self, profile: Profile) -> None:
         self._stage = profile.backfill
@@ -23,7 +24,8 @@ class PassReservation:
         self._unit: PlanUnit | None = None
 
     def alike(self, state: CellState, job: JobState) -> tuple[object, ...]:
-        """Key of jobs with the same result: if one does not fit, no other with the same key does. Those that wait for a number of workers of their own, or for which nodes are reserved, are like no other."""
+        """Key of jobs with the same result: if one does not fit, no other with the same key does. Those that
+        wait for a number of workers of their own, or for which nodes are reserved, are like no other."""
         if (self._reclaims and job.job_id in state.planned) or (
             self._waits and job.spec.min_workers is not None
         ):
@@ -40,8 +42,9 @@ class PassReservation:
         return lambda state, job, _rng: stage.beside(state, job, unit)
 
     def may_start(self, state: CellState, job: JobState) -> bool:
-        """Whether a worker fits on a node that is not reserved for a unit of a proposal: a fast test before the choice. Without a stage the place stage is
-        always asked: its next choice may depend on the random numbers that this one uses."""
+        """Whether a worker fits on a node that is not reserved for a unit of a proposal: a fast test before
+        the choice. Without a stage the place stage is always asked: its next choice may depend on the random
+        numbers that this one uses."""
         if self._stage is None or job.estimate is None:
             return True
         worker, index = job.estimate.worker, state.index

@@ -1,4 +1,5 @@
-"""Preemption of running jobs by the profile's own stage: where its plan stops a job for another, it is answered like a plan of the batcher."""
+"""Preemption of running jobs by the profile's own stage: where its plan stops a job for another, it is
+answered like a plan of the batcher."""
 
 from collections.abc import Callable, Iterator
 

@@ -1,7 +1,9 @@
-"""Pre-scheduling (Liquid §6.1): jobs are ordered to launch where running jobs are about to end, and return to the queue where these do not.
+"""Pre-scheduling (Liquid §6.1): jobs are ordered to launch where running jobs are about to end, and return to
+the queue where these do not.
 
-The order names the jobs that are to end before (`PlacementDecided.after`); the node starts the process and gives it its GPUs when those are proven dead. A
-wrong prediction costs a bounded wait: until `predecessor_timeout`, or until the predecessor reports that it trains on.
+The order names the jobs that are to end before (`PlacementDecided.after`); the node starts the process and
+gives it its GPUs when those are proven dead. A wrong prediction costs a bounded wait: until
+`predecessor_timeout`, or until the predecessor reports that it trains on.
 """
 
 from collections.abc import Iterator
@@ -26,7 +28,8 @@ MAX_AT_ONCE = 32  # in one record
 
 
 def begin(state: CellState, profile: Profile, explain: Explain) -> Iterator[Event]:
-    """Jobs that launch now, and the timer for the next. Nothing under profiles without pre-scheduling, or where no job may launch."""
+    """Jobs that launch now, and the timer for the next. Nothing under profiles without pre-scheduling, or
+    where no job may launch."""
     if not profile.prelaunch or not state.prelaunching or state.in_window:
         return
     for _ in range(MAX_AT_ONCE):

@@ -1,4 +1,5 @@
-"""Reclaiming of capacity for a job that does not fit: stops and moves are decided, and its nodes are reserved until it starts."""
+"""Reclaiming of capacity for a job that does not fit: stops and moves are decided, and its nodes are reserved
+until it starts."""
 
 from collections.abc import Collection, Iterator, Sequence
 

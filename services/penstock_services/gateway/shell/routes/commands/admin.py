@@ -1,7 +1,8 @@
 """Admin requests that read the whole ledger or the learned models: verify, rebuild, replay, models, check.
 
-The services' own functions answer them, in worker processes; see penstock.runtime.pool. The answer is one JSON object.
-While a worker is busy, spaces are sent before it, so that no proxy in between closes an idle connection.
+The services' own functions answer them, in worker processes; see penstock.runtime.pool. The answer is one
+JSON object. While a worker is busy, spaces are sent before it, so that no proxy in between closes an idle
+connection.
 """
 
 import asyncio
@@ -55,7 +56,8 @@ BLANK_EVERY_S = 2.0
 
 @router.post("/projections/verify", response_class=StreamingResponse, dependencies=[needs(Role.OPERATE)])
 async def verify(request: Request) -> StreamingResponse:
-    """Replays the ledger and compares every table row by row: `{"ok": true|false, "tables": …, "differences": […]}`."""
+    """Replays the ledger and compares every table row by row: `{"ok": true|false, "tables": …, "differences":
+    […]}`."""
     return _over_ledger(request, "verify", partial(perform, "verify"))
 
 
@@ -78,7 +80,8 @@ async def replay(
         Query(description="by a decider that starts from the newest snapshot and knows nothing of before"),
     ] = False,
 ) -> StreamingResponse:
-    """Decides everything again from the log and compares byte for byte: `{"ok": true|false, "records": …, …}`."""
+    """Decides everything again from the log and compares byte for byte: `{"ok": true|false, "records": …,
+    …}`."""
     if fresh and (until is not None or decision is not None):
         raise Problem(
             400,
@@ -91,7 +94,8 @@ async def replay(
 
 @router.get("/estimator/models", response_class=StreamingResponse, dependencies=[needs(Role.READ)])
 async def models(request: Request) -> StreamingResponse:
-    """The stored models, newest first of each kind: `{"ok": true, "models": [{version, kind, runs, …, whole, in_use}]}`."""
+    """The stored models, newest first of each kind: `{"ok": true, "models": [{version, kind, runs, …, whole,
+    in_use}]}`."""
     return _of_models(gateway_of(request), partial(ask_estimator, None))
 
 
@@ -99,7 +103,8 @@ async def models(request: Request) -> StreamingResponse:
     "/jobs/{job_id}/estimate/check", response_class=StreamingResponse, dependencies=[needs(Role.READ)]
 )
 async def check(job_id: str, request: Request) -> StreamingResponse:
-    """Queries again exactly the model version in the job's estimate: `{"ok": true|false|null, "text": …, "models": […]}`.
+    """Queries again exactly the model version in the job's estimate: `{"ok": true|false|null, "text": …,
+    "models": […]}`.
 
     `ok` is null where no model was used.
     """
@@ -108,7 +113,8 @@ async def check(job_id: str, request: Request) -> StreamingResponse:
     await own_job(request, job_id, "estimate")
     await gateway.fresh()
     rows = await gateway.store.rows(
-        "SELECT json_build_object('seq', seq, 'type', type, 'data', data)::text FROM events WHERE job_id = $1 "
+        "SELECT json_build_object('seq', seq, 'type', type, 'data', data)::text FROM events WHERE job_id = "
+        "$1 "
         "AND type = ANY($2) ORDER BY seq, n LIMIT 2",
         job_id,
         [JobSubmitted.TYPE, JobEstimated.TYPE],
@@ -135,10 +141,12 @@ async def check(job_id: str, request: Request) -> StreamingResponse:
     "/estimator/profile", openapi_extra=request_body(ProfileAsked), dependencies=[needs(Role.SUBMIT)]
 )
 async def profile(request: Request) -> Response:
-    """What is known of a network's iterations with these numbers of workers and batches, and which runs would reduce the uncertainty most.
+    """What is known of a network's iterations with these numbers of workers and batches, and which runs would
+    reduce the uncertainty most.
 
-    `cells`: each with the interval of nine in ten, null where nothing was measured on this `gpu`; `plan`: the runs, the most useful first, with the
-    root of the mean variance of ln t over the cells before and after. Nothing is submitted. `owner`: whose runs count first; of a token its tenant.
+    `cells`: each with the interval of nine in ten, null where nothing was measured on this `gpu`; `plan`: the
+    runs, the most useful first, with the root of the mean variance of ln t over the cells before and after.
+    Nothing is submitted. `owner`: whose runs count first; of a token its tenant.
     """
     body = await read_body(request, MAX_EVENT_BYTES)
     if content_type(request) != "application/json":
@@ -179,7 +187,8 @@ def _of_models(gateway: Gateway, work: Callable[[Settings], Answer]) -> Streamin
 
 
 def ask_estimator(recorded: bytes | None, settings: Settings) -> Answer:
-    """The stored models, or the check of one job's recorded estimate. For a worker: it loads the estimator's libraries."""
+    """The stored models, or the check of one job's recorded estimate. For a worker: it loads the estimator's
+    libraries."""
     from penstock_services.estimator import registry
 
     async def check(job: registry.Recorded) -> Answer:

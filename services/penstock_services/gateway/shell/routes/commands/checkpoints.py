@@ -26,10 +26,11 @@ SAVED_WITHIN_S = 5.0  # the response waits so long for the checkpoint
 
 @router.post("/{job_id}/checkpoint", status_code=202, dependencies=[needs(Role.SUBMIT, Role.OPERATE)])
 async def checkpoint(job_id: str, request: Request) -> Response:
-    """The job saves a checkpoint at the end of an iteration, and trains on. Body (optional): `{"reason": "…"}`.
+    """The job saves a checkpoint at the end of an iteration, and trains on. Body (optional): `{"reason":
+    "…"}`.
 
-    200 with the checkpoint once it is reported; 202 with null if that takes longer, or if the job saves in a place of its own; 409 `not_saved` with the
-    reason if no process of the job saves.
+    200 with the checkpoint once it is reported; 202 with null if that takes longer, or if the job saves in a
+    place of its own; 409 `not_saved` with the reason if no process of the job saves.
     """
     body = await read_body(request, MAX_EVENT_BYTES)
     if body and content_type(request) != "application/json":
@@ -53,7 +54,8 @@ async def checkpoint(job_id: str, request: Request) -> Response:
 
 
 async def _saved(gateway: Gateway, job_id: str, before: Before | None) -> dict[str, object] | None:
-    """The next reported checkpoint; None: not in time, or the job has ended. Raises `Problem` where no process of it saves."""
+    """The next reported checkpoint; None: not in time, or the job has ended. Raises `Problem` where no
+    process of it saves."""
     saved, unsaved = before or (None, None)
     try:
         async with asyncio.timeout(SAVED_WITHIN_S):

@@ -37,9 +37,11 @@ APPLIED_WITHIN_S = 5.0  # the response waits so long for the nodes' answers
     dependencies=[needs(Role.OPERATE)],
 )
 async def cores(job_id: str, request: Request) -> Response:
-    """Each running worker of the job, or the named task, gets this number of cores for the rest of the attempt.
+    """Each running worker of the job, or the named task, gets this number of cores for the rest of the
+    attempt.
 
-    Body: `{"cores": 4, "task": "w0", "reason": "…"}`. 200 once the nodes have answered; 202 if that takes longer: `tasks` lists the answers so far.
+    Body: `{"cores": 4, "task": "w0", "reason": "…"}`. 200 once the nodes have answered; 202 if that takes
+    longer: `tasks` lists the answers so far.
     """
     body = await read_body(request, MAX_EVENT_BYTES)
     if content_type(request) != "application/json":

@@ -22,7 +22,8 @@ APPLIED_WITHIN_S = 2.0  # the placer answers within milliseconds
 
 @router.post("/{job_id}/hold", status_code=202, dependencies=[needs(Role.SUBMIT, Role.OPERATE)])
 async def hold(job_id: str, request: Request) -> Response:
-    """The job does not start until it is released; running tasks run on. Body (optional): `{"reason": "…"}`."""
+    """The job does not start until it is released; running tasks run on. Body (optional): `{"reason":
+    "…"}`."""
     reason = await _reason(request)
     await commanded(request, job_id)
     gateway, caller = gateway_of(request), caller_of(request)
@@ -45,7 +46,10 @@ async def release(job_id: str, request: Request) -> Response:
     if job is not None and job.held is None:
         raise Problem(409, "not_held", f"job {job_id} is not held; nothing was changed")
     if job is not None and job.held is not None and job.held.by_operator and Role.OPERATE not in caller.roles:
-        detail = f"{job.held.by or 'an operator'} holds job {job_id}; ask there, or use a token with the role operate"
+        detail = (
+            f"{job.held.by or 'an operator'} holds job {job_id}; ask there, or use a token with the "
+            "role operate"
+        )
         raise Problem(403, "held_by_operator", detail)
     after = gateway.follower.state.seq
     return await _order(

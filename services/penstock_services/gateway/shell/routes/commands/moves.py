@@ -1,4 +1,5 @@
-"""`POST /v1/jobs/{id}/move`: an operator moves a running job to nodes that are reserved for it until its arrival."""
+"""`POST /v1/jobs/{id}/move`: an operator moves a running job to nodes that are reserved for it until its
+arrival."""
 
 import asyncio
 import secrets
@@ -31,9 +32,11 @@ DECIDED_WITHIN_S = 5.0  # the response waits so long for the placer's answer
     "/{job_id}/move", status_code=202, openapi_extra=request_body(MoveAct), dependencies=[needs(Role.OPERATE)]
 )
 async def move_job(job_id: str, request: Request) -> Response:
-    """The job is stopped, saves within its grace, and starts on these nodes, which are reserved for it meanwhile. It costs the user no retry.
+    """The job is stopped, saves within its grace, and starts on these nodes, which are reserved for it
+    meanwhile. It costs the user no retry.
 
-    Body: `{"to": ["node-b1"], "reason": "…"}`, a node for each task in rank order or one for all. 200 once it is decided; 202 if that takes longer.
+    Body: `{"to": ["node-b1"], "reason": "…"}`, a node for each task in rank order or one for all. 200 once it
+    is decided; 202 if that takes longer.
     """
     body = await read_body(request, MAX_EVENT_BYTES)
     if content_type(request) != "application/json":

@@ -1,4 +1,5 @@
-"""Operators' commands on nodes: cordon, drain, uncordon, fence. Each is an event that names the operator, by the token, and the reason."""
+"""Operators' commands on nodes: cordon, drain, uncordon, fence. Each is an event that names the operator, by
+the token, and the reason."""
 
 import asyncio
 import secrets
@@ -40,7 +41,8 @@ class Asked(NamedTuple):
 
 @router.post("/{node_id:path}/cordon", status_code=202, dependencies=[needs(Role.OPERATE)])
 async def cordon(node_id: str, request: Request) -> Response:
-    """No new task is placed on the node until it is uncordoned; running tasks run on. Body: `{"reason": …}`."""
+    """No new task is placed on the node until it is uncordoned; running tasks run on. Body: `{"reason":
+    …}`."""
     return await _cordon(node_id, request, drain=False)
 
 
@@ -82,7 +84,8 @@ def _in_use(node: NodeState) -> bool:
 
 @router.post("/{node_id:path}/fence", status_code=202, dependencies=[needs(Role.OPERATE)])
 async def fence(node_id: str, request: Request) -> Response:
-    """States that the machine is certainly dead (power cut, destroyed): its jobs are placed elsewhere at once.
+    """States that the machine is certainly dead (power cut, destroyed): its jobs are placed elsewhere at
+    once.
 
     If it is not dead, two attempts of a job run at the same time.
     """

@@ -67,7 +67,11 @@ async def repair(offset: int, request: Request) -> Response:
     act = read_fields(await read_body(request, MAX_BODY_BYTES), RepairAct)
     found, record = await _proposal(gateway, offset)
     if act.sha256 != found.sha256:
-        detail = f"the record at offset {offset} is {found.sha256}, not {act.sha256 or 'empty'}; look at the proposal again"
+        detail = (
+            f"the record at offset {offset} is {found.sha256}, not {act.sha256 or 'empty'}; look at "
+            "the "
+            "proposal again"
+        )
         raise Problem(409, "other_record", detail)
     amendment = _amendment(offset, found, by=caller_of(request).by, reason=act.reason, at_ms=wall_ms())
     await _try(gateway, record, amendment)
