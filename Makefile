@@ -16,7 +16,7 @@ PYTEST := $(BIN)/python -m pytest -n auto --dist loadscope --no-loadscope-reorde
 # A shell that forbids bytecode would have hundreds of processes compile the same modules again.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help venv lock demo test pytest-command lint compiled schemas docs sbom audit bench restore-drill papers faults wheels deploy-check upgrade-check chaos liveness mutants long live pytorch up kafka jaeger roles clean
+.PHONY: help venv lock demo test pytest-command lint compiled schemas docs sbom audit bench restore-drill papers golden faults wheels deploy-check upgrade-check chaos liveness mutants long live pytorch up kafka jaeger roles clean
 
 pytest-command:
 	@echo $(PYTEST)
@@ -76,6 +76,9 @@ restore-drill: venv ## Lose the volumes of Kafka and Postgres and restore a copy
 papers: venv ## Every table and figure of the five papers beside what comes out here, as papers.html and papers.json (15 to 35 minutes on two cores; needs PENSTOCK_DATA)
 	$(BIN)/python -m tests.papers --json papers.json --page papers.html
 
+golden: venv ## Compare what Penstock decides and answers with its golden hashes; ARGUMENTS='--only PATTERN --former COMMIT' (tests/replay/README.md; 15 minutes on one core with PENSTOCK_DATA)
+	$(BIN)/python -m tests.replay.behaviour $(ARGUMENTS)
+
 faults: venv ## The long fault runs: more kills, more seeds than CI
 	$(PYTEST) tests/faults -m "" --faults-scale 30 --deadline 28800
 
@@ -103,7 +106,7 @@ mutants: venv ## Break the product line by line against what it promises: who no
 	$(BIN)/python -m tests.faults.promises
 
 long: venv ## The tests that the CI run leaves out, but for those of faults, deploy-check and live (half an hour, longer with PENSTOCK_DATA)
-	$(PYTEST) tests/papers tests/unit tests/simulation tests/integration tests/e2e -m slow --deadline 14400 \
+	$(PYTEST) tests/papers tests/unit tests/simulation tests/replay tests/integration tests/e2e -m slow --deadline 14400 \
 	  --deselect tests/e2e/operation/test_deploy.py --deselect tests/e2e/scheduling/test_cores.py --deselect tests/e2e/scheduling/test_turns.py --deselect tests/e2e/scheduling/test_contention.py \
 	  --deselect tests/e2e/scheduling/test_prelaunch.py --deselect tests/e2e/local/test_ends_in_time.py --deselect tests/integration/node_reporter/measure/test_node_contention.py --deselect tests/unit/sdk/turns/test_sdk_chief.py
 

@@ -7,10 +7,8 @@ garbage, time-outs, cancellation and two terms. `golden/state.json.gz` is the st
 folded from it.
 """
 
-import gzip
 import json
 from hashlib import sha256
-from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -18,21 +16,18 @@ import pytest
 
 from penstock.ledger.check.check import check
 from penstock.ledger.fold.evolve import FOLD_VERSION, begin, evolve
-from penstock.ledger.replica.replica import Replica
 from penstock.ledger.replica.snapshot import dump
 from penstock.ledger.state.state import FailedChoices
-from penstock.log.port import Message, Partition
 from penstock.model.decisions.ledger_events import NodeLost
 from penstock.model.inputs.external_events import NodeJoined, NodeLeft
 from penstock.model.schema.event import Event
-from penstock.model.schema.topics import INPUT_TOPICS, Topic
-from penstock_services.placer.shell.replay import Replayer, upcast
+from penstock.model.schema.topics import Topic
+from penstock_services.placer.shell.replay import upcast
+from tests.replay.embedded import GOLDEN, folded, read, replayed
 from tests.simulation.cell.test_profiles import run
 from tests.support.cluster.driver import node_spec
 from tests.support.data import DATA_ROOT
-from tests.support.log.memory_log import MemoryBroker, MemoryLog
 
-GOLDEN = Path(__file__).with_name("golden")
 DATA = DATA_ROOT / "muri"
 RENAMED = {"told_ms": "progress_ms", "overtaken": "backfill_count", "strays": "orphan_tasks"}
 """Fields of the state: the name in `golden/state.json.gz` → the name now."""
@@ -94,10 +89,6 @@ BEGAN_MS = 1_795_324_729_758
 TRACE3_SRTF = "db5f8a5a9da037d0a2fdc8825d9045f6"
 
 
-def read(name: str) -> Any:
-    return json.loads(gzip.decompress((GOLDEN / name).read_bytes()))
-
-
 @pytest.mark.skipif(not DATA.is_dir(), reason=f"Muri's traces are not in {DATA}; set PENSTOCK_DATA")
 def test_a_published_trace_gives_the_ledger_it_always_gave() -> None:
     """Nearly ten thousand records with a thousand preemptions: `penstock simulate muri/trace3 --profile
@@ -107,9 +98,7 @@ def test_a_published_trace_gives_the_ledger_it_always_gave() -> None:
 
 def test_an_old_ledger_folds_to_the_state_it_had() -> None:
     """A cell is upgraded: the new version folds the old one's ledger and goes on from the very same state."""
-    golden, replica = read("ledger.json.gz"), Replica()
-    for record in golden["topics"][Topic.LEDGER]:
-        replica.take(record["value"].encode("latin1"), record["offset"])
+    golden, replica = read("ledger.json.gz"), folded()
     assert (replica.head.id, replica.head.seq) == (golden["head"], golden["seq"])
     assert check(replica.state) == []
     assert json.loads(dump(replica.state)) == expected_state()
@@ -191,10 +180,7 @@ def test_a_changed_fold_has_a_new_version() -> None:
     `golden/folds.json`. From version 14 on it is of the golden ledger's state after more nodes than stay
     known have come and gone.
     """
-    golden, replica = read("ledger.json.gz"), Replica()
-    for record in golden["topics"][Topic.LEDGER]:
-        replica.take(record["value"].encode("latin1"), record["offset"])
-    state = replica.state
+    state = folded().state
     for number in range(1_010):
         begin(state, state.seq + 1, state.now_ms + 1_000, state.term)
         for fact in come_and_gone(f"gone-{number}"):
@@ -235,29 +221,16 @@ def changed(golden: Any) -> tuple[list[tuple[str, Any]], list[tuple[str, Any]]]:
 
 
 async def test_an_old_ledger_is_decided_again() -> None:
-    """`penstock replay` on an old cell's topics. One event had two meanings: decision 0127.
+    """`penstock replay` on an old cell's topics. One event had two meanings: decision 0017.
 
     Record 14 is the first plan of `srtf`. Today it names for whom a job stops (decision 0058), and orders
-    that one at once (decision 0088); what comes later is about other starts than the recorded ones.
+    that one at once (decision 0072); what comes later is about other starts than the recorded ones.
     """
-    golden, broker = read("ledger.json.gz"), MemoryBroker()
-    broker.create({str(topic): 1 for topic in (Topic.LEDGER, *INPUT_TOPICS)})
-    log = MemoryLog(broker, "golden")
-    for topic, records in golden["topics"].items():
-        await log.append(
-            [
-                Message(
-                    Partition(topic, 0),
-                    record["value"].encode("latin1"),
-                    tuple((key, value.encode("latin1")) for key, value in record["headers"]),
-                )
-                for record in records
-            ]
-        )
+    golden = read("ledger.json.gz")
     before, after = changed(golden)
     assert before == [("penstock.job.found_unschedulable.v1", {"job_id": "long-gang", "reason": ""})]
     assert after == [("penstock.job.found_schedulable.v1", {"job_id": "long-gang"})]
-    report = await Replayer(log, 0).run()
+    report = await replayed()
     assert (report.void, report.head_id) == (0, golden["head"])
     assert report.different == 54
     kinds = [
