@@ -1,11 +1,12 @@
 """Compatibility check of JSON Schemas: whether a changed schema still accepts everything that the published
 one accepted.
 
-The rule first: every record written under the published schema must be readable, with the same meaning,
-under the new one, and no field may vanish, since an older reader may need it. Then each departure:
-documents (titles, descriptions, examples) may change freely; widening is allowed, although an older reader
-dead-letters a value that it does not know yet, so readers are upgraded before writers.
-A keyword that this module does not compare counts as incompatible when it changes: the module never guesses.
+The rule first: every record written under the published schema must be readable, with the same meaning, under
+the new one, and no field may vanish, since an older reader may need it. Then each departure: documents
+(titles, descriptions, examples) may change freely; a field that is read but never written any more
+(`deprecated`) has no constraints; widening is allowed, although an older reader dead-letters a value that it
+does not know yet, so readers are upgraded before writers. A keyword that this module does not compare counts
+as incompatible when it changes: the module never guesses.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -13,7 +14,7 @@ from typing import Any, NamedTuple
 
 Schema = Mapping[str, Any]
 
-DOCUMENTATION = frozenset({"$id", "$schema", "$defs", "title", "description", "examples"})
+DOCUMENTATION = frozenset({"$id", "$schema", "$defs", "title", "description", "examples", "deprecated"})
 LOWER_BOUNDS = ("minimum", "exclusiveMinimum", "minLength", "minItems", "minProperties")
 UPPER_BOUNDS = ("maximum", "exclusiveMaximum", "maxLength", "maxItems", "maxProperties")
 COMPARED = frozenset(
@@ -59,6 +60,8 @@ def _resolve(schema: Schema, root: Schema) -> Schema:
 
 def _compare(pair: _Pair) -> Iterator[Break]:
     pair = pair._replace(old=_resolve(pair.old, pair.old_root), new=_resolve(pair.new, pair.new_root))
+    if pair.new.get("deprecated"):
+        return
     if "anyOf" in pair.old or "anyOf" in pair.new:
         yield from _branches(pair)
     else:

@@ -66,6 +66,8 @@ def _walk(schema: Mapping[str, Any], root: Mapping[str, Any], path: str) -> Iter
     for inner in schema.get("anyOf", ()):
         yield from _walk(inner, root, path)
     for name, inner in schema.get("properties", {}).items():
+        if inner.get("deprecated"):
+            continue  # never written
         below = f"{path}.{name}" if path else name
         yield below, "field", None
         yield from _walk(inner, root, below)

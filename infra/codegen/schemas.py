@@ -80,6 +80,9 @@ class Findings:
     """Path → digests of its revisions, oldest first, as they stand."""
 
 
+FORMERLY = "Read, as earlier releases wrote it; never written."
+
+
 class _Generator(Generator):
     """Readers ignore unknown fields, so the schema allows them; fields carry their docstrings."""
 
@@ -91,6 +94,8 @@ class _Generator(Generator):
             found["description"] = "\n\n".join(" ".join(text.split()) for text in paragraphs)
         for name, text in field_docs(STRUCT_OF[schema["cls"]]).items():
             found["properties"][name]["description"] = text
+        for name in STRUCT_OF[schema["cls"]].FORMER:
+            found["properties"][name] = {"deprecated": True, "description": FORMERLY}
         return found
 
     def field_title_should_be_set(self, schema: Any) -> bool:

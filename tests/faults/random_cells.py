@@ -12,7 +12,7 @@ import argparse
 import signal
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Sequence
 from types import MappingProxyType
 from typing import NamedTuple
 
@@ -23,6 +23,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from penstock.ledger.check.check import check
 from penstock.model.nouns.settings import PlacerSettings
 from penstock.scheduling import profiles
+from penstock.scheduling.definition import Definition
 from penstock.scheduling.liveness import stalled
 from penstock_services.placer.core.common import MAX_PLACEMENTS_PER_RECORD
 from tests.faults.laboratory.parallel import cores, spread
@@ -39,7 +40,7 @@ WINDOWS = (1, 2, 5, 16)
 EXTREMES_EVERY = 4
 RATES = (0.05, 0.3, 0.6)
 """Of inputs with numbers at an end: many at once hide each other's effects."""
-PROFILES = sorted(profiles.PROFILES)
+PROFILES = profiles.names()
 
 
 class Found(NamedTuple):
@@ -80,7 +81,7 @@ def beyond_windows(seed: int, *, whole: bool = False) -> Found:
     if whole:
         return _judged(RandomCell(seed, PlacerSettings(profile=profile), LONG_JOBS, arrives=LONG_ARRIVES))
     window = int(rng.choice(WINDOWS))
-    with posing(profiles, "FIXED", _with_windows(window)):
+    with posing(profiles, "definition_of", _with_windows(window)):
         settings = settings_of(seed, profile, window)
         jobs, arrives = int(rng.choice([90, 120, 200])), float(rng.choice([0.8, 0.9, LONG_ARRIVES]))
         return _judged(RandomCell(seed, settings, jobs, arrives=arrives))
@@ -91,19 +92,19 @@ def _drawn(seed: int) -> tuple[str, np.random.Generator]:
     return PROFILES[seed % len(PROFILES)], np.random.default_rng([seed, 3])
 
 
-def _with_windows(window: int) -> Mapping[str, Mapping[str, object]]:
+def _with_windows(window: int) -> Callable[[str], Definition]:
     """Profiles that try 4,096 jobs of a queue try so few, too: what lies behind their windows is judged
     alike."""
-    return MappingProxyType(
-        {
-            name: MappingProxyType(
-                {**fixed, "backfill_window": min(window, int(str(fixed["backfill_window"])))}
-            )
-            if "backfill_window" in fixed
-            else fixed
-            for name, fixed in profiles.FIXED.items()
-        }
-    )
+    definition_of = profiles.definition_of
+
+    def narrowed(name: str) -> Definition:
+        found = definition_of(name)
+        if "backfill_window" not in found.fixed:
+            return found
+        most = min(window, int(str(found.fixed["backfill_window"])))
+        return found._replace(fixed=MappingProxyType({**found.fixed, "backfill_window": most}))
+
+    return narrowed
 
 
 def _judged(cell: RandomCell) -> Found:

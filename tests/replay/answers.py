@@ -14,7 +14,6 @@ from tempfile import TemporaryDirectory
 from types import SimpleNamespace
 from typing import Any
 
-import httpx
 import orjson
 
 from penstock.ledger.replica.replica import Replica
@@ -22,7 +21,7 @@ from penstock.ledger.state.state import CellState
 from penstock_services.gateway.core.access import Caller, Role, token_line
 from penstock_services.gateway.shell.app import build_app
 from penstock_services.gateway.shell.replica.follower import Follower
-from tests.replay.workloads import DISTURBED, ledger
+from tests.replay.workloads import ledger
 
 KINDS = ("why", "queue", "eta", "deadlines")
 PROFILES = (
@@ -37,9 +36,8 @@ PROFILES = (
     "muri-l",
     "drf",
 )
-LEDGERS = ("shapes", "arrays", "stages", DISTURBED)
-STATES = 5
-"""Of each ledger: in all `len(PROFILES) * len(LEDGERS) * STATES`, 200."""
+STATES = {"shapes": 5, "arrays": 3, "stages": 3, "bursts": 3, "disturbed": 3, "hostile": 3}
+"""Ledger → number of its states: 20 under each profile, 200 in all."""
 WAITING, HOLDING = 3, 2
 """Number of jobs of each state that are asked about one by one; the queue answers about all that wait."""
 LATER_MS = 7_321
@@ -52,48 +50,39 @@ def answers(profile: str) -> Mapping[str, Sequence[bytes]]:
     found: dict[str, list[bytes]] = {kind: [] for kind in KINDS}
     gateway = SimpleNamespace(store=_EmptyTables())
     with _application(gateway) as application:
-        asyncio.run(_ask_all(gateway, application, profile, found))
-    return found
-
-
-async def _ask_all(gateway: Any, application: Any, profile: str, found: Mapping[str, list[bytes]]) -> None:
-    client = httpx.AsyncClient(
-        transport=httpx.ASGITransport(application),
-        base_url="http://gateway",
-        headers={"Authorization": f"Bearer {TOKEN}"},
-    )
-    async with client as http:
-        for name in LEDGERS:
+        for name, states in STATES.items():
             values = ledger(name, profile)
-            stops, follower = set(_stops(values)), _Follower(Replica())
+            stops, follower = set(_stops(values, states)), _Follower(Replica())
             gateway.follower = follower
             for offset, value in enumerate(values):
                 follower.replica.take(value, offset, follower._fold)
                 if offset in stops:
                     for kind, path in _paths(follower.state):
-                        answer = await http.get(path)
-                        assert answer.status_code == 200, f"{profile}, {name}, {path}: {answer.text}"
-                        found[kind].append(f"{name} {offset} {path} ".encode() + _canonical(answer.content))
+                        body = asyncio.run(_get(application, path))
+                        found[kind].append(f"{name} {offset} {path} ".encode() + _canonical(body))
+    return found
 
 
-def _stops(values: Sequence[bytes]) -> Iterator[int]:
-    """Offsets of records after which jobs wait, spread evenly over all such records."""
+def _stops(values: Sequence[bytes], states: int) -> Iterator[int]:
+    """Offsets of so many records after which jobs wait, spread evenly over all such records."""
     replica, waiting = Replica(), []
     for offset, value in enumerate(values):
         replica.take(value, offset)
         if replica.state.queue:
             waiting.append(offset)
-    assert len(waiting) >= STATES, "hardly any job waits: such states show no reasons"
-    yield from (waiting[(2 * number + 1) * len(waiting) // (2 * STATES)] for number in range(STATES))
+    assert len(waiting) >= states, "hardly any job waits: such states show no reasons"
+    yield from (waiting[(2 * number + 1) * len(waiting) // (2 * states)] for number in range(states))
 
 
 def _paths(state: CellState) -> Iterator[tuple[str, str]]:
     """(kind, path) of each question about one state."""
     yield "queue", "/v1/queue?limit=1000"
     yield "deadlines", "/v1/deadlines?limit=1000"
-    waiting, holding = list(state.queue.values()), [job.job_id for job in state.holding.values()]
-    for job_id in (*_spread(waiting, WAITING), *_spread(holding, HOLDING)):
+    waiting = _spread(list(state.queue.values()), WAITING)
+    holding = _spread([job.job_id for job in state.holding.values()], HOLDING)
+    for job_id in (*waiting, *holding):
         yield "why", f"/v1/jobs/{job_id}/why"
+    for job_id in (*waiting[:1], *holding):
         yield "eta", f"/v1/jobs/{job_id}/eta"
 
 
@@ -102,6 +91,32 @@ def _spread(jobs: Sequence[str], most: int) -> Sequence[str]:
     if len(jobs) <= most:
         return jobs
     return [jobs[number * (len(jobs) - 1) // (most - 1)] for number in range(most)]
+
+
+async def _get(application: Any, path: str) -> bytes:
+    """The body of the answer to GET. Raises `AssertionError` unless it is 200."""
+    plain, _, query = path.partition("?")
+    scope = {
+        "type": "http",
+        "method": "GET",
+        "scheme": "http",
+        "path": plain,
+        "raw_path": plain.encode(),
+        "query_string": query.encode(),
+        "headers": [(b"host", b"gateway"), (b"authorization", f"Bearer {TOKEN}".encode())],
+    }
+    sent: list[dict[str, Any]] = []
+
+    async def receive() -> dict[str, Any]:
+        return {"type": "http.request"}
+
+    async def send(message: dict[str, Any]) -> None:
+        sent.append(message)
+
+    await application(scope, receive, send)
+    body = b"".join(message.get("body", b"") for message in sent)
+    assert sent[0]["status"] == 200, f"{path}: {body.decode()}"
+    return body
 
 
 def _canonical(body: bytes) -> bytes:

@@ -31,7 +31,7 @@ from tempfile import TemporaryDirectory
 from time import process_time
 from typing import NamedTuple
 
-from penstock.scheduling.profiles import PROFILES
+from penstock.scheduling import profiles
 from tests.replay import answers, embedded, published, workloads
 
 ROOT = Path(__file__).parents[2]
@@ -64,12 +64,11 @@ class Golden(NamedTuple):
 def behaviours() -> Mapping[str, Behaviour]:
     """All names. Those of one profile stand together: its answers are about its ledgers, which are cached."""
     found: dict[str, Behaviour] = {}
-    for profile in PROFILES:
-        named = [*workloads.WORKLOADS, workloads.DISTURBED]
-        named += [name for name, profiles in workloads.GENERATED.items() if profile in profiles]
-        for name in named:
+    for profile in profiles.names():
+        for name in workloads.names_of(profile):
             texts = partial(workloads.ledger, name, profile)
-            found[f"ledger/{name}/{profile}"] = Behaviour(texts, profile, name in workloads.LONG)
+            slow = workloads.is_slow(name, profile)
+            found[f"ledger/{name}/{profile}"] = Behaviour(texts, profile, slow)
         for kind in answers.KINDS if profile in answers.PROFILES else ():
             found[f"{kind}/{profile}"] = Behaviour(partial(_answers, kind, profile), profile)
     found["embedded/decided-again"] = Behaviour(embedded.decided_again)

@@ -82,6 +82,8 @@ ADDED = {
 }
 """Fields of the state that the earlier version had not, as they are in a cell to which nothing else of them
 happened."""
+FORMER = ("queue_limits_gpu_s", "typical_tasks")
+"""Settings of that version that are the profile's own now; they had their defaults."""
 FIRST_JOINED = {"n0": 2, "n1": 3, "n2": 4}
 """Node → the record of its first joining."""
 BEGAN_MS = 1_795_324_729_758
@@ -111,14 +113,14 @@ def expected_state() -> Any:
         "lease_ms": 600_000,
         "batch_window_ms": 0,
         "batch_arrivals": 8,
-        "batch_exact": False,
     }
     state["settings"] |= {"share_gpus": "never", "prelaunch_wait_ms": 60_000}
-    grouping = {"split": True, "matching": True, "worst_order": False, "max_members": 4}
-    state["settings"] |= {"grouping": grouping, "convergence": {"alpha": 0.01, "interval_ms": 30_000}}
-    state["settings"] |= {"genie": {"choose": "qos", "theta": 0.5, "make_way": False}, "contention": None}
-    coda = {"cores_per_gpu": 3.0, "history_ms": 86_400_000, "max_reclaims": 3, "patience_ms": 3_600_000}
+    state["settings"] |= {"convergence": {"alpha": 0.01, "interval_ms": 30_000}, "contention": None}
+    coda = {"cores_per_gpu": 3.0, "history_ms": 86_400_000, "max_reclaims": 3}
     state["settings"] |= {"coda": coda, "without": []}
+    state["settings"] |= {"profile_settings": ""}
+    for name in FORMER:
+        del state["settings"][name]
     counted = {"open-running": 4, "open-waiting": 12, "second-term": 1}
     ports = {"open-running": 27_781, "second-term": 27_782}
     for job in state["jobs"].values():
@@ -221,10 +223,10 @@ def changed(golden: Any) -> tuple[list[tuple[str, Any]], list[tuple[str, Any]]]:
 
 
 async def test_an_old_ledger_is_decided_again() -> None:
-    """`penstock replay` on an old cell's topics. One event had two meanings: decision 0017.
+    """`penstock replay` on an old cell's topics. One event had two meanings: decision 0127.
 
     Record 14 is the first plan of `srtf`. Today it names for whom a job stops (decision 0058), and orders
-    that one at once (decision 0072); what comes later is about other starts than the recorded ones.
+    that one at once (decision 0088); what comes later is about other starts than the recorded ones.
     """
     golden = read("ledger.json.gz")
     before, after = changed(golden)

@@ -96,32 +96,6 @@ def stop_cost_s(state: CellState, job: JobState) -> float:
     return fixed_cost_s(job) + lost_s
 
 
-def cost_text(state: CellState, job: JobState) -> str:
-    """`; stopping it costs 12 s`, with the part of it that is lost work; for `why`. Empty: it costs
-    nothing."""
-    cost_s = stop_cost_s(state, job)
-    if not cost_s:
-        return ""
-    lost_s = cost_s - fixed_cost_s(job)
-    lost = f", of which {lost_s:,.0f} s are work that is not saved" if loses(job) else ""
-    return f"; stopping it costs {cost_s:,.1f} s{lost}"
-
-
-def remaining_text(state: CellState, job: JobState) -> str:
-    """`90 s left (80 to 120), by 200 finished runs`: the time with its interval and source; for `why`."""
-    left_s = remaining_s(state, job)
-    if left_s == inf:
-        return "time left unknown"
-    text = f"{left_s:,.0f} s left"
-    if job.remaining_s is not None:
-        return f"{text}, as it reports"
-    if (eta := job.eta) is None:
-        return f"{text}, as estimated"
-    passed_ms = eta.passed_ms(job.running_ms, state.now_ms)
-    low, high = (max(0.0, end - passed_ms) / 1_000 for end in (eta.left_ms.low, eta.left_ms.high))
-    return f"{text} ({low:,.0f} to {high:,.0f}), by {eta.source}"
-
-
 def ends_s(job: JobState) -> float | None:
     """Ledger time in s at which a running job's remaining time will be 0 at its present speed, unless it
     reports again; None while it does not run.
@@ -158,17 +132,6 @@ def _shaped_ms(job: JobState, estimate: Estimate) -> float:
     """Run time with the attempt's workers, of a moldable job whose steps are known."""
     found = estimate.run_ms_with(job.workers, job.spec.fewest_workers)
     return inf if found is None else found
-
-
-def served_since_s(job: JobState) -> float | None:
-    """Ledger time in s at which the job's attained service would have been 0 if it had run ever since; None
-    while it does not run."""
-    since_ms = job.running_ms
-    if since_ms is None:
-        return None
-    if job.attained_s is None:
-        return (since_ms - job.served_ms) / 1_000
-    return max(since_ms, job.progress_ms) / 1_000 - job.attained_s
 
 
 class Key(Protocol):

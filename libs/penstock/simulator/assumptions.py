@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Literal, NamedTuple
 
-from penstock.scheduling.profiles import READ_DURATIONS
+from penstock.scheduling.profiles import reads_run_times
 from penstock.simulator.engine import Durations, Options
 from penstock.simulator.job_models.model import Work
 from penstock.simulator.job_models.restarts import RestartingWork
@@ -40,7 +40,7 @@ def variants_of(profiles: Iterable[str], asked: Asked, *, endless: bool = False)
     """
     found: list[Variant] = []
     for profile in profiles:
-        if profile not in READ_DURATIONS or endless:
+        if not reads_run_times(profile) or endless:
             found.append(Variant(profile, profile, "known"))
         elif asked != "both":
             found.append(Variant(profile, profile, asked))
@@ -84,7 +84,7 @@ def _run_times(variants: Sequence[Variant]) -> str:
     """The policies by source of their run times; policies that do not read them are listed apart."""
     ways: dict[str, list[str]] = {}
     for one in variants:
-        way = RUN_TIMES[one.durations] if one.profile in READ_DURATIONS else "not read"
+        way = RUN_TIMES[one.durations] if reads_run_times(one.profile) else "not read"
         ways.setdefault(way, []).append(one.name)
     texts = [f"{' and '.join(_listed(names))}: {way}" for way, names in ways.items()]
     return "; ".join(texts) + "."

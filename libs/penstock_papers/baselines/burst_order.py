@@ -13,8 +13,9 @@ from math import isinf
 
 from penstock.ledger.state.job.job_state import JobState
 from penstock.ledger.state.state import CellState
-from penstock.scheduling.service import remaining_s, remaining_text
+from penstock.scheduling.service import remaining_s
 from penstock.scheduling.stages.protocols import Turns
+from penstock_papers.baselines.preempting.claims import remaining_text
 
 CRITICAL = 0.76  # of the time that the remaining work takes; `python -m tests.papers.liquid.liquid_tables`
 

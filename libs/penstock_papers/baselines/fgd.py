@@ -31,10 +31,10 @@ import numpy.typing as npt
 
 from penstock.ledger.state.state import CellState
 from penstock.model.nouns.gpu_names import allows
-from penstock.model.nouns.settings import MAX_TYPICAL_TASKS, TypicalTask
 from penstock.model.nouns.types import WHOLE_GPU, ResourceVector
 from penstock_papers.baselines.rows import Flags, Ints, NodeTable, Rows
 from penstock_papers.baselines.scored import Scored
+from penstock_papers.settings import MAX_TYPICAL_TASKS, TypicalTask
 
 TYPICAL_PERCENT = 95
 RECENT_JOBS = 1_024

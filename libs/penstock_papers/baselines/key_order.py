@@ -2,13 +2,15 @@
 no job is stopped."""
 
 from collections.abc import Iterable, Iterator
+from heapq import heappop
 
 from penstock.ledger.state.job.demand import DemandKey
 from penstock.ledger.state.job.job_state import JobState
 from penstock.ledger.state.state import CellState
-from penstock.scheduling.order.job_rows import JobRows, skipping
-from penstock.scheduling.service import Key, remaining_text
+from penstock.scheduling.order.job_rows import Entry, JobRows, Row, go_on, goes_on, heads
+from penstock.scheduling.service import Key
 from penstock.scheduling.stages.protocols import Turns
+from penstock_papers.baselines.preempting.claims import remaining_text
 
 
 class KeyOrder:
@@ -35,3 +37,16 @@ class KeyOrder:
     def claim(self, state: CellState, job: JobState) -> str:
         """Its remaining time."""
         return remaining_text(state, job)
+
+
+def skipping(state: CellState, rows: Iterable[Iterable[Entry[Row]]]) -> Iterator[str]:
+    """Ids of the waiting jobs of all rows, by key: after a job that does not start (`goes_on`) the others of
+    its row are skipped."""
+    heap = heads([], rows)
+    while heap:
+        job_id = heap[0][2]
+        yield job_id
+        if goes_on(state, job_id):
+            go_on(heap)
+        else:
+            heappop(heap)

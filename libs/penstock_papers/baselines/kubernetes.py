@@ -38,8 +38,9 @@ from penstock.ledger.state.job.demand import DemandKey
 from penstock.ledger.state.job.job_state import JobState
 from penstock.ledger.state.state import CellState
 from penstock.model.nouns.types import WHOLE_GPU
-from penstock.scheduling.order.job_rows import JobRows, skipping
+from penstock.scheduling.order.job_rows import JobRows
 from penstock.scheduling.stages.protocols import Turns
+from penstock_papers.baselines.key_order import skipping
 
 MAX_SCORED = 100
 """Nodes scored per task. Kubernetes, too, scores only a part of a large cluster, but at least 100

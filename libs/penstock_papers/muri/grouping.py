@@ -19,14 +19,14 @@ from collections.abc import Iterator, Mapping, Sequence
 from functools import lru_cache
 from typing import NamedTuple
 
-from penstock.model.nouns.settings import Grouping
 from penstock.model.nouns.types import StageTimes
 from penstock.scheduling.groups.interleaving import RESOURCES, Interleaving, Prediction, Times, times_of
-from penstock.scheduling.groups.many_groups import Unit, union_efficiencies
 from penstock.scheduling.groups.planned_groups import FirstFit, PlannedGroups, Shape
 from penstock.scheduling.stages.regroup import Candidate, PlannedGroup
+from penstock_papers.muri.many_efficiencies import Unit, union_efficiencies
 from penstock_papers.muri.matching import match_kinds, match_many_kinds
 from penstock_papers.muri.matching_chains import Pairs
+from penstock_papers.settings import Grouping
 
 MAX_ROUNDS = 4
 MAX_MATCHINGS_CACHED = 4_096

@@ -4,9 +4,31 @@ result after a restart."""
 from bisect import bisect_left
 from collections.abc import Sequence
 
+from penstock.ledger.state.job.job_state import JobState
+from penstock.ledger.state.state import CellState
 from penstock.model.decisions.ledger_events import MAX_RANKS, JobRank
-from penstock.scheduling.groups.candidates import APART, place_in_list
+from penstock.scheduling.groups.candidates import Candidates
 from penstock.scheduling.stages.regroup import Candidate, Question
+
+APART = 1 << 20
+"""Distance of two positions in the list, so that others fit between them."""
+
+
+def place_in_list(rank: tuple[int, int, int] | None, order: int) -> tuple[bool, int]:
+    """(whether it was in no plan yet, position): the order of jobs with equal keys and GPUs. `order`: of its
+    submission."""
+    return (True, order * APART) if rank is None else (False, rank[2])
+
+
+class Listed(Candidates):
+    """The candidates in order of `key`; ties: as in the list, jobs already listed, most GPUs, position."""
+
+    def _key_in_row(self, state: CellState, job: JobState) -> tuple[float, ...]:
+        return self._key(state, job), *place_in_list(job.rank, job.order)
+
+    def _place(self, key: float, job: Candidate) -> tuple[object, ...]:
+        new, position = place_in_list(job.rank, job.order)
+        return job.movable or not job.group, key, new, -job.gpus, position, job.order
 
 
 def list_order(question: Question) -> tuple[JobRank, ...]:

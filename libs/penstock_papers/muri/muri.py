@@ -13,14 +13,13 @@ from collections.abc import Callable
 
 from penstock.ledger.state.job.job_state import JobState
 from penstock.ledger.state.state import CellState
-from penstock.model.nouns.settings import Grouping
-from penstock.scheduling.groups.candidates import Candidates
-from penstock.scheduling.groups.interleaving import authors
 from penstock.scheduling.service import Key, attained_s, gpus_of
 from penstock.scheduling.stages.regroup import Answer, GroupPlan, Question
-from penstock_papers.baselines.ordered import shortest_remaining_service
+from penstock_papers.baselines.preempting.ordered import shortest_remaining_service
+from penstock_papers.muri.authors import authors
 from penstock_papers.muri.grouping import Grouper
-from penstock_papers.muri.list_order import list_order
+from penstock_papers.muri.list_order import Listed, list_order
+from penstock_papers.settings import Grouping
 
 Plan = Callable[[CellState, Answer], GroupPlan]
 """As `Regroup.plan`."""
@@ -33,7 +32,7 @@ def least_attained_service(state: CellState, job: JobState, cost_s: float = 0.0)
 
 class Muri:
     """Implements `penstock.scheduling.stages.regroup.Regroup`. As in the source no job is started on GPUs
-    that a plan leaves idle. `key`: sort key of jobs; `key_of`: see `Candidates`."""
+    that a plan leaves idle. `key`: sort key of jobs; `key_of`: see `Source`."""
 
     exact = True
     fills = False
@@ -52,7 +51,7 @@ class Muri:
         self.expects = expects
         """Whether a job that has not run yet is sorted by its expected run time."""
         self.grouping = grouping
-        self._candidates = Candidates(name, key, key_of=key_of, listed=True, per_gpus=grouping.max_members)
+        self._candidates = Listed(name, key, key_of=key_of, per_gpus=grouping.max_members)
         self._key_of = key_of
         self._grouper = Grouper(authors(matched=grouping.matching, worst=grouping.worst_order), grouping)
         self._plan = plan

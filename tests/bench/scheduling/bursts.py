@@ -11,7 +11,8 @@ from typing import NamedTuple
 import numpy as np
 
 from penstock.scheduling.bursts.burst_plans import Costs, Gang, Machine, Place, Problem
-from penstock.scheduling.bursts.gga import gga
+from penstock.scheduling.bursts.gga import GeneticSearch, gga
+from penstock_papers.liquid import ExactSearch
 
 SIZES = ((8, 5), (50, 32), (200, 128), (400, 256))
 """(jobs, nodes)."""
@@ -82,7 +83,7 @@ def _first_fit(machines: list[Machine], gangs: list[Gang]) -> list[Place]:
 def measure(jobs: int, nodes: int, *, exact: bool = False) -> Measured:
     problem = burst(jobs, nodes)
     began_s = process_time()
-    found = gga(problem, np.random.default_rng(0), exact=exact)
+    found = gga(problem, np.random.default_rng(0), search=ExactSearch if exact else GeneticSearch)
     took_ms = (process_time() - began_s) * 1_000
     placed, given = (sum(map(bool, places)) for places in (found.places, problem.given))
     return Measured(took_ms, found.fitness / found.given_fitness, found.children, placed, given)

@@ -13,15 +13,16 @@ import rustworkx
 import scipy.optimize  # noqa: F401 - as the batcher's planning process, before its first plan
 
 from penstock.model.decisions.groups import MAX_GROUP_MEMBERS
-from penstock.model.nouns.settings import Grouping
 from penstock.model.nouns.types import StageTimes
 from penstock.scheduling.groups.group_plan import group_plan
 from penstock.scheduling.groups.interleave import Interleave
-from penstock.scheduling.groups.interleaving import authors, times_of
-from penstock.scheduling.groups.many_groups import Unit, union_efficiencies
+from penstock.scheduling.groups.interleaving import times_of
 from penstock.scheduling.stages.regroup import Candidate, Question, Regroup
+from penstock_papers.muri.authors import authors
+from penstock_papers.muri.many_efficiencies import Unit, union_efficiencies
 from penstock_papers.muri.matching import match_distinct, match_kinds
 from penstock_papers.muri.muri import muri_s
+from penstock_papers.settings import Grouping
 
 KINDS = 8
 GPUS_PER_NODE = 8

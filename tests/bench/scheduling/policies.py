@@ -14,7 +14,8 @@ from penstock.cluster.assignment import assign
 from penstock.cluster.chance import LazyRng
 from penstock.ledger.state.state import CellState
 from penstock.model.nouns.settings import PlacerSettings
-from penstock.scheduling.profiles import PROFILES, profile_for
+from penstock.scheduling import profiles
+from penstock.scheduling.profiles import profile_for
 from tests.support.cluster import builders as b
 
 LOAD = 0.9
@@ -65,7 +66,7 @@ def main(sizes: list[int]) -> None:
     )
     for nodes in sizes:
         state = loaded_cell(nodes)
-        for profile in PROFILES:
+        for profile in profiles.names():
             for gang in GANGS:
                 median, p99 = measure(state, profile, *gang)
                 print(

@@ -28,7 +28,7 @@ from penstock.model.schema.topics import INPUT_TOPICS, Topic
 from penstock.runtime.following.snapshots import Written, head_id_at
 from penstock.runtime.service import Run
 from penstock.runtime.settings import Settings
-from penstock.scheduling.profiles import profile_for
+from penstock.scheduling.profiles import own_names, profile_for
 from penstock_services.batcher.shell import service as batcher
 from penstock_services.estimator.shell import service as estimator
 from penstock_services.node_reporter.options import Options as NodeOptions
@@ -70,6 +70,8 @@ COMPARE_EVERY = 16  # records between two looks at whether placer and ledger agr
 LEASES_MS = (20_000, 60_000)
 SLOWEST_CLOCK = 0.846  # of a node: `penstock.ledger.state.lease.wait_ms`
 LEDGER = Partition(Topic.LEDGER, 0)
+OWN = {"queue_limits_gpu_s": "[20.0, 60.0]"}
+"""Own settings of profiles, other than their defaults."""
 LOGS = ("kafka", "embedded", "kafka")
 """What the log behaves as, by seed: see `laboratory.log`. Their number is prime to `run.REPLAY_EVERY`."""
 
@@ -182,7 +184,7 @@ class Laboratory:
         return {
             "PENSTOCK_PROFILE": self.profile,
             "PENSTOCK_SEED": str(seed),
-            "PENSTOCK_QUEUE_LIMITS_GPU_S": "[20.0, 60.0]",
+            **{f"PENSTOCK_{name.upper()}": OWN[name] for name in own_names(self.profile) if name in OWN},
             "PENSTOCK_LAUNCH_TIMEOUT_MS": "30000",
             "PENSTOCK_UNSCHEDULABLE_GRACE_MS": str(int(rng.integers(10_000, 120_000))),
             "PENSTOCK_LEASE_MS": str(int(rng.integers(*LEASES_MS))),

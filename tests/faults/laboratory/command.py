@@ -14,7 +14,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
-from penstock.scheduling.profiles import PROFILES
+from penstock.scheduling import profiles
 from tests.faults.laboratory.cell import LOGS, Options
 from tests.faults.laboratory.injection.nemesis import FAULTS
 from tests.faults.laboratory.judging.ending import NAMES, RANDOM
@@ -86,8 +86,8 @@ def problems_of(given: argparse.Namespace, faults: Sequence[str]) -> list[str]:
     found = [f"--faults: {name!r} is not one of {', '.join(FAULTS)}" for name in faults if name not in FAULTS]
     lost = [] if given.lost in (None, RANDOM) else given.lost.split(",")
     found += [f"--lost: {name!r} is not one of {', '.join(NAMES)}" for name in lost if name not in NAMES]
-    if given.profile is not None and given.profile not in PROFILES:
-        found.append(f"--profile: {given.profile!r} is not one of {', '.join(sorted(PROFILES))}")
+    if given.profile is not None and given.profile not in profiles.names():
+        found.append(f"--profile: {given.profile!r} is not one of {', '.join(profiles.names())}")
     for name, low, high in (
         ("seed", 0, 1 << 53),
         ("first", 0, 1 << 53),

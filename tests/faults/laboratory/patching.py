@@ -23,7 +23,7 @@ SCENARIOS: dict[str, dict[str, Any]] = {}
 """Fields of a run's options in which a mutant shows early; see `mutant`."""
 FIRST_SEEDS: dict[str, int] = {}
 """The seed to begin a directed hunt with."""
-PACKAGES = ("penstock", "penstock_services", "tests")
+PACKAGES = ("penstock", "penstock_papers", "penstock_services", "tests")
 
 
 def mutant(

@@ -9,7 +9,7 @@ from types import MappingProxyType
 from typing import Any
 
 from penstock.model.nouns.settings import PlacerSettings
-from penstock.scheduling.profiles import PROFILES
+from penstock.scheduling import profiles
 from tests.faults.judges import copies, extremes, handovers, leases, members, repairs, senders
 from tests.faults.judges.hostile_cell import HostileCell, settings_of
 from tests.faults.laboratory.cell import Options
@@ -18,7 +18,7 @@ from tests.faults.laboratory.run import live
 from tests.support.cluster.random_cell import RandomCell
 from tests.support.virtual_time import Endless
 
-NAMES = sorted(PROFILES)
+NAMES = profiles.names()
 MAX_CPU_S = 10.0  # of one seed of a judge without services; sound ones take one at most
 
 

@@ -13,9 +13,9 @@ from math import exp
 from penstock.ledger.state.job.demand import Demand
 from penstock.ledger.state.node.node_state import NodeState
 from penstock.ledger.state.state import CellState
-from penstock.model.nouns.settings import TypicalTask
 from penstock.model.nouns.transitions import NodeStatus
 from penstock.model.nouns.types import ResourceVector
+from penstock_papers.settings import TypicalTask
 
 WHOLE = 1_000
 

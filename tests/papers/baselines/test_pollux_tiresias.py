@@ -8,13 +8,13 @@ import json
 
 import pytest
 
-from penstock.model.nouns.settings import PlacerSettings
 from penstock.simulator.engine import Options, Simulation
 from penstock.simulator.job_models.catalogue import Run, work_for
 from penstock.simulator.traces.cluster import nodes_of
 from penstock.simulator.traces.files.importing import read_trace
 from penstock.simulator.traces.fitting import ClusterCapacity
 from tests.support.data import DATA_ROOT
+from tests.support.own_settings import limited
 
 DATA = DATA_ROOT / "pollux"
 PUBLISHED = DATA / "published_results"
@@ -43,7 +43,7 @@ def test_published_completion_times_come_out(
     afterwards."""
     monkeypatch.setenv("PENSTOCK_DATA", str(DATA.parent))
     path = DATA / FOLDERS[load] / f"workload-{workload}.csv"
-    settings = PlacerSettings(profile="tiresias-fifo", queue_limits_gpu_s=(57_600.0,))
+    settings = limited("tiresias-fifo", 57_600.0)
     trace = read_trace(path, fits=ClusterCapacity(nodes_of("16x4")).problems)
     simulation = Simulation(
         nodes_of("16x4"),

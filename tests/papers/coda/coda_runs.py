@@ -1,11 +1,11 @@
 """Simulations of CODA's cluster for `tests.papers.coda.coda_tables`: variants of policies, mixes of jobs, and
 what is sampled of a run.
 
-Jobs are those of `penstock.simulator.generators.coda_month`, speeds those of Synergy's table with contention
-for memory bandwidth. A training that moves saves in 2.5 s and launches in 20 s; a CPU job that is aborted
-begins anew. The best number of cores is the fewest with 98 % of the best speed on a node: an oracle, which
-stands for where CODA's search ends. Under profile `coda` the contention-guard searches nevertheless by CODA's
-walk (at most four probes, which cost what they take), and slows CPU jobs that slow a training.
+Jobs are those of `penstock_papers.generators.coda_month`, speeds those of Synergy's table with contention for
+memory bandwidth. A training that moves saves in 2.5 s and launches in 20 s; a CPU job that is aborted begins
+anew. The best number of cores is the fewest with 98 % of the best speed on a node: an oracle, which stands
+for where CODA's search ends. Under profile `coda` the contention-guard searches nevertheless by CODA's walk
+(at most four probes, which cost what they take), and slows CPU jobs that slow a training.
 
 Figures are sampled each five minutes (of the month each twenty) from half a day on until the last arrival.
 
@@ -25,12 +25,9 @@ from msgspec.structs import replace
 from penstock.model.nouns.nodes import Isolation, NodeSpec
 from penstock.model.nouns.settings import Contention
 from penstock.model.nouns.types import Estimate
-from penstock.scheduling.profiles import CODA as AS_IN_SOURCE
 from penstock.simulator.commands.options import validate
 from penstock.simulator.engine import Simulation
 from penstock.simulator.generators.base import source
-from penstock.simulator.generators.coda import CORES_PER_NODE
-from penstock.simulator.generators.coda_month import make
 from penstock.simulator.job_models.catalogue import Run, work_for
 from penstock.simulator.job_models.measurements.cores import Cpu
 from penstock.simulator.job_models.measurements.tables import SENSITIVITY, read_sensitivity
@@ -38,6 +35,9 @@ from penstock.simulator.job_models.restarts import RestartCost, RestartingWork
 from penstock.simulator.job_models.sharing import BANDWIDTH_KNEE
 from penstock.simulator.traces.files.importing import Trace
 from penstock.simulator.traces.jobs import TraceJob
+from penstock_papers.generators.coda import CORES_PER_NODE
+from penstock_papers.generators.coda_month import make
+from penstock_papers.profiles import CODA_CONTENTION as AS_IN_SOURCE
 from tests.papers.parallel_runs import simulated
 from tests.papers.resampling import Floats
 from tests.support.cli.command_line import simulate_options

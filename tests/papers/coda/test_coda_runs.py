@@ -6,7 +6,7 @@ import pytest
 from penstock.model.nouns.settings import PlacerSettings
 from penstock.scheduling.acting.guard import Guard
 from penstock.scheduling.profiles import profile_for
-from penstock.simulator.generators.coda_month import make
+from penstock_papers.generators.coda_month import make
 from tests.papers.coda.coda_runs import (
     ABLATIONS,
     AS_TRACED,

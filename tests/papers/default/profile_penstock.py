@@ -17,7 +17,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from penstock.scheduling.profiles import READ_DURATIONS
+from penstock.scheduling.profiles import reads_run_times
 from penstock.simulator.commands.options import validate
 from penstock.simulator.engine import Durations, Simulation
 from tests.papers.parallel_runs import simulated
@@ -84,7 +84,7 @@ def of(name: str, profile: str) -> Found:
             path = Path(folder) / f"{name}.csv"
             path.write_text(mix(int(name.removeprefix(MIX))))
         given = validate(simulate_options(str(path), "--cluster", CLUSTER, *RESTARTS))
-        durations: Durations = "learned" if profile in READ_DURATIONS else "unknown"
+        durations: Durations = "learned" if reads_run_times(profile) else "unknown"
         simulation = given.simulation(profile, 0, given.trace(0), durations=durations)
         while simulation.step():
             pass

@@ -1,10 +1,10 @@
 """GENIE's tasks through the real engine, beside Figs 4 and 5: `python -m tests.papers.genie.genie_tables`.
 
-Tasks are those of `penstock.simulator.generators.genie`, each free to run on any ⟨n, g⟩. What a policy knows
-of them is predicted from B + N + G points of each model's measured step times, by the estimator's model of
-step times or by GENIE's own (eq. 1 – 3); how long they take is the whole measured table. The share of tasks
-that meet their expected completion (eq. 4) leaves out urgent ones, which expect theirs at once. Intervals: 95
-% over 20 seeds, resampled.
+Tasks are those of `penstock_papers.generators.genie`, each free to run on any ⟨n, g⟩. What a policy knows of
+them is predicted from B + N + G points of each model's measured step times, by the estimator's model of step
+times or by GENIE's own (eq. 1 – 3); how long they take is the whole measured table. The share of tasks that
+meet their expected completion (eq. 4) leaves out urgent ones, which expect theirs at once. Intervals: 95 %
+over 20 seeds, resampled.
 
 A seed is the first eight hours of the source's day: rates, tasks and cluster are those of the whole day, and
 a queue that grows does so within them. The whole day is there with one seed.
@@ -22,13 +22,12 @@ from typing import NamedTuple
 import msgspec
 
 from penstock.ledger.state.job.job_state import JobState
-from penstock.model.nouns.settings import Genie, PlacerSettings, Stage
+from penstock.model.nouns.settings import PlacerSettings, Stage
 from penstock.model.nouns.types import Estimate, ShapeOption
 from penstock.scheduling.order.deadlines import odds
 from penstock.simulator.engine import Options, Simulation
 from penstock.simulator.generators.base import source
-from penstock.simulator.generators.genie import MODELS
-from penstock.simulator.generators.registry import GENERATORS
+from penstock.simulator.generators.registry import generators
 from penstock.simulator.job_models.measurements.measured import read_model
 from penstock.simulator.job_models.measurements.placement_table import RESTART_S, Model
 from penstock.simulator.job_models.measurements.steps import StepTimes
@@ -36,6 +35,8 @@ from penstock.simulator.job_models.restarts import RestartCost, RestartingWork
 from penstock.simulator.job_models.steady import SteadyWork
 from penstock.simulator.traces.cluster import nodes_of
 from penstock.simulator.traces.jobs import TraceJob
+from penstock_papers.generators.genie import MODELS
+from penstock_papers.settings import Genie, GenieSettings
 from penstock_services.estimator.core.records.placements import Cell, Measurement, table
 from penstock_services.estimator.core.step_time.fit import fit, reference_batch
 from penstock_services.estimator.core.step_time.prior import WIDE
@@ -46,6 +47,7 @@ from tests.papers.estimator.models.genie import Run, Task, fit_genie, light_prof
 from tests.papers.parallel_runs import simulated
 from tests.papers.resampling import less, mean, more, ratio
 from tests.papers.tables import PaperTable, Row, main
+from tests.support.own_settings import with_own
 
 SEEDS = 20
 HOURS, DAY = 8, 24
@@ -202,7 +204,7 @@ def predicts(job: TraceJob, estimate: Estimate, learner: str) -> Estimate:
 @cache
 def tasks_of(per_hour: int, seed: int) -> Sequence[TraceJob]:
     """Of a day; half of the time of a small simulation is reading the tables that they are made of."""
-    return GENERATORS[f"genie/{per_hour}-per-hour"].make(seed)
+    return generators()[f"genie/{per_hour}-per-hour"].make(seed)
 
 
 @simulated(Outcome(1.0, 1.0, 1.0, 1.0))
@@ -232,7 +234,11 @@ def run(
         if job.submit_s < 3_600 * hours
     ]
     genie = Genie(choose=choose, theta=theta, make_way=make_way)  # type: ignore[arg-type]
-    settings = PlacerSettings(profile=profile, genie=genie, without=without)
+    settings = (
+        with_own(profile, GenieSettings(genie=genie), without=without)
+        if profile == "genie"
+        else PlacerSettings(profile=profile, without=without)
+    )
     options = Options(durations="unknown", predicts=lambda job, estimate: predicts(job, estimate, learner))
     steps = StepTimes(models(), gpus_per_node=GPUS)
     work = RestartingWork(steps, lambda job: RESTART) if restarts else SteadyWork(steps)

@@ -1,9 +1,9 @@
 """Liquid's batch and immediate runs through the real engine, beside Figs 18 and 19: `python -m
 tests.papers.liquid.liquid_tables`.
 
-The jobs are those of `penstock.simulator.generators.liquid`; a batch is planned by the batcher in the
-placer's window, which opens at the second arrival. Intervals: 95 % over seeds, resampled. Rows `bound` say
-what no placement and no schedule can do better (`tests.papers.liquid.liquid_bounds`).
+The jobs are those of `penstock_papers.generators.liquid`; a batch is planned by the batcher in the placer's
+window, which opens at the second arrival. Intervals: 95 % over seeds, resampled. Rows `bound` say what no
+placement and no schedule can do better (`tests.papers.liquid.liquid_bounds`).
 """
 
 from collections.abc import Iterator, Mapping
@@ -12,9 +12,11 @@ from statistics import fmean
 import msgspec
 
 from penstock.model.nouns.settings import Stage
+from penstock.scheduling.definition import text_of
 from penstock.simulator.commands.options import validate
 from penstock.simulator.engine import Simulation
 from penstock.simulator.job_models.measurements.steps import StageTimes
+from penstock_papers.settings import LiquidSettings
 from tests.papers.liquid.liquid_bounds import least_makespan_s, least_mean_s, shortest_s
 from tests.papers.parallel_runs import simulated
 from tests.papers.resampling import less, more
@@ -47,8 +49,8 @@ def run(
     without: tuple[Stage, ...] = (),
     batch_exact: bool = False,
 ) -> tuple[float, float]:
-    """Mean completion time and makespan, s. `network_weight`: λ other than the default; `without`,
-    `batch_exact`: as `PlacerSettings`."""
+    """Mean completion time and makespan, s. `network_weight`: λ other than the default; `without`: as
+    `PlacerSettings`; `batch_exact`: as `LiquidSettings`."""
     given = validate(simulate_options(trace))
     jobs = given.trace(seed)
     jobs = jobs._replace(jobs=[job._replace(server_gpus=server_gpus) for job in jobs.jobs])
@@ -56,8 +58,9 @@ def run(
     if network_weight is not None:
         settings = msgspec.structs.replace(settings, network_weight=network_weight)
     if batch:
+        own = text_of(LiquidSettings(batch_exact=batch_exact))
         settings = msgspec.structs.replace(
-            settings, batch_window_ms=WINDOW_MS, batch_arrivals=2, batch_exact=batch_exact
+            settings, batch_window_ms=WINDOW_MS, batch_arrivals=2, profile_settings=own
         )
     work = given.work(seed, jobs, settings)
     simulation = Simulation(given.cluster.under(seed), settings, work, jobs.jobs, given.options)

@@ -10,7 +10,8 @@ from penstock.ledger.state.job.demand import Demand
 from penstock.ledger.state.state import CellState
 from penstock.model.inputs import external_events
 from penstock.model.nouns.allowed import Allowed, models_of
-from penstock.scheduling.place.liquid import Liquid, PairCost
+from penstock.scheduling.place.liquid import Liquid, Network
+from penstock_papers.liquid import Levels
 from tests.papers.liquid import liquid_reference as reference
 from tests.support.cluster import builders as b
 
@@ -194,7 +195,7 @@ def test_the_product_decides_exactly_as_the_plain_loop(
         parameter_server=demand.parameter_server,
     )
     before = [node.free() for node in state.nodes.values()]
-    policy = Liquid(weight, PairCost.LEVELS if levels else PairCost.SHARING, distinct_nodes=distinct_nodes)
+    policy = Liquid(weight, Levels if levels else Network, distinct_nodes=distinct_nodes)
     plan = policy.place(state, job, CHANCE)
     right = reference.best_fit(state, job.demand, weight, levels=levels, distinct_nodes=distinct_nodes)
     assert [node.free() for node in state.nodes.values()] == before

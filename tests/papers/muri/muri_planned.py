@@ -6,8 +6,9 @@ from itertools import islice
 from time import perf_counter
 
 from penstock.model.nouns.types import StageTimes
-from penstock.scheduling.groups.candidates import place_in_list, place_in_queue
+from penstock.scheduling.groups.candidates import place_in_queue
 from penstock.scheduling.stages.regroup import Answer, Candidate, Question
+from penstock_papers.muri.list_order import place_in_list
 from tests.papers.muri.muri_reference import SAME, SAME_S, SLOWER, Filled, Job, Muri
 
 Solve = Callable[[Question], Answer]

@@ -30,7 +30,7 @@ from functools import lru_cache
 from pathlib import Path
 from statistics import fmean, geometric_mean
 
-from penstock.model.nouns.settings import Grouping, PlacerSettings, Stage
+from penstock.model.nouns.settings import PlacerSettings, Stage
 from penstock.simulator.engine import Durations, Options, Simulation
 from penstock.simulator.generators.registry import generate, generator_of
 from penstock.simulator.job_models.catalogue import work_for
@@ -38,10 +38,12 @@ from penstock.simulator.meter import Figures
 from penstock.simulator.traces.cluster import nodes_of
 from penstock.simulator.traces.files.importing import read_trace
 from penstock.simulator.traces.fitting import ClusterCapacity
+from penstock_papers.settings import Grouping, MuriSettings
 from tests.papers.parallel_runs import simulated
 from tests.papers.resampling import mean
 from tests.papers.tables import PaperTable, Row, main
 from tests.support.data import DATA_ROOT
+from tests.support.own_settings import with_own
 
 DATA = DATA_ROOT / "muri"
 NAMES = {"JCT": "mean JCT", "Makespan": "makespan", "99JCT": "99th percentile of JCTs"}
@@ -84,7 +86,7 @@ def simulate(
 ) -> Figures:
     """Of the authors' trace, or so many of its first jobs, under their job model."""
     path = DATA / "trace-data" / f"{trace}.csv"
-    settings = PlacerSettings(profile=profile, grouping=grouping, without=without)
+    settings = with_own(profile, MuriSettings(grouping=grouping), without=without)
     read = read_trace(path, fits=ClusterCapacity(nodes_of("8x8")).problems)
     read = read._replace(jobs=read.jobs[:first])
     work, options = work_for("muri", read, path, settings), Options(durations=durations)

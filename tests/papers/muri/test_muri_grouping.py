@@ -7,9 +7,9 @@ References: `data/muri/reference_results.csv` (the authors' plots) and reruns of
 
 import pytest
 
-from penstock.model.nouns.settings import Grouping
 from penstock.scheduling.groups.group_plan import group_plan
 from penstock_papers.muri.muri import muri_l, muri_s
+from penstock_papers.settings import Grouping
 from tests.papers.muri import muri_reference as reference
 from tests.papers.muri.muri_interleave import ours
 from tests.papers.muri.muri_mixes import mix

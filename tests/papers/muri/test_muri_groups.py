@@ -10,17 +10,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.model.nouns.settings import Grouping, PlacerSettings
 from penstock.simulator.engine import Simulation
 from penstock.simulator.job_models.catalogue import work_for
-from penstock.simulator.job_models.muri_period import iteration_together_s
 from penstock.simulator.meter import Figures
 from penstock.simulator.traces.cluster import nodes_of
 from penstock.simulator.traces.files.importing import read_trace
 from penstock.simulator.traces.fitting import ClusterCapacity
 from penstock.simulator.traces.jobs import Stages
+from penstock_papers.job_models.muri_period import iteration_together_s
+from penstock_papers.settings import Grouping, MuriSettings
 from tests.papers.muri import muri_reference as reference
 from tests.papers.muri.test_muri_baselines import DATA, WITHIN, needs_data
+from tests.support.own_settings import with_own
 
 NO_MATCHING = Grouping(split=False, matching=False)
 REACH_TRACE3_S = 80_000.0
@@ -28,7 +29,7 @@ REACH_TRACE3_S = 80_000.0
 
 def simulate(trace: str, profile: str, grouping: Grouping = Grouping(), jobs: int | None = None) -> Figures:  # noqa: B008
     path = DATA / "trace-data" / f"{trace}.csv"
-    settings = PlacerSettings(profile=profile, grouping=grouping)
+    settings = with_own(profile, MuriSettings(grouping=grouping))
     read = read_trace(path, fits=ClusterCapacity(nodes_of("8x8")).problems)
     simulation = Simulation(
         nodes_of("8x8"), settings, work_for("muri", read, path, settings), read.jobs[:jobs]

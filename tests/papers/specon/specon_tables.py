@@ -1,7 +1,7 @@
 """SpeCon's four schedules through the real engine, beside §VI-B and §VI-C: `python -m
 tests.papers.specon.specon_tables`.
 
-Jobs, curves and nodes are those of `penstock.simulator.generators.specon`; a move saves and restores in 5 s
+Jobs, curves and nodes are those of `penstock_papers.generators.specon`; a move saves and restores in 5 s
 together (§III-C measured less). The baseline is the source's: the same first placement, evenly spread, and no
 migration; of the default profile that profile without its stage `moves`. Intervals: 95 % over seeds,
 resampled.

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from penstock.cluster.reasons import Reason
-from penstock.scheduling.profiles import PROFILES
+from penstock.scheduling import profiles
 from penstock.simulator.commands.options import validate
 from penstock.simulator.commands.simulate import SimulateOptions
 from penstock.simulator.engine import Simulation
@@ -77,7 +77,7 @@ def run(trace: Path, profile: str, *more: str, cluster: str = CLUSTER) -> Simula
     return simulation
 
 
-@pytest.mark.parametrize("profile", sorted(PROFILES))
+@pytest.mark.parametrize("profile", profiles.names())
 def test_every_profile_ends_every_job(profile: str, trace: Path) -> None:
     """Whatever a policy prefers, no job waits for ever and nothing is given twice. The ledger is the one that
     the profile always wrote: after an upgrade `penstock replay` must find every old decision again.
@@ -92,7 +92,7 @@ def test_every_profile_ends_every_job(profile: str, trace: Path) -> None:
     assert differs == (profile in DRAWING)
 
 
-@pytest.mark.parametrize("profile", sorted(PROFILES))
+@pytest.mark.parametrize("profile", profiles.names())
 def test_nobody_who_waits_could_start(profile: str, trace: Path) -> None:
     """Between two events nothing is left to do: `why` never answers that a waiting job is about to start."""
     given = validate(arguments(trace, profile))

@@ -11,8 +11,8 @@ from penstock.simulator.job_models.measurements.interpolation import interpolate
 from penstock.simulator.job_models.measurements.measured import read_model
 from penstock.simulator.job_models.measurements.placement_table import RESTART_S, TableWork
 from penstock.simulator.job_models.model import Allocation, End, NotMeasured
-from penstock.simulator.job_models.muri import MuriWork
 from penstock.simulator.traces.jobs import Stages, TraceJob
+from penstock_papers.job_models.muri import MuriWork
 from tests.support.cli.command_process import run
 
 START_UP_S = {("m", 1): 5.0, ("m", 2): 5.0}

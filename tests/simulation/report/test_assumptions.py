@@ -13,7 +13,8 @@ from penstock.model.inputs.estimates import JobEstimated
 from penstock.model.inputs.external_events import JobSubmitted, TaskExited
 from penstock.model.nouns.types import JobSpec
 from penstock.model.schema.event import wire_type
-from penstock.scheduling.profiles import PROFILES, READ_DURATIONS
+from penstock.scheduling import profiles
+from penstock.scheduling.profiles import reads_run_times
 from penstock.simulator.engine import Durations, Options
 from penstock.simulator.report.measured import measured
 from penstock.simulator.results.timeline import Timeline
@@ -24,14 +25,14 @@ from tests.support.cluster.hand_placer import HandPlacer, estimate, node_spec
 WAYS: tuple[Durations, ...] = ("known", "learned", "unknown")
 
 
-@pytest.mark.parametrize("profile", PROFILES)
+@pytest.mark.parametrize("profile", profiles.names())
 def test_only_some_policies_read_run_times(profile: str) -> None:
     """The table of those that do is what `compare` goes by: all others would end each job at the same moment
     twice."""
     known, unknown = (
         ends(simulation(BUSY, profile, CLUSTER, Options(durations=way))) for way in ("known", "unknown")
     )
-    assert (known != unknown) == (profile in READ_DURATIONS)
+    assert (known != unknown) == (reads_run_times(profile))
 
 
 def repeated(count: int, duration_s: float, owner: str, first_s: float) -> list[TraceJob]:

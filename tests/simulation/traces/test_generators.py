@@ -13,7 +13,7 @@ from penstock.model.nouns.settings import PlacerSettings
 from penstock.runtime.files.csv_import import BadFile
 from penstock.simulator.engine import Options, Simulation
 from penstock.simulator.generators.base import poisson_arrivals, rng_of
-from penstock.simulator.generators.registry import GENERATORS, generate, generator_of
+from penstock.simulator.generators.registry import generate, generator_of, generators
 from penstock.simulator.job_models.catalogue import Run, checked_job_model, work_for
 from penstock.simulator.traces.cluster import BadCluster, cluster_of
 from penstock.simulator.traces.jobs import TraceJob
@@ -24,6 +24,7 @@ from tests.support.data import DATA_ROOT as DATA
 needs_data = pytest.mark.skipif(
     not (DATA / "pollux").is_dir(), reason=f"no measured tables in {DATA}; set PENSTOCK_DATA to their folder"
 )
+GENERATORS = generators()
 LARGE = frozenset({"coda/default", "coda/3-days"})
 LARGEST = "coda/month"
 """Run by `tests.papers.coda.coda_tables`."""

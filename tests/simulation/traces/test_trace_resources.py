@@ -4,10 +4,12 @@ from pathlib import Path
 
 import pytest
 
-from penstock.model.nouns.settings import TypicalTask
+from penstock.scheduling.definition import text_of
 from penstock.simulator.commands.options import validate
 from penstock.simulator.traces.jobs import Shape, TraceJob
-from penstock.simulator.traces.resources import cores_of, request_of, typical_of
+from penstock.simulator.traces.resources import cores_of, request_of, workers_of
+from penstock_papers.baselines.fgd import typical_tasks
+from penstock_papers.settings import FgdSettings, TypicalTask
 from tests.support.cli.command_line import simulate_options
 
 
@@ -43,11 +45,15 @@ def test_the_kinds_of_workers_that_hold_most() -> None:
     """Twenty workers: a gang counts once per worker, and the last twentieth does not count."""
     jobs = [pod(f"half-{i}", 1, 2.0, 500) for i in range(11)]
     jobs += [pod("gang", 16, 32.0), *(pod(f"cpu-{i}", 0, 3.0) for i in range(6)), pod("odd", 3, 3.0)]
-    assert typical_of(jobs, 8, 1, single_gpu_workers=False) == (
+    assert typical_tasks(workers_of(jobs, 8, 1, single_gpu_workers=False)) == (
         TypicalTask(cores=2, gpus=1, gpu_share_milli=500, count=11),
         TypicalTask(cores=3, gpus=0, count=6),
         TypicalTask(cores=16, gpus=8, count=2),
     )
+
+
+def typical(*tasks: TypicalTask) -> str:
+    return text_of(FgdSettings(typical_tasks=tasks))
 
 
 def test_a_trace_tells_what_is_typical_unless_somebody_does(tmp_path: Path) -> None:
@@ -55,11 +61,11 @@ def test_a_trace_tells_what_is_typical_unless_somebody_does(tmp_path: Path) -> N
     trace = tmp_path / "two.csv"
     trace.write_text("job_id,submit_s,duration_s,gpus,cores\na,0,10,2,4\nb,1,10,2,4\n")
 
-    def typical(profile: str, *more: str) -> tuple[TypicalTask, ...]:
+    def own(profile: str, *more: str) -> str:
         given = validate(simulate_options(str(trace), "--profile", profile, *more))
-        return given.simulation(profile, 0, given.trace(0)).cell.state.settings.typical_tasks
+        return given.simulation(profile, 0, given.trace(0)).cell.state.settings.profile_settings
 
-    assert typical("fgd") == (TypicalTask(cores=4, gpus=2, count=2),)
-    assert typical("best-fit") == ()
+    assert own("fgd") == typical(TypicalTask(cores=4, gpus=2, count=2))
+    assert own("best-fit") == ""
     given = 'typical_tasks=[{"cores": 1, "gpus": 8, "count": 3}]'
-    assert typical("fgd", "--set", given) == (TypicalTask(cores=1, gpus=8, count=3),)
+    assert own("fgd", "--set", given) == typical(TypicalTask(cores=1, gpus=8, count=3))

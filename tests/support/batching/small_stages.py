@@ -8,7 +8,8 @@ from unittest import mock
 from penstock.ledger.state.state import CellState
 from penstock.model.nouns.settings import PlacerSettings
 from penstock.model.proposals import ProposedJob, ProposedUnit
-from penstock.scheduling import profiles
+from penstock.scheduling.definition import Definition, NoSettings
+from penstock.scheduling.profiles import INSTALLED
 from penstock.scheduling.stages.protocols import Profile
 from penstock.scheduling.stages.regroup import Answer, GroupPlan, PlannedGroup, Question
 from penstock_papers.baselines.baselines import FirstFit
@@ -62,8 +63,8 @@ class FirstFitRegroup:
 def known_as(name: str, **stages: Any) -> Iterator[PlacerSettings]:
     """A profile of this name with first fit and these stages, in this process; yields settings for it."""
 
-    def make(settings: PlacerSettings) -> Profile:
+    def make(settings: PlacerSettings, own: NoSettings) -> Profile:
         return Profile(name, FirstFit(name), **stages)
 
-    with mock.patch.object(profiles, "PROFILES", {**profiles.PROFILES, name: make}):
+    with mock.patch.dict(INSTALLED.loaded, {name: Definition(make)}):
         yield PlacerSettings(profile=name)

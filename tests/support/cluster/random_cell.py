@@ -309,6 +309,10 @@ class RandomCell(Recorder):
         )
 
 
+IMPATIENT = '{"patience_ms":0}'
+"""Own settings of `coda` under which nodes are reserved at once for a job that does not fit."""
+
+
 def settings_of(seed: int, profile: str, window: int) -> PlacerSettings:
     """Settings that an operator may give, each of them in some cells, with this backfill window."""
     rng = np.random.default_rng([seed, 2])
@@ -328,6 +332,9 @@ def settings_of(seed: int, profile: str, window: int) -> PlacerSettings:
         prelaunch_wait_ms=one(60_000, 0, 3_600_000),
         share_gpus=one("never", "fits", "learned"),
         freeze_fraction=one(0.5, 1.0),
-        coda=one(Coda(), Coda(patience_ms=0), Coda(cores_per_gpu=0.0, max_reclaims=0)),
+        coda=(
+            arrays := one((Coda(), ""), (Coda(), IMPATIENT), (Coda(cores_per_gpu=0.0, max_reclaims=0), ""))
+        )[0],
+        profile_settings=arrays[1] if profile == "coda" else "",
         without=tuple(stage for stage in stages if rng.random() < 0.3) if rng.random() < 0.5 else (),
     )

@@ -4,13 +4,13 @@ run."""
 import pytest
 
 from penstock.cluster.capacity import never_fits
-from penstock.cluster.free_gpus import GpuKinds
 from penstock.model.nouns.allowed import Allowed
 from penstock.model.nouns.gpu_names import allows
 from penstock.model.nouns.settings import PlacerSettings
 from penstock.model.nouns.types import JobSpec, NodeChoice, ResourceRequest
-from penstock.scheduling.profiles import PROFILES
+from penstock.scheduling import profiles
 from penstock.sdk.job_file.jobfile import BadJob, parse_job
+from penstock_papers.baselines.preempting.free_gpus import GpuKinds
 from penstock_services.gateway.core.impossible import impossible
 from tests.support.cluster import builders as b
 from tests.support.cluster.driver import CellDriver, estimate, job_spec, node_spec
@@ -130,7 +130,7 @@ def test_nodes_that_do_not_exist_are_named() -> None:
     assert (found.field, "allowed are gpu-07" in found.message) == ("nodes", True), found
 
 
-@pytest.mark.parametrize("profile", sorted(PROFILES))
+@pytest.mark.parametrize("profile", profiles.names())
 def test_every_profile_places_a_job_by_a_part_of_the_models_name(profile: str) -> None:
     """Two jobs want the one node with V100, which reports NVML's whole name."""
     cell = CellDriver(PlacerSettings(profile=profile))

@@ -9,7 +9,7 @@ from penstock.model.inputs.external_events import NodeJoined
 from penstock.model.nouns.nodes import NodeSpec
 from penstock.model.nouns.settings import PlacerSettings
 from penstock.model.nouns.types import JobSpec, NodeChoice
-from penstock.scheduling.profiles import PROFILES
+from penstock.scheduling import profiles
 from penstock.sdk.job_file.jobfile import BadJob, parse_job
 from penstock.why.explain import explain
 from penstock_services.node_reporter.shell.measure.inventory import labels_of
@@ -56,7 +56,7 @@ def test_a_job_runs_where_it_allows(cell: CellDriver, chosen: dict[str, tuple[st
     assert placed(cell, "j") == where
 
 
-@pytest.mark.parametrize("profile", sorted(PROFILES))
+@pytest.mark.parametrize("profile", profiles.names())
 def test_every_profile_keeps_to_the_choice(profile: str) -> None:
     """Whatever decides the order, no job runs on a node that it does not allow."""
     cell = CellDriver(PlacerSettings(profile=profile))

@@ -12,6 +12,7 @@ from packaging.utils import canonicalize_name
 
 STARTS: dict[str, Sequence[str]] = {
     "placer": ("penstock_services.placer.__main__",),
+    "papers": ("penstock_papers.profiles", "scipy.optimize"),
     "batcher": ("penstock_services.batcher.__main__", "penstock_services.batcher.shell.worker"),
     "migrator": ("penstock_services.migrator.__main__",),
     "contention-guard": ("penstock_services.contention_guard.__main__",),

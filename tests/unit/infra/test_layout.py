@@ -12,7 +12,7 @@ from penstock.local.services import NAMES
 
 ROOT = Path(__file__).resolve().parents[3]
 ROOTS = (ROOT / "libs", ROOT / "services")
-PACKAGES = frozenset({"penstock", "penstock_services"})
+PACKAGES = frozenset({"penstock", "penstock_papers", "penstock_services"})
 
 
 def own_imports(path: Path) -> Iterator[tuple[str, str]]:

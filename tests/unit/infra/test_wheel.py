@@ -17,6 +17,7 @@ EXTRAS = {
     "contention-guard",
     "projector",
     "estimator",
+    "papers",
     "node-reporter",
     "gateway",
     "cli",
@@ -39,24 +40,27 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> set[str]:
 
 def test_the_whole_product_is_in_the_wheel(files: set[str]) -> None:
     """A module forgotten in the packaging would be missing on every node, and in no test that runs here."""
-    for package in (ROOT / "libs/penstock", ROOT / "services/penstock_services"):
+    for package in (
+        ROOT / "libs/penstock",
+        ROOT / "libs/penstock_papers",
+        ROOT / "services/penstock_services",
+    ):
         for module in package.rglob("*"):
-            if "decisions" in module.parts or "__pycache__" in module.parts:
+            if module.is_relative_to(ROOT / "libs/penstock/decisions") or "__pycache__" in module.parts:
                 continue
             if module.is_file() and module.suffix not in {".md", ".png"}:
                 assert str(module.relative_to(package.parent)) in files
 
 
 def test_only_the_product_is_in_the_wheel(files: set[str]) -> None:
-    """Test apparatus, generators and papers on a production node are an attack surface and a puzzle."""
+    """Test apparatus and pages on a production node are an attack surface and a puzzle."""
     packages = {name.partition("/")[0] for name in files}
-    assert {name for name in packages if not name.endswith(".dist-info")} == {
-        "penstock",
-        "penstock_papers",
-        "penstock_services",
-    }
+    own = {"penstock", "penstock_papers", "penstock_services"}
+    assert {name for name in packages if not name.endswith(".dist-info")} == own
     assert not [
-        name for name in files if name.endswith((".md", ".png")) or "/decisions/" in name or "test" in name
+        name
+        for name in files
+        if name.endswith((".md", ".png")) or name.startswith("penstock/decisions/") or "test" in name
     ]
 
 

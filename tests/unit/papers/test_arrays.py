@@ -15,20 +15,23 @@ from penstock.model.decisions.ledger_events import PlacementDecided, StopDecided
 from penstock.model.decisions.moves import MAX_MIGRATIONS, MoveDecided
 from penstock.model.inputs.external_events import NodeCordoned
 from penstock.model.nouns.nodes import NodeSpec
-from penstock.model.nouns.settings import Coda, PlacerSettings
+from penstock.model.nouns.settings import Coda
 from penstock.model.nouns.transitions import JobStatus
 from penstock.model.nouns.types import Estimate, JobSpec
 from penstock.scheduling.place.arrays import large_nodes
 from penstock.why.explain import explain
+from penstock_papers.settings import CodaSettings
 from penstock_services.placer.core.step import Step
 from tests.support.cluster import builders as b
 from tests.support.cluster.array_cell import MINUTE_MS, node, stopped, until_all_have_ended
 from tests.support.cluster.driver import CellDriver
+from tests.support.own_settings import with_own
 
 
-def cell(*nodes: NodeSpec, **coda: float) -> CellDriver:
+def cell(*nodes: NodeSpec, patience_ms: int | None = None, **coda: float) -> CellDriver:
     """Three cores are reserved for each GPU until there is a history."""
-    driver = CellDriver(PlacerSettings(profile="coda", coda=Coda(**coda)))  # type: ignore[arg-type]
+    own = CodaSettings() if patience_ms is None else CodaSettings(patience_ms=patience_ms)
+    driver = CellDriver(with_own("coda", own, coda=Coda(**coda)))  # type: ignore[arg-type]
     driver.join(*nodes)
     return driver
 

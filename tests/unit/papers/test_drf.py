@@ -17,8 +17,9 @@ from penstock.model.nouns.settings import PlacerSettings
 from penstock.model.nouns.transitions import JobStatus, TaskStatus
 from penstock.model.nouns.types import Estimate, JobSpec, ResourceVector
 from penstock.model.proposals import CoresProposed
-from penstock.scheduling.order.shares import NOTHING, Amounts, Holdings, amounts, job_holds, plus
+from penstock.scheduling.order.shares import NOTHING, Amounts, Holdings, amounts, plus
 from penstock.why.explain import explain
+from penstock_papers.baselines.drf import job_holds
 from penstock_services.placer.core.step import Step
 from tests.support.cluster import builders as b
 from tests.support.cluster.driver import CellDriver

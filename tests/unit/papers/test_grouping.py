@@ -13,20 +13,21 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from penstock.model.decisions.groups import MAX_GROUP_MEMBERS
-from penstock.model.nouns.settings import Grouping, PlacerSettings
+from penstock.model.nouns.settings import PlacerSettings
 from penstock.model.nouns.types import StageTimes
 from penstock.scheduling.groups.group_plan import group_plan
 from penstock.scheduling.groups.interleave import Interleave
-from penstock.scheduling.groups.interleaving import authors
 from penstock.scheduling.groups.search import group_speeds
 from penstock.scheduling.profiles import profile_for
 from penstock.scheduling.stages.regroup import Answer, Candidate, PlannedGroup, Question, Regroup
 from penstock_papers.muri import grouping
+from penstock_papers.muri.authors import authors
 from penstock_papers.muri.grouping import MAX_KINDS_MATCHED, Grouper, _Kind
 from penstock_papers.muri.list_order import rising
 from penstock_papers.muri.matching import match_kinds
 from penstock_papers.muri.matching_chains import Pairs, Weights
 from penstock_papers.muri.muri import muri_l, muri_s
+from penstock_papers.settings import Grouping
 from tests.support.cluster import builders as b
 from tests.support.cluster.matchings import ENOUGH, expanded, full_weight, weight_of
 

@@ -13,16 +13,17 @@ from penstock.ledger.check.check import check
 from penstock.ledger.replica.snapshot import dump, load
 from penstock.ledger.state.state import CellState
 from penstock.model.inputs import external_events
-from penstock.model.nouns.settings import PlacerSettings, TypicalTask
 from penstock.model.nouns.transitions import JobStatus
 from penstock.model.nouns.types import ResourceVector
-from penstock.scheduling.profiles import profile_for
+from penstock.scheduling.profiles import definition_of, profile_for
 from penstock.scheduling.stages.protocols import Policy
 from penstock_papers.baselines.fgd import recent_tasks, typical_tasks
+from penstock_papers.settings import FgdSettings, TypicalTask
 from tests.papers.baselines import packing_reference as reference
 from tests.support.chance import sure_range
 from tests.support.cluster import builders as b
 from tests.support.cluster.driver import CellDriver, estimate, node_spec
+from tests.support.own_settings import with_own
 
 WHOLE_GPU_TASK = (TypicalTask(cores=1, gpus=1, count=1),)
 FAMILY = ("best-fit", "dot-product", "clustering", "packing", "fgd")
@@ -35,7 +36,7 @@ def need(gpus: int = 1, cores: int = 1, share: int = 1_000, memory: int = 0) -> 
 
 
 def policy(name: str, typical: tuple[TypicalTask, ...] = ()) -> Policy:
-    return profile_for(PlacerSettings(profile=name, typical_tasks=typical)).place
+    return profile_for(with_own(name, FgdSettings(typical_tasks=typical))).place
 
 
 def runs(state: CellState, job_id: str, node: str, what: ResourceVector) -> None:
@@ -226,11 +227,11 @@ def test_typical_tasks_survive_the_placer_in_the_ledger() -> None:
     """A placer takes over: what is typical it reads from the term's record, as does whoever asks why a job
     waits."""
     typical = typical_tasks([(need(1, share=400), ("A",)), (need(1, share=700), ()), (need(2), ())])
-    driver = CellDriver(PlacerSettings(profile="fgd", typical_tasks=typical))
+    driver = CellDriver(with_own("fgd", FgdSettings(typical_tasks=typical)))
     driver.join(node_spec("n0", 2), node_spec("n1", 2))
     driver.submit("first", None, msgspec.structs.replace(estimate(1), worker=need(1, share=300)))
     follower = driver.follower.state
-    assert isinstance(follower.settings.typical_tasks, tuple)
+    assert definition_of("fgd").own(follower.settings) == FgdSettings(typical_tasks=typical)
     read_back = profile_for(follower.settings).place
     for what in (need(1, share=400), need(2), need(0), need(1, share=700)):
         job = b.queued(follower, f"{what.gpus}-{what.gpu_share_milli}", worker=what)

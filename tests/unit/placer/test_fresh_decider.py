@@ -9,14 +9,14 @@ from penstock.model.inputs.estimates import JobEstimated
 from penstock.model.inputs.external_events import JobSubmitted, NodeCordoned, NodeJoined, NodeUncordoned
 from penstock.model.nouns.settings import PlacerSettings
 from penstock.model.nouns.types import ShapeOption
-from penstock.scheduling.profiles import PROFILES
+from penstock.scheduling import profiles
 from penstock_services.placer.core.recorder import Recorder
 from penstock_services.placer.core.step import PlacerCore
 from tests.support.cluster.driver import CellDriver, estimate, job_spec, node_spec
 from tests.support.cluster.random_cell import RandomCell
 
 
-@pytest.mark.parametrize("profile", sorted(PROFILES))
+@pytest.mark.parametrize("profile", profiles.names())
 def test_a_fresh_decider_decides_the_same(profile: str) -> None:
     """Faults, silence and cordons between. Profiles with caches of each job's shapes are looked at more
     often."""
@@ -29,7 +29,7 @@ def test_a_fresh_decider_decides_the_same(profile: str) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("profile", sorted(PROFILES))
+@pytest.mark.parametrize("profile", profiles.names())
 def test_a_fresh_decider_decides_the_same_in_further_runs(profile: str) -> None:
     for seed in range(100, 118):
         assert RandomCell(seed, PlacerSettings(profile=profile), 150, fresh_every=3).run() == [], seed

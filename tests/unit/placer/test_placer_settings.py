@@ -6,7 +6,9 @@ import pytest
 from penstock.errors import ConfigurationError
 from penstock.model.nouns.settings import PlacerSettings
 from penstock.runtime.settings import Settings
+from penstock_papers.settings import TiresiasSettings
 from penstock_services.placer.shell.term import placer_settings
+from tests.support.own_settings import with_own
 
 
 def test_every_setting_has_a_variable() -> None:
@@ -14,7 +16,7 @@ def test_every_setting_has_a_variable() -> None:
     found = placer_settings(
         {"PENSTOCK_PROFILE": "tiresias", "PENSTOCK_QUEUE_LIMITS_GPU_S": "[57600]", "PENSTOCK_SEED": "7"}
     )
-    assert found == PlacerSettings(profile="tiresias", queue_limits_gpu_s=(57_600.0,), seed=7)
+    assert found == with_own("tiresias", TiresiasSettings(queue_limits_gpu_s=(57_600.0,)), seed=7)
     assert placer_settings({}) == PlacerSettings(profile="penstock")
 
 
@@ -32,7 +34,9 @@ def test_a_ledger_that_names_no_profile_is_still_read_as_it_was_written() -> Non
         ("PENSTOCK_QUEUE_LIMITS_GPU_S", "[1,", "is no JSON list or object"),
         ("PENSTOCK_CONVERGENCE", "{interval", "is no JSON list or object"),
         ("PENSTOCK_CONVERGENCE", '{"alpha": 2}', "alpha"),
-        ("PENSTOCK_QUEUE_LIMITS_GPU_S", "3250", "tuple"),
+        ("PENSTOCK_QUEUE_LIMITS_GPU_S", "[3250]", "profile penstock has no setting queue_limits_gpu_s"),
+        ("PENSTOCK_PROFILE_SETTINGS", '{"theta": 1}', "profile penstock has no setting theta"),
+        ("PENSTOCK_PROFILE_SETTINGS", "3250", "a JSON object"),
         ("PENSTOCK_FREEZE_FRACTION", "half", "number"),
     ],
 )

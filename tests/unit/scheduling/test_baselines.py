@@ -12,7 +12,8 @@ from penstock.ledger.check.check import check
 from penstock.ledger.state.index import lowest
 from penstock.model.nouns.settings import PlacerSettings
 from penstock.model.nouns.types import Estimate
-from penstock.scheduling.profiles import PROFILES, UnknownProfile, profile_for
+from penstock.scheduling import profiles
+from penstock.scheduling.profiles import UnknownProfile, profile_for
 from tests.support.cluster import builders as b
 from tests.support.cluster.driver import CellDriver, job_spec, node_spec
 
@@ -129,7 +130,7 @@ def test_as_many_equal_workers_fit_as_first_fit_places(
 
 @settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(
-    name=st.sampled_from(sorted(PROFILES)),
+    name=st.sampled_from(profiles.names()),
     loads=st.lists(st.tuples(st.integers(0, 4), st.integers(0, 3)), max_size=12),
     workers=st.integers(1, 6),
     servers=st.integers(0, 2),
@@ -174,7 +175,7 @@ def test_every_policy_places_whole_gangs_soundly_or_not_at_all(
     assert check(state) == []
 
 
-@pytest.mark.parametrize("name", PROFILES)
+@pytest.mark.parametrize("name", profiles.names())
 def test_a_job_that_has_the_whole_cell_starts_where_it_fits(name: str) -> None:
     """A worker needs all of one node's memory, and its parameter server any memory. A policy that puts the
     server there first finds no place for the worker; in a cell with nobody else the job would wait for

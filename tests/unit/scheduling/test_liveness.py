@@ -18,8 +18,8 @@ from penstock.model.inputs.external_events import JobSubmitted, NodeCordoned, No
 from penstock.model.nouns.nodes import NodeSpec
 from penstock.model.nouns.settings import PlacerSettings
 from penstock.model.nouns.types import JobSpec, ResourceVector, TaskPlacement
+from penstock.scheduling import profiles
 from penstock.scheduling.liveness import Undelaying, stalled
-from penstock.scheduling.profiles import PROFILES
 from penstock_services.placer.core.common import continuation
 from tests.faults.random_cells import beyond_windows
 from tests.support.cluster.driver import CellDriver, estimate, job_spec, node_spec
@@ -30,21 +30,21 @@ BEYOND = 70
 STRICT = {"fifo-strict", "tiresias-fifo"}
 
 
-@pytest.mark.parametrize("profile", sorted(PROFILES))
+@pytest.mark.parametrize("profile", profiles.names())
 def test_nobody_waits_beside_free_resources(profile: str) -> None:
     """Whoever still waits after all ends, releases and timers was told that it can never run; and at no time
     before does a job wait that fits and delays nobody. Windows are small, and settings drawn."""
     turn = 3 if profile in ("srsf", "tiresias") else 2  # in its run the queue is long, and the run is short
-    found = beyond_windows(turn * len(PROFILES) + sorted(PROFILES).index(profile))
+    found = beyond_windows(turn * len(profiles.names()) + profiles.names().index(profile))
     assert found.what == "", found
     assert found.longest_queue > found.window
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("profile", sorted(PROFILES))
+@pytest.mark.parametrize("profile", profiles.names())
 def test_nobody_waits_beside_free_resources_in_further_runs(profile: str) -> None:
     """The last one has the profile's own windows, and 500 jobs wait."""
-    number, count = sorted(PROFILES).index(profile), len(PROFILES)
+    number, count = profiles.names().index(profile), len(profiles.names())
     for turn in range(5, 35):
         found = beyond_windows(turn * count + number)
         assert found.what == "", found
@@ -81,7 +81,7 @@ def test_a_small_job_uses_the_node_that_is_reserved_for_it_while_a_large_one_wai
         assert RandomCell(seed, PlacerSettings(profile="coda"), 400).run() == []
 
 
-@pytest.mark.parametrize("profile", sorted(PROFILES))
+@pytest.mark.parametrize("profile", profiles.names())
 def test_an_idle_cell_keeps_nothing_free_for_a_job_that_waits_for_a_cordoned_node(profile: str) -> None:
     """A node is out of use for a week. CODA keeps the other large one free for the large job meanwhile, and
     nothing runs whose end could be awaited."""
@@ -100,7 +100,7 @@ def test_an_idle_cell_keeps_nothing_free_for_a_job_that_waits_for_a_cordoned_nod
     assert stalled(cell.state) is None
 
 
-@pytest.mark.parametrize("profile", sorted(set(PROFILES) - STRICT))
+@pytest.mark.parametrize("profile", sorted(set(profiles.names()) - STRICT))
 def test_a_job_behind_the_window_starts_where_it_delays_nobody(profile: str) -> None:
     cell = CellDriver(PlacerSettings(profile=profile))
     cell.join(node_spec("a", 2, model="A"), node_spec("b", 2, model="B"))
@@ -214,7 +214,7 @@ def test_a_gang_that_fits_in_one_arrangement_only_starts() -> None:
     assert gang(5, 3).job("gang").status == "launching"
 
 
-@pytest.mark.parametrize("profile", sorted(PROFILES))
+@pytest.mark.parametrize("profile", profiles.names())
 def test_an_arrangement_that_first_fit_does_not_find_starts_an_idle_cells_gang(profile: str) -> None:
     """Its server belongs on the node with one GPU; on any other it takes cores that two workers need."""
     cell = CellDriver(PlacerSettings(profile=profile, backfill_window=1))

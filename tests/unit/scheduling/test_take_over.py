@@ -4,12 +4,12 @@ import pytest
 
 from penstock.ledger.replica.replica import Replica
 from penstock.model.nouns.settings import PlacerSettings
-from penstock.scheduling.profiles import PROFILES
+from penstock.scheduling import profiles
 from penstock_services.placer.core.step import PlacerCore
 from tests.support.cluster.driver import CellDriver, node_spec
 
 
-@pytest.mark.parametrize("profile", sorted(PROFILES))
+@pytest.mark.parametrize("profile", profiles.names())
 def test_a_profile_survives_its_placer(profile: str) -> None:
     """The placer is restarted: its settings now come from the ledger, not from its environment.
 

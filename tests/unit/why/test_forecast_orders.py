@@ -135,7 +135,7 @@ def test_who_comes_later_gives_way_in_the_forecast(profile: str, waits: int) -> 
 
 def test_positions_under_tiresias_are_those_of_its_queues() -> None:
     """Two new jobs of one queue wait behind one that runs: first come, first served within the queue."""
-    driver = cell("tiresias", 1, queue_limits_gpu_s=(1_000_000.0,))
+    driver = cell("tiresias", 1, profile_settings='{"queue_limits_gpu_s": [1000000]}')
     start(driver, "running", 1, 5_000)
     for name in ("second", "third"):
         driver.submit(name, None, needing(1, 50))

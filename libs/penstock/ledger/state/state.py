@@ -20,7 +20,7 @@ from penstock.ledger.state.node.node_state import NodeState
 from penstock.model.decisions.ledger_events import TimerSubject
 from penstock.model.decisions.plans import PlanUnit
 from penstock.model.inputs.estimates import StagesProfiled
-from penstock.model.nouns.settings import PlacerSettings
+from penstock.model.nouns.settings import BEFORE_ANY_TERM, PlacerSettings
 from penstock.model.nouns.token import token_of
 from penstock.model.nouns.transitions import NodeStatus
 from penstock.model.nouns.types import Estimate, JoinRefusal, Value
@@ -128,7 +128,8 @@ class CellState:
     """Epoch of the log; rises when a ledger is accepted that has lost records."""
     rejoin_offset: int = 0
     """Offset in the nodes' topic: only joinings from there on belong to this epoch."""
-    settings: PlacerSettings = field(default_factory=PlacerSettings)
+    settings: PlacerSettings = BEFORE_ANY_TERM
+    """Of the latest term."""
     frozen: str = ""
     """Why nothing is placed or evicted; empty: not frozen."""
     jobs: dict[str, JobState] = field(default_factory=dict)

@@ -1,56 +1,28 @@
 """Settings of a cell: inputs of decisions that are in no log."""
 
-from typing import Annotated, Literal
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Annotated, Any, Literal
 
+import msgspec
 from msgspec import Meta
 
 from penstock.model.nouns.types import (
     MAX_CORES_PER_NODE,
-    MAX_GPUS_PER_NODE,
-    WHOLE_GPU,
-    GpuShare,
     Identifier,
     Milliseconds,
     Value,
 )
 
-TIRESIAS_LIMITS_GPU_S = (3_250.0, 7_200.0)  # three queues. Source: the settings of Muri's experiments
+OWN_PROFILE = "penstock"
+"""The product's own profile: of a cell whose operator names none, and of a cell before its first term.
+`PlacerSettings.profile` has the default with which ledgers were written."""
 MAX_BACKFILL_WINDOW = 4_096
 MAX_OVERTAKES = 1_000_000
 MAX_BATCH_WINDOW_MS = 60_000
 MAX_PRELAUNCH_WAIT_MS = 3_600_000
 MAX_BATCH_ARRIVALS = 256  # arrival times that the state holds
-MAX_TYPICAL_TASKS = 256  # openb's pod files need 33 groups for 95 % of their tasks
-
-
-class TypicalTask(Value, frozen=True, kw_only=True):
-    """A frequent kind of task in the cell; memory is left out."""
-
-    OMITTED = ("gpu_share_milli",)
-
-    cores: Annotated[int, Meta(ge=0, le=MAX_CORES_PER_NODE)]
-    gpus: Annotated[int, Meta(ge=0, le=MAX_GPUS_PER_NODE)]
-    gpu_share_milli: GpuShare = WHOLE_GPU
-    gpu_models: Annotated[tuple[Identifier, ...], Meta(max_length=16)] = ()
-    """Allowed GPU models; empty: any."""
-    count: Annotated[int, Meta(ge=1, le=1_000_000)]
-    """Number of such tasks; only ratios matter."""
-
-
-class Grouping(Value, frozen=True, kw_only=True):
-    """Parts of Muri's grouping that are on, for profiles `muri-s` and `muri-l`: each can be switched off, for
-    ablation."""
-
-    OMITTED = ("split", "matching", "worst_order", "max_members")
-
-    split: bool = True
-    """A group is not formed if its iteration would take longer than its members' iterations one after the
-    other."""
-    matching: bool = True
-    """False: jobs are grouped in their order."""
-    worst_order: bool = False
-    """Members rotate in the worst order."""
-    max_members: Annotated[int, Meta(ge=2, le=4)] = 4
+MAX_PROFILE_SETTINGS = 65_536  # characters; 256 typical tasks, the longest that a profile has, take 30,000
 
 
 class Convergence(Value, frozen=True, kw_only=True):
@@ -62,24 +34,6 @@ class Convergence(Value, frozen=True, kw_only=True):
     alpha: Annotated[float, Meta(gt=0, le=1)] = 0.01
     """Fraction of the range of losses so far: a job that gains more within an interval progresses."""
     interval_ms: Annotated[int, Meta(ge=1_000, le=86_400_000)] = 30_000
-
-
-class Genie(Value, frozen=True, kw_only=True):
-    """How profile `genie` chooses ⟨nodes, GPUs⟩: Alg. 1, or one of its baselines."""
-
-    OMITTED = ("choose", "theta", "make_way")
-
-    choose: Literal["qos", "protect", "ratio", "performance", "most", "least"] = "qos"
-    """qos: Alg. 1. protect: ours, a job that is late already takes few GPUs and comes after jobs that can
-    still be in time; a job that may be late gets the placement with the highest probability of being in time
-    while no other job waits. ratio, performance, most, least: CERPre, PerfPre, MaxOcc, MinOcc. Source: GENIE
-    §IV-A."""
-    theta: Annotated[float, Meta(ge=0, le=1_000)] = 0.5
-    """θ of eq. 5: cost of a further node, beside its GPUs. The source gives no value."""
-    make_way: bool = False
-    """Profile `genie`: whether a running job of class normal that saves checkpoints makes way for one that is
-    urgent, prior or has a deadline, by a move or with fewer workers, where that pays. Under `penstock` it
-    does unless `without` has make_way; under other profiles True is refused."""
 
 
 class Contention(Value, frozen=True, kw_only=True):
@@ -104,7 +58,8 @@ class Contention(Value, frozen=True, kw_only=True):
 class Coda(Value, frozen=True, kw_only=True):
     """Resource arrays, for profiles `coda` and `penstock`. Source: CODA §V-C; it gives no numbers."""
 
-    OMITTED = ("cores_per_gpu", "history_ms", "max_reclaims", "patience_ms")
+    OMITTED = ("cores_per_gpu", "history_ms", "max_reclaims")
+    FORMER = ("patience_ms",)
 
     cores_per_gpu: Annotated[float, Meta(ge=0, le=MAX_CORES_PER_NODE)] = 3.0
     """Cores reserved for each GPU until there is a history."""
@@ -112,8 +67,6 @@ class Coda(Value, frozen=True, kw_only=True):
     """Length of a window of the history; sizes are computed from the present window and the one before."""
     max_reclaims: Annotated[int, Meta(ge=0, le=100)] = 3
     """Maximum number of times that a job without GPUs returns borrowed cores; after that it retains them."""
-    patience_ms: Annotated[int, Meta(ge=0, le=31 * 86_400_000)] = 3_600_000
-    """Nodes are reserved for the first job of an array once it has waited this long without fitting."""
 
 
 Stage = Literal[
@@ -131,27 +84,65 @@ Stage = Literal[
 """Stages of profile `penstock`; each can be left out."""
 
 
+def own_object(given: object) -> dict[str, Any]:
+    """A profile's own settings, given as an object or as the text of one; an empty text has none. Raises
+    ValueError."""
+    found = given
+    if isinstance(given, str):
+        try:
+            found = msgspec.json.decode(given) if given else {}
+        except msgspec.DecodeError as error:
+            raise ValueError(f"the text of a JSON object, not {given[:80]!r}: {error}") from error
+    if not isinstance(found, dict):
+        raise ValueError(f"a JSON object, not {str(given)[:80]!r}")
+    return found
+
+
+def _is_object(text: str) -> None:
+    """Raises ValueError."""
+    own_object(text)
+
+
+def own_settings_apart(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Fields of `PlacerSettings` with the profile's own settings in `profile_settings`, where they stood
+    beside it.
+
+    Earlier releases had them as fields (`FORMER`), and users give them by these names. Pure; an object that
+    has none of them stays as it is. Raises ValueError or TypeError for what was never of this form.
+    """
+    found = {**settings}
+    own = {name: found.pop(name) for name in PlacerSettings.FORMER if name in found}
+    if isinstance(arrays := found.get("coda"), dict):
+        own |= {name: arrays[name] for name in Coda.FORMER if name in arrays}
+        found["coda"] = {name: value for name, value in arrays.items() if name not in Coda.FORMER}
+    if own:
+        own = {**own_object(found.get("profile_settings", "")), **own}
+        found["profile_settings"] = msgspec.json.encode(own, order="sorted").decode()
+    return found
+
+
 class PlacerSettings(Value, frozen=True, kw_only=True, cache_hash=True):
     """Everything outside the log that a decision depends on; recorded at the start of each term."""
 
     OMITTED = (
-        "queue_limits_gpu_s",
-        "typical_tasks",
+        "profile_settings",
         "lease_ms",
         "batch_window_ms",
         "batch_arrivals",
-        "batch_exact",
         "share_gpus",
-        "grouping",
         "convergence",
-        "genie",
         "coda",
         "prelaunch_wait_ms",
         "contention",
         "without",
     )
+    FORMER = ("batch_exact", "genie", "grouping", "queue_limits_gpu_s", "typical_tasks")
+    RULES = MappingProxyType({"profile_settings": _is_object})
 
     profile: Identifier = "liquid"
+    profile_settings: Annotated[str, Meta(max_length=MAX_PROFILE_SETTINGS)] = ""
+    """The profile's own settings, as the text of a JSON object that its definition checks; empty: it has
+    none, or their defaults."""
     seed: Annotated[int, Meta(ge=0, le=1 << 53)] = 0
     network_weight: Annotated[float, Meta(ge=0, le=1)] = 0.5
     """λ of Liquid §5.2 eq. 4."""
@@ -171,9 +162,6 @@ class PlacerSettings(Value, frozen=True, kw_only=True, cache_hash=True):
     """Maximum time that jobs that arrive fast wait for a batch plan; 0: no job waits."""
     batch_arrivals: Annotated[int, Meta(ge=2, le=MAX_BATCH_ARRIVALS)] = 8
     """Number of arrivals within `batch_window_ms` that counts as fast."""
-    batch_exact: bool = False
-    """Whether bursts are planned as in Liquid §5.3: one population, containers placed again by first fit
-    alone, no exchanges (`penstock.scheduling.bursts.gga`)."""
     prelaunch_wait_ms: Annotated[int, Meta(ge=0, le=MAX_PRELAUNCH_WAIT_MS)] = 60_000
     """Maximum time that a job with `prelaunch`, launched while another one holds its GPUs, waits beyond that
     one's expected end; then it is requeued. 0: no job launches before its GPUs are free."""
@@ -184,24 +172,12 @@ class PlacerSettings(Value, frozen=True, kw_only=True, cache_hash=True):
     """Whether jobs without a requested share of a GPU get one where their estimate permits it
     (`penstock.ledger.derived.gpu_shares`). never: whole GPUs. fits: any jobs that fit share. learned: except
     jobs that were measured to slow each other down too much (`penstock.scheduling.place.sharing`)."""
-    queue_limits_gpu_s: Annotated[
-        tuple[Annotated[float, Meta(gt=0)], ...],
-        Meta(min_length=1, max_length=15),
-    ] = TIRESIAS_LIMITS_GPU_S
-    """For profile `tiresias`: GPU seconds at which a job leaves the first queue, the second, …; rising."""
-    typical_tasks: Annotated[tuple[TypicalTask, ...], Meta(max_length=MAX_TYPICAL_TASKS)] = ()
-    """For profile `fgd`: typical tasks, for which nodes are to remain useful; empty: taken from the jobs in
-    the cell."""
-    grouping: Grouping = Grouping()
-    """For profiles `muri-s` and `muri-l`."""
     convergence: Convergence = Convergence()
     """For profiles `specon` and `balance`."""
-    genie: Genie = Genie()
-    """For profile `genie`; of `penstock` its θ."""
     contention: Contention | None = None
     """For any profile: switches the contention-guard on, with these settings. None: as the profile has it."""
     coda: Coda = Coda()
-    """For profile `coda`; for `penstock` without `patience_ms`."""
+    """For profiles `coda` and `penstock`."""
     without: Annotated[tuple[Stage, ...], Meta(max_length=16)] = ()
     """Stages that profile `penstock` leaves out, for ablation. deadlines: GENIE's order and shapes, and
     make_way with them; backfill: nodes reserved for the job that has waited longest; bursts: plans by the
@@ -210,3 +186,7 @@ class PlacerSettings(Value, frozen=True, kw_only=True, cache_hash=True):
     eliminator: throttling of jobs that slow one down; reclaim: cores reserved for GPUs, which jobs without
     GPUs borrow and return; make_way: running jobs that make way for urgent ones and those with a deadline,
     which needs deadlines."""
+
+
+BEFORE_ANY_TERM = PlacerSettings(profile=OWN_PROFILE)
+"""Of a cell that has none yet."""

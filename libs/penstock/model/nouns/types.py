@@ -100,6 +100,9 @@ class Value(Struct, frozen=True, gc=False):
     """Field → rule of its value alone. A rule that spans fields is in `__post_init__`."""
     OMITTED: ClassVar[tuple[str, ...]] = ()
     """Fields that are left out of the JSON of events while they have their default."""
+    FORMER: ClassVar[tuple[str, ...]] = ()
+    """Fields that earlier releases wrote under the same version: read for ever, into other fields
+    (`penstock.model.wire.upcasters.FOLDED`), never written."""
 
 
 class ResourceVector(Value, frozen=True, kw_only=True):

@@ -21,7 +21,7 @@ from penstock.model.schema.errors import Invalid, TooBig, UnknownType, UnknownVe
 from penstock.model.schema.event import REGISTRY, Event, wire_type
 from penstock.model.schema.topics import MAX_EVENT_BYTES
 from penstock.model.schema.validation import checked_json, describe
-from penstock.model.wire.upcasters import SPLIT, UPCASTERS
+from penstock.model.wire.upcasters import FOLDED, SPLIT, UPCASTERS, Upcaster
 
 E = TypeVar("E", bound=Value)
 
@@ -102,6 +102,8 @@ def decode_fact(type_name: str, value: bytes | msgspec.Raw) -> Event:
     if model is None:
         type_name, value = _upcast(type_name, bytes(value))
         model = REGISTRY[type_name]
+    if (fold := FOLDED.get(type_name)) is not None:
+        return decode_as(model, _folded(fold, bytes(value)))
     found = decode_as(model, value)
     split = SPLIT.get(type_name)
     if split is not None:
@@ -151,6 +153,15 @@ def _decoder(model: type[Value]) -> Callable[[bytes | msgspec.Raw], Any] | None:
         return msgspec.json.Decoder(model).decode
     except TypeError:
         return None
+
+
+def _folded(fold: Upcaster, value: bytes) -> bytes:
+    """The event's JSON without `FORMER` fields. What is no event stays as it is: it is refused with
+    messages."""
+    try:
+        return msgspec.json.encode(fold(msgspec.json.decode(value, type=dict[str, Any])))
+    except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError, LookupError, TypeError, ValueError):
+        return value
 
 
 def _old_version(type_name: str) -> tuple[str, int]:

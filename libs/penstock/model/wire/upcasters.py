@@ -10,8 +10,9 @@ from collections.abc import Callable, Mapping
 from hashlib import sha256
 from typing import Any
 
-from penstock.model.decisions.ledger_events import JobFoundSchedulable, JobFoundUnschedulable
+from penstock.model.decisions.ledger_events import JobFoundSchedulable, JobFoundUnschedulable, TermStarted
 from penstock.model.inputs.external_events import DeadLettered
+from penstock.model.nouns.settings import own_settings_apart
 from penstock.model.proposals import MigrationProposed, PlanProposed
 from penstock.model.schema.event import Event, wire_type
 from penstock.model.schema.outline import outline, outline_of_header
@@ -52,6 +53,16 @@ UPCASTERS: Mapping[tuple[str, int], Upcaster] = {
     (MigrationProposed.TYPE, 1): _migration_v1_to_v2,
     (PlanProposed.TYPE, 1): _plan_v1_to_v2,
 }
+
+
+def _term_settings(data: dict[str, Any]) -> dict[str, Any]:
+    """Earlier releases had a profile's own settings as fields of `PlacerSettings`."""
+    return {**data, "settings": own_settings_apart(data["settings"])}
+
+
+FOLDED: Mapping[str, Upcaster] = {wire_type(TermStarted): _term_settings}
+"""Wire type → upcaster within a version, of `FORMER` fields: earlier releases wrote them under this
+version."""
 
 
 def _found(event: Any) -> Event:

@@ -31,8 +31,8 @@ from penstock.model.nouns.allowed import Where
 from penstock.model.nouns.types import MAX_GANG_TASKS, WHOLE_GPU, ResourceVector, TaskPlacement
 from penstock.model.proposals import ProposedJob, ProposedUnit
 from penstock.scheduling.bursts.burst_plans import Costs, Gang, Machine, Need, Problem
-from penstock.scheduling.bursts.gga import MAX_CHILDREN, Found, gga
-from penstock.scheduling.place.liquid import Network, PairCost
+from penstock.scheduling.bursts.gga import MAX_CHILDREN, Found, GeneticSearch, gga
+from penstock.scheduling.place.liquid import Network
 from penstock.scheduling.stages.protocols import Order, Policy
 
 MAX_JOBS = MAX_PROPOSED_UNITS
@@ -50,7 +50,6 @@ class BurstQuestion(msgspec.Struct, frozen=True, gc=False, array_like=True):
     problem: Problem
     seed: int
     max_children: int
-    exact: bool
 
 
 class BurstAnswer(msgspec.Struct, frozen=True, gc=False, array_like=True):
@@ -62,22 +61,22 @@ class BurstAnswer(msgspec.Struct, frozen=True, gc=False, array_like=True):
 
 
 class Burst:
-    """`place` and `order` are the profile's immediate path; `order` None: first come, first served. `exact`:
-    as `PlacerSettings.batch_exact`."""
+    """`place` and `order` are the profile's immediate path; `order` None: first come, first served.
+    `network`: as in `Liquid`."""
 
     def __init__(
         self,
         place: Policy,
         order: Order | None,
         network_weight: float,
-        pair_cost: PairCost = PairCost.SHARING,
+        network: type[Network] = Network,
         *,
-        exact: bool = False,
+        search: type[GeneticSearch] = GeneticSearch,
         max_children: int = MAX_CHILDREN,
     ) -> None:
         self._place, self._order = place, order
-        self._weight, self._pair_cost = network_weight, pair_cost
-        self._exact, self._max_children = exact, max_children
+        self._weight, self._network = network_weight, network
+        self._search, self._max_children = search, max_children
 
     def question(self, state: CellState) -> BurstQuestion | None:
         """See the module's docstring. O(jobs) placements of the immediate path."""
@@ -106,7 +105,7 @@ class Burst:
             *self._machines(shadow, node_ids, [job.demand for job, _ in gangs]), self._weight, tuple(given)
         )
         jobs = tuple(job.job_id for job, _ in gangs)
-        return BurstQuestion(jobs, node_ids, problem, state.seq, self._max_children, self._exact)
+        return BurstQuestion(jobs, node_ids, problem, state.seq, self._max_children)
 
     def _immediate(self, state: CellState, shadow: "Shadow") -> Iterator[tuple[JobState, tuple[str, ...]]]:
         """Waiting jobs, each with the nodes on which the immediate path would start it now; empty: it would
@@ -140,7 +139,7 @@ class Burst:
         self, shadow: "Shadow", node_ids: Sequence[str], demands: Sequence[Demand]
     ) -> tuple[tuple[Machine, ...], tuple[Gang, ...], Costs]:
         index = shadow.state.index
-        network = Network(index, self._pair_cost)
+        network = self._network(index)
         racks: dict[tuple[str, str], int] = {}
         domains: dict[str, int] = {}
         machines = []
@@ -182,7 +181,7 @@ class Burst:
     def solve(self, question: BurstQuestion) -> BurstAnswer:
         """Pure; the same question gives the same answer."""
         rng = np.random.default_rng(question.seed)
-        found = gga(question.problem, rng, exact=question.exact, max_children=question.max_children)
+        found = gga(question.problem, rng, search=self._search, max_children=question.max_children)
         return BurstAnswer(
             tuple(
                 (job_id, tuple(question.node_ids[node] for node in place))

@@ -20,16 +20,14 @@ Interpretation and departures:
   whole job may be left out, with penalty UNPLACED; the penalty for a job that the given plan places is
   UNFAIR: a job that would start at once is never delayed for others.
 - Containers are placed again by first fit, on the plan's nodes and then on unused ones. In about every other
-  child nodes that hold their partners come first (`exact`: only first fit, as in the paper).
+  child nodes that hold their partners come first.
 - The cost of a child is that of its changed nodes. The number of children is bounded by CHILD_CONTAINERS /
   containers, so that the time stays flat as jobs and nodes grow.
 - A population without a better plan for STALE_CHILDREN is replaced by a new one. The best plan of each is
   improved by exchanges of tasks between nodes (`penstock.scheduling.bursts.exchanges`): operators on whole
-  nodes cannot improve two nodes that both stay in use. The paper has one population and no such step
-  (`exact`).
+  nodes cannot improve two nodes that both stay in use.
 
-`exact` is the cell's setting `batch_exact`. The given plan is in the population there as well, so no plan is
-worse.
+The paper has one population, only first fit and no exchanges: `penstock_papers.liquid.ExactSearch`.
 """
 
 from typing import NamedTuple
@@ -85,8 +83,11 @@ class Draws:
 class GeneticSearch:
     """One run of the algorithm."""
 
-    def __init__(self, problem: Problem, rng: np.random.Generator, *, exact: bool) -> None:
-        self.problem, self.draws, self.exact = Instance(problem), Draws(rng), exact
+    RESTARTS = True
+    """Whether a stale population is replaced by a new one."""
+
+    def __init__(self, problem: Problem, rng: np.random.Generator) -> None:
+        self.problem, self.draws = Instance(problem), Draws(rng)
         self.given = self._given()
         self.found = self.given
         """The best plan of all populations."""
@@ -113,7 +114,7 @@ class GeneticSearch:
             order = list(range(jobs)) if number == 0 else self.draws.shuffled(jobs)
             order.sort(key=lambda job: not self.problem.placed_by_given[job])
             where = list(range(nodes)) if number == 0 else self.draws.shuffled(nodes)
-            random_fit = number % 2 == 1
+            random_fit, near = number % 2 == 1, self.filled_near(number)
             full: set[tuple[Need, int, int]] = set()
             for job in order:
                 first = self.problem.first[job]
@@ -123,19 +124,30 @@ class GeneticSearch:
                 if random_fit and nodes > 1:
                     begin = self.draws.below(nodes)
                     where = where[begin:] + where[:begin]
-                if not change.place_job(job, where, near=number % 4 >= 2 and not self.exact):
+                if not change.place_job(job, where, near=near):
                     full.add(kind)
             plan = change.done()
             self.population.append(plan)
             self.ranks.append(self.problem.rank(plan))
         self.best = max(range(POPULATION), key=lambda one: (self.ranks[one], -one))
 
+    def filled_near(self, number: int) -> bool:
+        """Whether plan `number` of a population is filled with nodes that hold a container's partners
+        first."""
+        return number % 4 >= 2
+
+    def repaired_near(self) -> bool:
+        """Whether the containers of a child are placed again on such nodes first."""
+        return self.draws.unit() < 0.5
+
+    def exchanged(self, plan: Plan) -> Plan:
+        """The plan, improved by exchanges of tasks between nodes."""
+        return improved(self.problem, plan, MAX_EXCHANGES)[0]
+
     def settle(self) -> bool:
         """Improves the population's best plan by exchanges and stores it if it is the best so far; returns
         whether it is."""
-        plan = self.population[self.best]
-        if not self.exact:
-            plan, _ = improved(self.problem, plan, MAX_EXCHANGES)
+        plan = self.exchanged(self.population[self.best])
         if self.problem.rank(plan) <= self.problem.rank(self.found):
             return False
         self.found = plan
@@ -157,7 +169,7 @@ class GeneticSearch:
             orphans, avoid = self.insert_node(change, x)
         else:
             orphans, avoid = self.clear_node(change)
-        self.repair(change, orphans, avoid, near=not self.exact and self.draws.unit() < 0.5)
+        self.repair(change, orphans, avoid, near=self.repaired_near())
         return change.done()
 
     def _used(self, plan: Plan) -> list[int]:
@@ -217,7 +229,7 @@ class GeneticSearch:
         consecutive ones have found no better plan."""
         stale = in_vain = 0
         for made in range(children):
-            if stale >= STALE_CHILDREN and made + STALE_CHILDREN < children and not self.exact:
+            if stale >= STALE_CHILDREN and made + STALE_CHILDREN < children and self.RESTARTS:
                 in_vain = 0 if self.settle() else in_vain + 1
                 if in_vain == MAX_IN_VAIN:
                     return made
@@ -238,15 +250,19 @@ class GeneticSearch:
 
 
 def gga(
-    problem: Problem, rng: np.random.Generator, *, exact: bool = False, max_children: int = MAX_CHILDREN
+    problem: Problem,
+    rng: np.random.Generator,
+    *,
+    search: type[GeneticSearch] = GeneticSearch,
+    max_children: int = MAX_CHILDREN,
 ) -> Found:
     """The best plan found; never worse than the given one. The same problem and random generator give the
     same plan.
 
-    `exact`: as in the paper, see the module's docstring and `PlacerSettings.batch_exact`. `max_children` ≥ 0:
-    the caller's bound on the work. O(children · (nodes + containers)).
+    `search`: the variant of the algorithm. `max_children` ≥ 0: the caller's bound on the work.
+    O(children · (nodes + containers)).
     """
-    run = GeneticSearch(problem, rng, exact=exact)
+    run = search(problem, rng)
     made = 0
     if problem.gangs and problem.machines:
         run.populate()

@@ -15,7 +15,6 @@ from typing import Any, Generic, NamedTuple, TypeVar
 
 from msgspec import Struct
 
-from penstock.cluster.free_gpus import will_queue_again
 from penstock.cluster.trial import held_places
 from penstock.ledger.derived.stages import latest_profile, stage_times
 from penstock.ledger.state.job.job_state import JobState
@@ -24,7 +23,7 @@ from penstock.model.inputs.estimates import StagesProfiled
 from penstock.model.nouns.types import WHOLE_GPU, StageTimes
 from penstock.scheduling.groups.companions import Pairs, circle_of, marks_of, pairs_apart
 from penstock.scheduling.groups.gang_turns import why_no_turns
-from penstock.scheduling.order.job_rows import CONTENDING, Entry, JobRows
+from penstock.scheduling.order.job_rows import CONTENDING, Entry, JobRows, will_queue_again
 from penstock.scheduling.service import Key, attained_s, fixed_cost_s, loses, remaining_s, stop_cost_s
 from penstock.scheduling.stages.regroup import ALL_JOBS, Candidate, Question, Scope
 
@@ -301,23 +300,7 @@ def first_of(rows: Sequence[list[Entry[Any]]], most: int) -> Iterable[Entry[Any]
 
 
 class Candidates(Source[tuple[tuple[object, ...], Candidate]]):
-    """The candidates in order of `key`; ties: running jobs, then by arrival in its queue; or, with `listed`,
-    as in a list (`penstock_papers.muri.list_order`): jobs already listed, most GPUs, position.
-    """
-
-    def __init__(
-        self,
-        name: str,
-        key: Key,
-        *,
-        key_of: KeyOf | None = None,
-        listed: bool = False,
-        per_gpus: int = 1,
-        in_all: int | None = None,
-        attained: Callable[[CellState, JobState], float] = attained_s,
-    ) -> None:
-        super().__init__(name, key, key_of=key_of, per_gpus=per_gpus, in_all=in_all, attained=attained)
-        self._listed = listed
+    """The candidates in order of `key`; ties: running jobs, then by arrival in its queue."""
 
     def question(self, state: CellState) -> Question | None:
         """None: no job waits and no jobs share GPUs, or there are no GPUs."""
@@ -327,11 +310,6 @@ class Candidates(Source[tuple[tuple[object, ...], Candidate]]):
         found.items.sort(key=itemgetter(0))
         return self._question(state, [candidate for _, candidate in found.items], found)
 
-    def _key_in_row(self, state: CellState, job: JobState) -> tuple[float, ...]:
-        if self._listed:
-            return self._key(state, job), *place_in_list(job.rank, job.order)
-        return super()._key_in_row(state, job)
-
     def _item(
         self, state: CellState, job: JobState, candidate: Candidate
     ) -> tuple[tuple[object, ...], Candidate]:
@@ -339,11 +317,7 @@ class Candidates(Source[tuple[tuple[object, ...], Candidate]]):
         return self._place(key, candidate), candidate
 
     def _place(self, key: float, job: Candidate) -> tuple[object, ...]:
-        if not self._listed:
-            place = place_in_queue(job.rank)
-            return job.movable or not job.group, key, not job.group, place, job.order
-        new, position = place_in_list(job.rank, job.order)
-        return job.movable or not job.group, key, new, -job.gpus, position, job.order
+        return job.movable or not job.group, key, not job.group, place_in_queue(job.rank), job.order
 
 
 def _memory(state: CellState) -> int:
@@ -359,17 +333,7 @@ def _memory(state: CellState) -> int:
     )
 
 
-APART = 1 << 20
-"""Distance of two positions in the list, so that others fit between them."""
-
-
 LAST = 1 << 53
-
-
-def place_in_list(rank: tuple[int, int, int] | None, order: int) -> tuple[bool, int]:
-    """(whether it was in no plan yet, position): the order of jobs with equal keys and GPUs. `order`: of its
-    submission."""
-    return (True, order * APART) if rank is None else (False, rank[2])
 
 
 def place_in_queue(rank: tuple[int, int, int] | None) -> int:

@@ -13,7 +13,7 @@ for the best order of the members. Times are ms, ≥ 0.
 Departures: no member's iteration is shorter than alone, since parts of it may use none of the resources; and
 a group whose members use no known resource takes the sum of their iterations, γ 0. The authors' program
 computes another period (`authors_period`) and multiplies it by factors that they measured on their cluster;
-profiles that reproduce their figures use it unchanged.
+profiles that reproduce their figures use these, too (`bounded` False, `factors`).
 """
 
 from collections.abc import Callable, Sequence
@@ -29,12 +29,6 @@ RESOURCES = 4
 MAX_CACHED = 65_536  # groups by their members' kinds
 SAME_PERIOD = 1e-3  # relative difference at which two periods count as equal, from the authors' program
 AUTHORS_STEPS = 8
-ALONE = 1.015  # an iteration alone as a multiple of the measured one, from the authors' program
-AUTHORS_FACTORS = (ALONE, 1.33, 1.5, 1.37)
-"""By number of members: measured iteration of a group as a multiple of its computed period; ALONE for a
-single job."""
-FACTORS_UNMATCHED = (ALONE, 1.33, 1.5, 1.30)
-"""The same for groups without matching."""
 LEAST_PROFILED = 0.8
 NO_JOB = (-inf, -inf, -inf, -inf, -inf)  # replaces an absent member
 MAX_SPEED = 4.0  # bound of `Turns.speeds`
@@ -192,14 +186,3 @@ def _orders(alike: tuple[int, ...]) -> tuple[tuple[int, ...], ...]:
     for order in permutations(range(len(alike))):
         found.setdefault(tuple([alike[index] for index in order]), order)
     return tuple(found.values())
-
-
-def authors(*, matched: bool = True, worst: bool = False) -> Interleaving:
-    """Interleaving as in the program published with Muri."""
-    factors = AUTHORS_FACTORS if matched else FACTORS_UNMATCHED
-    return Interleaving(
-        authors_period_or_pair,
-        (factors[0], *(factor / ALONE for factor in factors[1:])),
-        worst=worst,
-        bounded=False,
-    )

@@ -1,5 +1,5 @@
-"""Reclaim stage of profile `coda`: preemption of jobs on borrowed cores, and migration of small jobs out of
-the 4-GPU sub-array. Source: CODA §V-C.
+"""Reclaim stage of profiles `coda` and `penstock`: preemption of jobs on borrowed cores, and migration of
+small jobs out of the 4-GPU sub-array. Source: CODA §V-C.
 
 - A job with GPUs that fits nowhere gets a node on which enough GPUs are free and cores are lent: jobs without
   GPUs that borrow there are aborted, those placed last first and as few as necessary, until the CPU array
@@ -12,9 +12,6 @@ the 4-GPU sub-array. Source: CODA §V-C.
   that are in the way.
 - Departure: cores are reclaimed from a job at most `max_reclaims` times: the source has no bound, and a job
   could be aborted for ever.
-- Departure, so that no job starves: a job that does not fit and has waited `patience_ms` since it queued, one
-  of each array, gets nodes reserved, those with most free of what it lacks; no other job starts there. The
-  source names no rule.
 """
 
 from collections.abc import Iterator
@@ -22,7 +19,6 @@ from itertools import islice
 
 from penstock.cluster.trial import Fit, Trial
 from penstock.ledger.fold.evolve_arrays import gpus_of
-from penstock.ledger.fold.plans import units_of_profile
 from penstock.ledger.state.arrays import LARGE_GPUS
 from penstock.ledger.state.index import bits
 from penstock.ledger.state.job.demand import Demand
@@ -40,16 +36,15 @@ from penstock.scheduling.place.borrowing import reserved_for
 from penstock.scheduling.stages.reclaim import MovesOut, Reclaimed
 
 MAX_LOOKED_AT = 64  # nodes for which a reclaim is tried
-MANY = 1 << 20  # workers per node as bounded by a resource that a worker does not need
 
 
 class ArrayReclaim:
     """Implements `penstock.scheduling.stages.reclaim.Reclaim`."""
 
-    def __init__(self, settings: Coda, *, patient: bool = True, loses_ms: int | None = None) -> None:
-        """`patient`: nodes are reserved for a job that has waited for `patience_ms`; `loses_ms`: a job that
-        does not save is aborted only within this time of its placement, None: always."""
-        self._settings, self._patient, self._loses_ms = settings, patient, loses_ms
+    def __init__(self, settings: Coda, *, loses_ms: int | None = None) -> None:
+        """`loses_ms`: a job that does not save is aborted only within this time of its placement; None: at
+        any time."""
+        self._settings, self._loses_ms = settings, loses_ms
 
     def sizes(self, state: CellState) -> ArraysSized | None:
         return sized(state, self._settings)
@@ -58,21 +53,12 @@ class ArrayReclaim:
         """O(nodes examined × tasks there)."""
         array = array_of(job)
         if job.estimate and array != CPU and _reclaimable(state, job.estimate.worker, large=array == LARGE):
-            found = _Taking(state, job, self._settings, self._loses_ms).all()
-            if found is not None:
-                return found
-        waited_ms = state.now_ms - (job.queued_ms or 0)
-        if not self._patient or waited_ms < self._settings.patience_ms:
-            return None
-        for unit in units_of_profile(state):
-            other = state.jobs.get(unit.job_id)
-            if other is not None and array_of(other) == array:
-                return None
-        return _reserved(state, job)
+            return _Taking(state, job, self._settings, self._loses_ms).all()
+        return None
 
     def idle(self, state: CellState) -> bool:
         """As `Reclaim`."""
-        return not self._patient and _no_free_gpu(state)
+        return _no_free_gpu(state)
 
 
 def _no_free_gpu(state: CellState) -> bool:
@@ -284,35 +270,3 @@ def _lost(state: CellState, job: JobState) -> int:
     """Core seconds of the attempt."""
     ran_s = (state.now_ms - (job.placed_ms or state.now_ms)) // 1_000
     return job.demand.workers * job.demand.worker.cores * ran_s
-
-
-def _reserved(state: CellState, job: JobState) -> Reclaimed | None:
-    """Nodes large enough for the workers, those with most free of what a worker lacks first; None: too few
-    placeable nodes could hold one, or no task runs on them whose end could be awaited."""
-    demand, index = job.demand, state.index
-    need = demand.worker
-    if demand.parameter_servers:
-        return None
-    suited = (
-        index.eligible(need, demand.where)
-        & index.placeable
-        & ~reserved_for(state, job, state.planned.values())[1]
-    )
-    rooms: list[tuple[int, int, int, int]] = []
-    for ordinal in bits(suited):
-        node = state.node(ordinal)
-        per = min(
-            len(node.spec.gpus) // need.gpus if need.gpus else MANY,
-            node.spec.cores // need.cores if need.cores else MANY,
-            node.spec.host_memory_mib // need.host_memory_mib if need.host_memory_mib else MANY,
-        )
-        if per:
-            free = node.entered
-            rooms.append((-min(free.gpus, need.gpus), -free.cores, ordinal, per))
-    nodes: list[str] = []
-    for _, _, ordinal, per in sorted(rooms):
-        nodes += [state.node_at[ordinal]] * min(per, demand.workers - len(nodes))
-    if len(nodes) < demand.workers or not any(state.nodes[node_id].tasks for node_id in nodes):
-        return None
-    unit = PlanUnit(job_id=job.job_id, nodes=tuple(nodes), expected_ms=state.now_ms)
-    return Reclaimed(unit, why=f"has waited {(state.now_ms - (job.queued_ms or 0)) // 1_000:,} s")

@@ -2,22 +2,19 @@
 tenants' shares.
 
 Jobs that can still meet their deadline, and urgent ones, come before all others of tenants below their share,
-least slack first (`penstock.scheduling.order.genie`, `protect`). A job that is late already, or whose tenant
-is at its share, waits in the usual order (`penstock.scheduling.order.fair`): a deadline gives no tenant more
-than its share. Moldable jobs run on the ⟨nodes, GPUs⟩ with the best ratio of speed to cost that meets the
-deadline, all others as without this stage.
+least slack first (`penstock.scheduling.order.genie`). A job that is late already, or whose tenant is at its
+share, waits in the usual order (`penstock.scheduling.order.fair`): a deadline gives no tenant more than its
+share. Moldable jobs run on the ⟨nodes, GPUs⟩ with the best ratio of speed to cost that meets the deadline,
+all others as without this stage.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
 from math import inf
 
-from msgspec.structs import replace
-
 from penstock.cluster.assignment import Plan
 from penstock.cluster.chance import LazyRng
 from penstock.ledger.state.job.job_state import JobState
 from penstock.ledger.state.state import CellState
-from penstock.model.nouns.settings import Genie as Settings
 from penstock.scheduling.order.deadlines import urgent
 from penstock.scheduling.order.fair import FairResponse
 from penstock.scheduling.order.genie import Genie
@@ -36,12 +33,10 @@ class DeadlineOrder:
 
     waits = True
 
-    def __init__(
-        self, name: str, settings: Settings, place: Together, order: FairResponse, shape: Shape
-    ) -> None:
+    def __init__(self, name: str, place: Together, order: FairResponse, shape: Shape) -> None:
         self.name = name
         self._place, self._order, self._shape = place, order, shape
-        self.genie = Genie(name, replace(settings, choose="protect"), place)
+        self.genie = Genie(name, place)
         self._timed: JobRows[tuple[()]] = JobRows(_timed)
 
     def may_take(self, state: CellState, job: JobState, other: JobState) -> bool:

@@ -22,20 +22,21 @@ from penstock.ledger.state.index import bits
 from penstock.ledger.state.job.job_state import JobState
 from penstock.ledger.state.state import CellState
 from penstock.model.nouns.allowed import Where
-from penstock.model.nouns.settings import Genie as Settings
 from penstock.model.nouns.types import WHOLE_GPU, Estimate, ResourceVector, ShapeOption
 from penstock.scheduling.order.deadlines import SURE, expected_ms, latency_ms, odds, sure_ms, urgent
 from penstock.scheduling.place.together import whole_gang
 from penstock.scheduling.stages.protocols import Policy, Turns
 
-SERVING = ("qos", "protect")
+THETA = 0.5
+"""θ of eq. 5: cost of a further node, beside its GPUs. The source gives no value; with this one a further
+node costs as much as half the GPUs of the largest node."""
 LEAST_STEP_MS = 1e-9  # a picosecond: no iteration takes less, whatever an estimate claims
 MIN_CACHED = 64  # cached jobs in addition to twice the living ones
 
 
 class Placement(NamedTuple):
     """One s_ij of a job. `latency_ms`: l_ij, eq. 2, from its start to its end; infinite where it is not
-    known. `sure_ms`: the same with probability `SURE`; only for `protect`, else infinite."""
+    known. `sure_ms`: the same with probability `SURE`."""
 
     option: ShapeOption
     latency_ms: float
@@ -50,8 +51,6 @@ class Offers(NamedTuple):
     """M_i, in the order of the estimate."""
     ranked: Sequence[Placement]
     """Best ratio first."""
-    always: Placement | None
-    """The choice of a baseline that regards neither the time nor what is free."""
 
 
 class Choice(NamedTuple):
@@ -77,20 +76,21 @@ class Genie:
     """A place, order and shape stage in one. Implements `Policy`, `Order` and `Shape` of
     `penstock.scheduling.stages.protocols`.
 
-    `settings.choose`: `qos` is Alg. 1; `protect` differs from it in three points. A placement counts as in
-    time only with probability `SURE`, if any placement has it. If none has, and no other job waits, the one
-    with the highest probability is chosen, since GPUs are left over. And jobs that can no longer be in time,
-    except urgent ones, take the placement with the fewest GPU seconds and come after all others, since their
-    deadline is lost and their GPUs could help others to be in time. The other values are the source's
-    baselines, which serve in order of arrival: `ratio` (CERPre), `performance` (PerfPre), `most` (MaxOcc:
-    what fits now), `least` (MinOcc). `elsewhere`: places jobs of one shape.
+    Alg. 1 with three additions. A placement counts as in time only with probability `SURE`, if any placement
+    has it. If none has, and no other job waits, the one with the highest probability is chosen, since GPUs
+    are left over. And jobs that can no longer be in time, except urgent ones, take the placement with the
+    fewest GPU seconds and come after all others: their deadline is lost, and their GPUs could help others to
+    be in time.
+
+    `elsewhere`: places jobs of one shape; `theta` ≥ 0: θ of eq. 5. The source's own rules are a subclass
+    (`penstock_papers.genie`).
     """
 
     waits = True
 
-    def __init__(self, name: str, settings: Settings, elsewhere: Policy) -> None:
+    def __init__(self, name: str, elsewhere: Policy, theta: float = THETA) -> None:
         self.name = name
-        self._settings = settings
+        self._theta = theta
         self._elsewhere = elsewhere
         self._seen = (-1, -1)
         """Versions of the cell's capacity and of its sound GPUs, for which the following hold."""
@@ -135,34 +135,24 @@ class Genie:
             Placement(
                 option,
                 latency_ms(job, option),
-                sure_ms(job, option) if self._settings.choose == "protect" else inf,
+                self._sure_ms(job, option),
             )
             for option in self._offered(state, job)
         ]
         ranked = sorted(
             found, key=lambda one: (-self._ratio(one.option), one.option.workers, one.option.nodes)
         )
-        offers = self._offers[job.job_id] = Offers(job.estimate, found, ranked, self._always(ranked))
+        offers = self._offers[job.job_id] = Offers(job.estimate, found, ranked)
         return offers
 
-    def _always(self, ranked: Sequence[Placement]) -> Placement | None:
-        match self._settings.choose:
-            case "ratio":
-                return next(iter(ranked), None)
-            case "least":
-                return min(ranked, key=lambda one: (one.option.workers, one.option.nodes), default=None)
-            case "performance":
-                return min(
-                    ranked,
-                    key=lambda one: (one.option.step_ms, one.option.workers, one.option.nodes),
-                    default=None,
-                )
-        return None
+    def _sure_ms(self, job: JobState, option: ShapeOption) -> float:
+        """`Placement.sure_ms`."""
+        return sure_ms(job, option)
 
     def _ratio(self, option: ShapeOption) -> float:
         """r_ij, in iterations per millisecond: all placements of a job have the same samples. Finite,
         whatever an estimate claims."""
-        price = cost(option.nodes, option.gpus_per_node, *self._limits, self._settings.theta)
+        price = cost(option.nodes, option.gpus_per_node, *self._limits, self._theta)
         return 1.0 / max(option.step_ms * price, LEAST_STEP_MS)
 
     def _offered(self, state: CellState, job: JobState) -> Sequence[ShapeOption]:
@@ -196,22 +186,19 @@ class Genie:
         return found >= option.nodes
 
     def _best(self, state: CellState, job: JobState, offers: Offers, due_ms: float) -> Placement:
-        """Lines 4 – 11."""
-        if offers.always is not None:
-            return offers.always
-        found, choose, now_ms = offers.found, self._settings.choose, state.now_ms
-        if choose == "most":
-            largest = sorted(found, key=lambda one: (-one.option.workers, one.option.nodes))
-            return next((one for one in largest if self._nodes_for(state, job, one.option)), found[0])
-        in_time = next((one for one in offers.ranked if now_ms + one.latency_ms <= due_ms), None)
-        if choose == "protect":
-            sure = next((one for one in offers.ranked if now_ms + one.sure_ms <= due_ms), None)
-            if sure is None and (safest := self._safest(state, job, found, due_ms)) is not None:
-                return safest
-            in_time = sure or in_time
-            if in_time is None and not urgent(job.spec):
-                return min(found, key=lambda one: (one.option.workers * one.latency_ms, one.option.workers))
+        """Lines 4 – 11, as the class has them."""
+        found, now_ms = offers.found, state.now_ms
+        sure = next((one for one in offers.ranked if now_ms + one.sure_ms <= due_ms), None)
+        if sure is None and (safest := self._safest(state, job, found, due_ms)) is not None:
+            return safest
+        in_time = sure or self._in_time(state, offers, due_ms)
+        if in_time is None and not urgent(job.spec):
+            return min(found, key=lambda one: (one.option.workers * one.latency_ms, one.option.workers))
         return in_time or offers.ranked[0]
+
+    def _in_time(self, state: CellState, offers: Offers, due_ms: float) -> Placement | None:
+        """Line 5: the best ratio that is expected in time; None: nothing is."""
+        return next((one for one in offers.ranked if state.now_ms + one.latency_ms <= due_ms), None)
 
     def _safest(
         self, state: CellState, job: JobState, found: Sequence[Placement], due_ms: float
@@ -231,19 +218,16 @@ class Genie:
     # ------------------------------------------------------------------------------------------ stages
 
     def order(self, state: CellState) -> Iterator[str]:
-        """Line 13. O(waiting jobs × options). The baselines' order is that of the queue."""
+        """Line 13. O(waiting jobs × options)."""
         jobs = [state.jobs[job_id] for job_id in state.queue.values()]
-        if self._settings.choose in SERVING:
-            jobs.sort(key=lambda job: self._key(state, job))
+        jobs.sort(key=lambda job: self._key(state, job))
         for job in jobs:
             yield job.job_id
 
     def _key(self, state: CellState, job: JobState) -> tuple[int, float, int]:
-        if self._settings.choose not in SERVING:
-            return 0, 0.0, job.order
+        """Sort key of a waiting job: whether its deadline is lost, w_i, order of submission."""
         allowance = self.choice(state, job).allowance_ms
-        late = self._settings.choose == "protect" and allowance < 0 and not urgent(job.spec)
-        return int(late), allowance, job.order
+        return int(allowance < 0 and not urgent(job.spec)), allowance, job.order
 
     def ranking(
         self, state: CellState, waiting: Iterable[JobState], holding: Iterable[JobState], at_ms: int

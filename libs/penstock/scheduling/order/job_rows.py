@@ -24,6 +24,8 @@ Entry = tuple[float, int, str, Row]
 """(key, order, job id, row); no two entries are equal in the first two fields."""
 NO_MORE: Iterator[Any] = iter(())
 CONTENDING = HOLDING - {JobStatus.STOPPING}
+QUEUES_AGAIN = frozenset({"preempted", "migrated", "drained"})
+"""Reasons of stops after which the job waits at its old position."""
 NOT_LISTED = frozenset(JobStatus) - {JobStatus.QUEUED}
 """Status of jobs that are in no row of waiting jobs."""
 
@@ -151,19 +153,6 @@ def go_on(heap: list[Head[Row]]) -> None:
         heapreplace(heap, (*following, more))
 
 
-def skipping(state: CellState, rows: Iterable[Iterable[Entry[Row]]]) -> Iterator[str]:
-    """Ids of the waiting jobs of all rows, by key: after a job that does not start (`goes_on`) the others of
-    its row are skipped."""
-    heap = heads([], rows)
-    while heap:
-        job_id = heap[0][2]
-        yield job_id
-        if goes_on(state, job_id):
-            go_on(heap)
-        else:
-            heappop(heap)
-
-
 def in_order(heaps: Iterable[list[Head[Row]]]) -> list[str]:
     """Ids of all jobs in these heaps, one heap after the other; empties them."""
     ids: list[str] = []
@@ -172,3 +161,9 @@ def in_order(heaps: Iterable[list[Head[Row]]]) -> list[str]:
             ids.append(heap[0][2])
             go_on(heap)
     return ids
+
+
+def will_queue_again(job: JobState) -> bool:
+    """Whether a job that is being stopped will wait in the queue; a job with a reserved target starts there
+    without queueing."""
+    return job.stop_reason in QUEUES_AGAIN and job.held is None and not job.target

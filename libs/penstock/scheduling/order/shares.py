@@ -5,7 +5,6 @@ from dataclasses import dataclass
 
 from penstock.ledger.state.job.job_state import HOLDING, JobState
 from penstock.ledger.state.state import CellState
-from penstock.model.nouns.transitions import TaskStatus
 from penstock.model.nouns.types import WHOLE_GPU
 from penstock.scheduling.order.job_rows import Changes
 
@@ -39,24 +38,6 @@ def capacity(state: CellState) -> Amounts:
             ),
         )
     return total
-
-
-def job_holds(job: JobState) -> Amounts:
-    """What the job's tasks that are not proven ended hold."""
-    held = NOTHING
-    for task in job.tasks.values():
-        if task.status is not TaskStatus.EXITED:
-            place = task.place
-            held = plus(
-                held,
-                (
-                    len(place.gpus) * place.gpu_share_milli,
-                    len(place.cores),
-                    place.host_memory_mib,
-                    place.bandwidth_mbps,
-                ),
-            )
-    return held
 
 
 def amounts(job: JobState) -> Amounts:

@@ -12,9 +12,8 @@ one class of nodes at a time, which gives exactly the same answer (tests compare
 Interpretation, where the paper is not explicit:
 - PairCost (eq. 2) has three levels and is measured in nodes that share the bandwidth of the path:
   same node 0; same rack: the nodes of that rack; other rack: the nodes of the domain that holds both racks,
-  or of the cell if there is no such domain. Option `PairCost.LEVELS`: 1, 4 and 40 whatever the number of
-  nodes, as in the weights that the authors' program uses (theirs are multiplied by the job's bandwidth, a
-  constant within one job's plans, which is left out).
+  or of the cell if there is no such domain. Another `Network` is another interpretation
+  (`penstock_papers.liquid.Levels`).
 - Gone nodes still count among those that share, until they are dropped from the state: shares stay stable.
 - A job without parameter servers synchronises by ring all-reduce: its pairs are the neighbours on the ring
   of workers in rank order (two workers: one pair). The paper has no such jobs. One task alone: cost 0.
@@ -28,7 +27,6 @@ node is removed when the next task no longer fits. Option `distinct_nodes=True`:
 """
 
 from collections.abc import Iterable
-from enum import Enum
 
 from penstock.cluster.assignment import Plan
 from penstock.cluster.chance import LazyRng
@@ -42,41 +40,27 @@ FITNESS_UNITS = 720_720
 """Least common multiple of 1 … 16 GPUs: fitness is summed in whole units, so equal plans tie exactly."""
 assert MAX_GPUS_PER_NODE == 16
 
-LEVEL_WEIGHTS = (1, 4, 40)  # same rack, same domain, other domain. Source: the program published with Liquid
-
-
-class PairCost(Enum):
-    """Interpretations of eq. 2; see the module's docstring."""
-
-    SHARING = "sharing"
-    LEVELS = "levels"
-
 
 class Network:
-    """Costs between nodes."""
+    """PairCost (eq. 2) between two nodes, ≥ 0: the number of nodes that share the bandwidth of their path."""
 
-    __slots__ = ("_index", "_pair_cost")
+    __slots__ = ("_index",)
 
-    def __init__(self, index: NodeIndex, pair_cost: PairCost) -> None:
+    def __init__(self, index: NodeIndex) -> None:
         self._index = index
-        self._pair_cost = pair_cost
 
     def nodes_of(self, rack: str, domain: str) -> int:
         """The nodes of a rack; equal rack names in two domains are two racks."""
         return self._index.rack[rack] & self._index.domain[domain]
 
     def inside_rack(self, rack: str, domain: str) -> int:
-        return self._cost(0, self.nodes_of(rack, domain))
+        return self.nodes_of(rack, domain).bit_count()
 
     def inside_domain(self, domain: str) -> int:
-        return self._cost(1, self._index.domain[domain])
+        return self._index.domain[domain].bit_count()
 
     def across_domains(self) -> int:
-        return self._cost(2, self._index.known)
-
-    def _cost(self, level: int, sharing: int) -> int:
-        """`sharing`: nodes that share the path's bandwidth."""
-        return LEVEL_WEIGHTS[level] if self._pair_cost is PairCost.LEVELS else sharing.bit_count()
+        return self._index.known.bit_count()
 
 
 class Partners:
@@ -225,12 +209,12 @@ class _Search:
 
 
 class Liquid:
-    """Alg. 1. `network_weight` is λ ∈ [0, 1] of eq. 4."""
+    """Alg. 1. `network_weight` is λ ∈ [0, 1] of eq. 4; `network`: interpretation of eq. 2."""
 
     def __init__(
         self,
         network_weight: float,
-        pair_cost: PairCost = PairCost.SHARING,
+        network: type[Network] = Network,
         *,
         distinct_nodes: bool = False,
         name: str = "liquid",
@@ -238,7 +222,7 @@ class Liquid:
         assert 0 <= network_weight <= 1, network_weight
         self.name = name
         self._weight = network_weight
-        self._pair_cost = pair_cost
+        self._network = network
         self._distinct_nodes = distinct_nodes
 
     def score(self, cost: int, fitness: int) -> float:
@@ -253,7 +237,7 @@ class Liquid:
         self, nodes: int, state: CellState, job: JobState, *, servers: int = EVERYWHERE
     ) -> Plan | None:
         """Places the job only on these nodes, parameter servers on those of `servers`. Both are sets."""
-        search = _Search(self, Network(state.index, self._pair_cost))
+        search = _Search(self, self._network(state.index))
         return place_greedily(
             self.name,
             state,

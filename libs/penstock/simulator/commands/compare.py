@@ -12,7 +12,7 @@ from rich.console import Console
 
 from penstock.commandline import takes
 from penstock.exits import BadCommand, Exit
-from penstock.scheduling.profiles import PROFILES
+from penstock.scheduling.profiles import names as profile_names
 from penstock.screen import Bar, bar, console, write_json
 from penstock.simulator import comparison
 from penstock.simulator.assumptions import Asked, Variant, variants_of
@@ -53,7 +53,7 @@ class CompareOptions(SimulationOptions, ReportOptions):
         str,
         typer.Option(
             metavar="A,B,…",
-            help=f"Profiles to compare, with differences to the first: {', '.join(PROFILES)}.",
+            help=f"Profiles to compare, with differences to the first: {', '.join(profile_names())}.",
         ),
     ]
     seeds: Annotated[

@@ -7,7 +7,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-import msgspec
 import orjson
 import typer
 from pydantic import ValidationError
@@ -16,20 +15,21 @@ from rich.console import Console
 from penstock.exits import BadCommand, Exit, Stop
 from penstock.model.nouns.nodes import NodeSpec
 from penstock.model.nouns.settings import PlacerSettings
-from penstock.model.schema.validation import checked, describe
+from penstock.model.schema.validation import describe
 from penstock.runtime.files.csv_import import MAX_SHOWN, BadFile, Problem
-from penstock.scheduling.profiles import WANT_TYPICAL_TASKS, UnknownProfile, UnusedSetting, check_settings
+from penstock.scheduling import profiles
+from penstock.scheduling.profiles import UnknownProfile, UnusedSetting, definition_of, own_names
 from penstock.sdk.job_file.units import duration_ms
 from penstock.simulator.assumptions import Variant, assumptions
 from penstock.simulator.commands.restart_option import NONE, Restarts, grace_of, restarts_of
 from penstock.simulator.engine import Durations, Options, Simulation
 from penstock.simulator.generators.base import Generator
-from penstock.simulator.generators.registry import GENERATORS, generate, generator_of
+from penstock.simulator.generators.registry import EXAMPLE, generate, generator_of
 from penstock.simulator.job_models.catalogue import (
-    JOB_MODELS,
     Run,
     UnknownJobModel,
     checked_job_model,
+    job_models,
     work_for,
 )
 from penstock.simulator.job_models.model import Work
@@ -40,7 +40,7 @@ from penstock.simulator.traces.files.formats import FORMATS, OWN
 from penstock.simulator.traces.files.importing import SETS, Trace, locate, passed_text, read_source
 from penstock.simulator.traces.files.source import open_source
 from penstock.simulator.traces.fitting import ClusterCapacity
-from penstock.simulator.traces.resources import typical_of
+from penstock.simulator.traces.resources import workers_of
 
 CLUSTER, JOB_MODEL = "8x8", "constant"  # defaults
 MAX_SECONDS = 86_400  # of latencies and ticks
@@ -118,7 +118,7 @@ class SimulationOptions:
         typer.Argument(
             help=f"A file, <data set>/<name>: {', '.join(f'{name}/…' for name in SETS)}, or a generator such "
             "as "
-            f"{next(iter(GENERATORS))}; `penstock traces ls` lists them."
+            f"{EXAMPLE}; `penstock traces ls` lists them."
         ),
     ]
     cluster: Annotated[
@@ -143,7 +143,7 @@ class SimulationOptions:
         str | None,
         typer.Option(
             "--truth",
-            help=f"Model of how fast jobs run: {', '.join(JOB_MODELS)} (default constant, or a generator's "
+            help=f"Model of how fast jobs run: {', '.join(job_models())} (default constant, or a generator's "
             "own).",
         ),
     ] = None
@@ -310,20 +310,18 @@ class Given:
 
     def settings(self, profile: str, seed: int) -> PlacerSettings:
         """Raises `BadCommand`, `UnknownProfile`, `UnusedSetting`."""
-        settings = settings_of(profile, seed, self.asked.set or ())
-        check_settings(settings)
-        return settings
+        return settings_of(profile, seed, self.asked.set or ())
 
-    def _typical(self, settings: PlacerSettings, trace: Trace) -> PlacerSettings:
-        """The settings with the trace's own kinds of tasks, for a profile that scores by them and has none
-        set."""
-        if settings.profile not in WANT_TYPICAL_TASKS or settings.typical_tasks:
+    def _filled(self, settings: PlacerSettings, trace: Trace) -> PlacerSettings:
+        """The settings with those that the profile takes from the trace where none are given."""
+        definition = definition_of(settings.profile)
+        if definition.fill is None:
             return settings
         jobs = self.read.get(self.path, trace).jobs  # each once, also where they fill the cluster
         most = max(len(node.gpus) for node in self.nodes)
         single = self.options.single_gpu_workers
-        found = typical_of(jobs, most, self.cluster.slices_per_core, single_gpu_workers=single)
-        return msgspec.structs.replace(settings, typical_tasks=found)
+        workers = workers_of(jobs, most, self.cluster.slices_per_core, single_gpu_workers=single)
+        return definition.filled(settings, workers)
 
     def _run(self, seed: int) -> Run:
         most = max(len(node.gpus) for node in self.nodes)
@@ -356,22 +354,23 @@ class Given:
     ) -> Simulation:
         """One run before its first step. Raises `BadFile`, `UnknownJobModel`, and the errors of
         `settings`."""
-        settings = self._typical(self.settings(profile, seed), trace)
+        settings = self._filled(self.settings(profile, seed), trace)
         work, options = self.work(seed, trace, settings), self.options._replace(durations=durations)
         return Simulation(self.cluster.under(seed), settings, work, trace.jobs, options, sink)
 
 
-def begin(asked: SimulationOptions, profiles: Sequence[str], errors: Console) -> tuple[Given, Trace]:
+def begin(asked: SimulationOptions, names: Sequence[str], errors: Console) -> tuple[Given, Trace]:
     """The validated command line and the trace under the first seed, after every check that needs no run.
 
     Raises `BadCommand`, `BadCluster`, `BadFile`, `UnknownProfile`, `UnknownJobModel`.
     """
     collect_rarely()
     given = validate(asked)
-    for profile in profiles:
+    check_set(names, asked.set or ())
+    for profile in names:
         given.settings(profile, asked.seed)
     trace = given.trace(asked.seed)
-    given.simulation(profiles[0], asked.seed, trace)
+    given.simulation(names[0], asked.seed, trace)
     report_skipped(trace, errors)
     if misfits := given.misfits(trace):
         message = f"{misfits:,} jobs fit nowhere on this cluster; they count as arrived and find no place"
@@ -435,21 +434,41 @@ def _home(trace: str) -> str:
 
 
 def settings_of(profile: str, seed: int, pairs: Sequence[str]) -> PlacerSettings:
+    """The settings of one of the profiles that are simulated: own settings of the others are left out. Raises
+    `BadCommand`, `UnknownProfile`."""
+    given = {"profile": profile, "seed": seed, **_set(pairs)}
+    own = own_names(profile)
+    known = (*PlacerSettings.__struct_fields__, *own)
+    try:
+        return profiles.settings_of({name: value for name, value in given.items() if name in known})
+    except ValidationError as error:
+        raise BadCommand(f"settings: {describe(error)}") from error
+    except UnusedSetting as error:
+        raise BadCommand(f"settings: {error}") from error
+
+
+def check_set(names: Sequence[str], pairs: Sequence[str]) -> None:
+    """Raises `BadCommand` for a `--set` that none of these profiles has, `UnknownProfile`."""
+    own = {name for profile in names for name in own_names(profile)}
+    known = {*PlacerSettings.__struct_fields__, *own} - {"profile", "seed"}
+    for name in _set(pairs):
+        if name not in known:
+            there = ", ".join(sorted(known))
+            raise BadCommand(f"--set {name}=…: NAME=VALUE with a setting of {' or '.join(names)}: {there}")
+
+
+def _set(pairs: Sequence[str]) -> Mapping[str, object]:
     """Raises `BadCommand`."""
-    values: dict[str, object] = {"profile": profile, "seed": seed}
+    values: dict[str, object] = {}
     for pair in pairs:
         name, equals, text = pair.partition("=")
-        if not equals or name in values or name not in PlacerSettings.__struct_fields__:
-            known = ", ".join(field for field in PlacerSettings.__struct_fields__ if field not in values)
-            raise BadCommand(f"--set {pair}: NAME=VALUE with NAME once, and one of {known}")
+        if not equals or name in values or name in ("profile", "seed"):
+            raise BadCommand(f"--set {pair}: NAME=VALUE with NAME once, and neither profile nor seed")
         try:
             values[name] = orjson.loads(text)
         except orjson.JSONDecodeError as error:
             raise BadCommand(f"--set {pair}: the value is no JSON: {error}") from error
-    try:
-        return checked(PlacerSettings, values)
-    except ValidationError as error:
-        raise BadCommand(f"settings: {describe(error)}") from error
+    return values
 
 
 def report_skipped(trace: Trace, errors: Console) -> None:

@@ -6,7 +6,7 @@ from math import isclose
 from rich.console import Console
 from rich.table import Table
 
-from penstock.scheduling.profiles import READ_DURATIONS
+from penstock.scheduling.profiles import reads_run_times
 from penstock.screen import console, plain_table
 from penstock.simulator.assumptions import LABELS
 from penstock.simulator.comparison import COUNTED, Standing, best_of
@@ -38,7 +38,7 @@ def run_keys(result: Result, skipped: int) -> Mapping[str, object]:
 
 def _durations(result: Result) -> str | None:
     """Source of the run times given to the policy; None: it reads none."""
-    return result.durations if result.profile in READ_DURATIONS else None
+    return result.durations if reads_run_times(result.profile) else None
 
 
 def print_assumptions(assumed: Mapping[str, str], out: Console) -> None:

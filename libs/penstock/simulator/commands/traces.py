@@ -25,7 +25,7 @@ from penstock.simulator.commands.options import (
     renames_of,
     report_skipped,
 )
-from penstock.simulator.generators.registry import GENERATORS, generate, generator_of, of_summaries
+from penstock.simulator.generators.registry import generate, generator_of, generators, of_summaries
 from penstock.simulator.results.metrics import duration
 from penstock.simulator.traces import description
 from penstock.simulator.traces.cluster import NODE_SETS, cluster_of, gpu_count
@@ -80,7 +80,9 @@ def ls(ctx: typer.Context, output: Output = "table") -> int:
         "data": None if root is None else str(root.resolve()),
         "data_from": _data_from(),
         "traces": listed,
-        "generators": {name: generator.text for name, generator in {**of_summaries(), **GENERATORS}.items()},
+        "generators": {
+            name: generator.text for name, generator in {**of_summaries(), **generators()}.items()
+        },
         "clusters": [
             name for name, file in NODE_SETS.items() if root is not None and (root / file).is_file()
         ],

@@ -1,7 +1,7 @@
 """Interface of workload generators: each is a pure function of its seed and of measured tables, so equal
 seeds give equal jobs."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -24,6 +24,16 @@ class Generator(NamedTuple):
     """The job model of its jobs, as `--truth` takes it."""
     make: Callable[[int], Sequence[TraceJob]]
     """Seed → jobs by arrival. Raises `BadFile` if a table is missing."""
+
+
+class Family(NamedTuple):
+    """Generators whose names begin alike, `family/…`: what an entry point of the group `penstock.generators`
+    names."""
+
+    listed: Mapping[str, Generator]
+    """Those that are listed, by whole name."""
+    other: Callable[[str], Generator | None] = lambda name: None
+    """Whole name → a generator that is not listed. None: there is none of this name."""
 
 
 def source(generator: str, where: str) -> Path:

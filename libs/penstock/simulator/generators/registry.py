@@ -1,37 +1,28 @@
-"""Registry of generators by name. A trace may be one of these as well as a file."""
+"""Registry of generators by name: the product's own, and those that installed packages add. A trace may be
+one of these as well as a file."""
 
-import re
 from collections.abc import Mapping
-from types import MappingProxyType
 
+from penstock.entry_points import Group
 from penstock.runtime.files.csv_import import BadFile, Problem
-from penstock.simulator.generators.base import Generator
-from penstock.simulator.generators.coda import coda
-from penstock.simulator.generators.coda_month import coda_month
-from penstock.simulator.generators.genie import RATES, genie
-from penstock.simulator.generators.liquid import NODES, batch, immediate
-from penstock.simulator.generators.muri_mix import muri_mix
-from penstock.simulator.generators.poisson import poisson
-from penstock.simulator.generators.specon import SCHEDULES, specon
+from penstock.simulator.generators.base import Family, Generator
+from penstock.simulator.generators.poisson import POISSON
 from penstock.simulator.generators.summary import generator_from, read_sums
 from penstock.simulator.traces.files.importing import DATA_VARIABLE, SUMMARIES, Fits, Trace, data_root
 
 FORMAT = "generated"
-POISSON = re.compile(r"poisson/([1-9][0-9]{0,3})-per-hour")
-MURI_MIX = re.compile(r"muri-mix/(100|[1-9]?[0-9])-percent-1-gpu-load-([1-9][0-9]{0,2})")
-
-GENERATORS: Mapping[str, Generator] = MappingProxyType(
-    {f"liquid/batch-{nodes}": batch(nodes) for nodes in NODES}
-    | {"liquid/immediate": immediate()}
-    | {f"genie/{per_hour}-per-hour": genie(per_hour) for per_hour in RATES}
-    | {f"specon/{name}": specon(name) for name in SCHEDULES}
-    | {"coda/default": coda(), "coda/month": coda_month(30), "coda/3-days": coda_month(3)}
-    | {f"muri-mix/{share}-percent-1-gpu-load-100": muri_mix(share, 100) for share in (0, 50, 100)}
-    | {f"poisson/{per_hour}-per-hour": poisson(per_hour) for per_hour in (10, 60)}
-)
-"""Generators that need no data set's sums; most need measured tables. Other rates of `poisson/…-per-hour`,
-shares and loads of `muri-mix/…` exist too."""
+EXAMPLE = "poisson/10-per-hour"
+INSTALLED: Group[Family] = Group("penstock.generators")
+"""First part of a name → the family that an installed package adds."""
+OWN: Mapping[str, Family] = {"poisson": POISSON}
 HELIOS = "helios"
+
+
+def generators() -> Mapping[str, Generator]:
+    """Listed generators that need no data set's sums, by whole name; most need measured tables. Families have
+    others, too."""
+    families = [OWN.get(name) or INSTALLED.get(name) for name in sorted({*OWN, *INSTALLED.names()})]
+    return {name: one for family in families if family is not None for name, one in family.listed.items()}
 
 
 def of_summaries() -> Mapping[str, Generator]:
@@ -54,12 +45,11 @@ def generator_of(name: str) -> Generator | None:
             )
             raise BadFile(name, [Problem(0, "", f"no such cluster; {message}")])
         return there[name]
-    found = GENERATORS.get(name)
-    if found is None and (match := POISSON.fullmatch(name)) is not None:
-        return poisson(int(match[1]))
-    if found is None and (match := MURI_MIX.fullmatch(name)) is not None:
-        return muri_mix(int(match[1]), int(match[2]))
-    return found
+    first = name.partition("/")[0]
+    family = OWN.get(first) or INSTALLED.get(first)
+    if family is None:
+        return None
+    return family.listed.get(name) or family.other(name)
 
 
 def generate(name: str, generator: Generator, seed: int, fits: Fits | None = None) -> Trace:

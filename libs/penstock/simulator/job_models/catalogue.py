@@ -1,9 +1,9 @@
 """Registry of job models by name, each built for one trace. Source data are read here, so that the models are
 pure.
 
-Two job models bring work of their own and stand alone (`WORKS`); all others compute speeds and can wrap each
-other (`MODELS`). Data of a job model that a trace lacks are reported before anything runs, each job with its
-line.
+Some job models bring work of their own and stand alone (`WORKS`, and those of installed packages); all others
+compute speeds and can wrap each other (`MODELS`). Data of a job model that a trace lacks are reported before
+anything runs, each job with its line.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -12,6 +12,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import NamedTuple
 
+from penstock.entry_points import Group
 from penstock.model.nouns.nodes import NodeSpec
 from penstock.model.nouns.settings import PlacerSettings
 from penstock.runtime.files.csv_import import BadFile, Problem
@@ -28,7 +29,6 @@ from penstock.simulator.job_models.measurements.placement_table import Model, Ta
 from penstock.simulator.job_models.measurements.steps import StageTimes, StepTimes
 from penstock.simulator.job_models.measurements.tables import STAGE_PROFILES
 from penstock.simulator.job_models.model import Constant, JobModel, NotMeasured, Work
-from penstock.simulator.job_models.muri import MuriWork
 from penstock.simulator.job_models.restarts import CostOf, RestartingWork
 from penstock.simulator.job_models.sharing import (
     LAUNCH_S,
@@ -43,9 +43,6 @@ from penstock.simulator.job_models.turns import Turns
 from penstock.simulator.traces.cluster import UNKNOWN_GPU
 from penstock.simulator.traces.files.importing import Trace, data_path, data_root
 from penstock.simulator.traces.jobs import TraceJob
-from penstock.text.counting import count
-from penstock_papers.baselines.tiresias import Tiresias
-from penstock_papers.muri.muri import Muri
 
 MEASURED = "pollux/traces"
 GAVEL, SYNERGY = "gavel", "synergy"
@@ -109,36 +106,9 @@ class Asked(NamedTuple):
         return data_path(where, f"job model {self.wanted.name}", str(self.path))
 
 
-def _muri(asked: Asked) -> Work:
-    """Stage times from the trace, start-up times from `stage_profiles.csv` beside it, above it or in the
-    data."""
-    trace, path = asked.trace, asked.path
-    if any(job.stages is None for job in trace.jobs):
-        raise BadFile(str(path), [Problem(0, "", "job model muri needs stage times: a trace of format muri")])
-    start_up_s = _start_up(path)
-    unknown = [
-        trace.problem(
-            job, "model", f"{STAGE_PROFILES} has no start-up time of {job.model} on {count(job.gpus, 'GPU')}"
-        )
-        for job in trace.jobs
-        if (job.model, job.gpus) not in start_up_s
-    ]
-    if unknown:
-        raise BadFile(str(path), unknown)
-    profile = profile_for(asked.settings)
-    stage, regroup = profile.preempt, profile.regroup
-    if isinstance(regroup, Muri):
-        return MuriWork(
-            start_up_s,
-            as_submitted=regroup.expects,
-            matched=regroup.grouping.matching,
-            arrivals_s=sorted(job.submit_s for job in trace.jobs),
-        )
-    return MuriWork(start_up_s, stage.limits_gpu_s if isinstance(stage, Tiresias) else ())
-
-
-def _start_up(path: Path) -> dict[tuple[str, int], float]:
-    """(model, GPUs) → seconds."""
+def start_up_of(path: Path) -> dict[tuple[str, int], float]:
+    """(model, GPUs) → seconds of a start-up, from `stage_profiles.csv` beside the trace, above it or in the
+    data. Raises `BadFile` without one."""
     root = data_root()
     places = [path.parent / STAGE_PROFILES, path.parent.parent / STAGE_PROFILES]
     if root is not None:
@@ -213,7 +183,7 @@ def _phases(asked: Asked, inner: JobModel) -> JobModel:
 
 
 def _measured_phases(asked: Asked, inner: JobModel) -> JobModel:
-    return MeasuredPhases(inner, measured_costs(_start_up(asked.path)))
+    return MeasuredPhases(inner, measured_costs(start_up_of(asked.path)))
 
 
 class Kind(NamedTuple):
@@ -224,7 +194,9 @@ class Kind(NamedTuple):
     around: str = ""
 
 
-WORKS: Mapping[str, Callable[[Asked], Work]] = MappingProxyType({"muri": _muri, "placement-table": _table})
+WORKS: Mapping[str, Callable[[Asked], Work]] = MappingProxyType({"placement-table": _table})
+INSTALLED: Group[Callable[[Asked], Work]] = Group("penstock.job_models")
+"""Job models with work of their own that installed packages add."""
 MODELS: Mapping[str, Kind] = MappingProxyType(
     {
         "constant": Kind(lambda asked: Constant()),
@@ -241,10 +213,18 @@ MODELS: Mapping[str, Kind] = MappingProxyType(
         "shared-node": Kind(lambda asked, inner: SharedNode(inner), around="constant"),
     }
 )
-JOB_MODELS: Sequence[str] = (*WORKS, *MODELS)
-"""All names."""
 ALONE = Kind(lambda asked: Constant())
-"""The form of an expression with a model of `WORKS`: no options, no inner model."""
+"""The form of an expression with a job model that brings its own work: no options, no inner model."""
+
+
+def job_models() -> list[str]:
+    """All names: first those that bring their own work."""
+    return [*sorted({*WORKS, *INSTALLED.names()}), *MODELS]
+
+
+def _alone(name: str) -> Callable[[Asked], Work] | None:
+    """The job model of this name, if it brings its own work."""
+    return WORKS.get(name) or INSTALLED.get(name)
 
 
 def checked_job_model(text: str) -> Wanted:
@@ -252,11 +232,12 @@ def checked_job_model(text: str) -> Wanted:
     wanted = parse(text)
     at: Wanted | None = wanted
     while at is not None:
-        if at.name in WORKS and at is not wanted:
+        alone = _alone(at.name) is not None
+        if alone and at is not wanted:
             raise UnknownJobModel(f"job model {at.name} brings its own work: nothing can stand around it")
-        kind = ALONE if at.name in WORKS else MODELS.get(at.name)
+        kind = ALONE if alone else MODELS.get(at.name)
         if kind is None:
-            raise UnknownJobModel(f"{at.name!r} is no job model; there are {', '.join(sorted(JOB_MODELS))}")
+            raise UnknownJobModel(f"{at.name!r} is no job model; there are {', '.join(sorted(job_models()))}")
         if at.inner is not None and not kind.around:
             raise UnknownJobModel(f"job model {at.name} stands around no other: leave out {at.inner.name}")
         if unknown := sorted(set(at.options) - set(kind.options)):
@@ -270,7 +251,8 @@ def work_for(job_model: str, trace: Trace, path: Path, settings: PlacerSettings,
     """The work of a run. Raises `UnknownJobModel`, or `BadFile` if the trace lacks data of the job model."""
     wanted = checked_job_model(job_model)
     asked = Asked(trace, path, settings, run, wanted)
-    if wanted.name in WORKS:
+    alone = _alone(wanted.name)
+    if alone is not None:
         moldable = [job for job in trace.jobs if job.min_workers is not None]
         if moldable:
             problems = [trace.problem(job, "min_workers", one_shape(wanted.name)) for job in moldable]
@@ -280,7 +262,7 @@ def work_for(job_model: str, trace: Trace, path: Path, settings: PlacerSettings,
                 f"job model {wanted.name} has restart costs of its own: leave out --restart-cost, or take "
                 "another"
             )
-        return WORKS[wanted.name](asked)
+        return alone(asked)
     model = _model(asked)
     _validate(model, asked)
     profile = profile_for(settings)

@@ -7,7 +7,7 @@ from itertools import groupby
 
 import numpy as np
 
-from penstock.scheduling.profiles import READ_DURATIONS
+from penstock.scheduling.profiles import reads_run_times
 from penstock.simulator.assumptions import RUN_TIMES
 from penstock.simulator.cell import PLACER_ID
 from penstock.simulator.results.metrics import duration
@@ -49,7 +49,7 @@ def _deciders(terms: Sequence[Term]) -> str:
 
 def _run_times(timeline: Timeline, *, simulated: bool) -> str:
     profiles = dict.fromkeys(term.profile for term in timeline.terms)
-    reading = [profile for profile in profiles if profile in READ_DURATIONS]
+    reading = [profile for profile in profiles if reads_run_times(profile)]
     if not reading:
         return f"{', '.join(profiles)}: not read"
     timed, jobs = sum(job.timed for job in timeline.jobs), len(timeline.jobs)

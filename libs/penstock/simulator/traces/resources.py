@@ -4,10 +4,8 @@ only GPUs limit."""
 from collections.abc import Iterator, Sequence
 from math import ceil, floor
 
-from penstock.model.nouns.settings import TypicalTask
 from penstock.model.nouns.types import WHOLE_GPU, JobSpec, ResourceRequest, ResourceVector
 from penstock.simulator.traces.jobs import Shape, TraceJob, gang_of
-from penstock_papers.baselines.fgd import typical_tasks
 from penstock_services.estimator.core.resources.estimate import estimate
 
 COMMAND = ("simulated",)
@@ -46,19 +44,15 @@ def request_of(job: TraceJob, shape: Shape, slices_per_core: int) -> ResourceReq
     )
 
 
-def typical_of(
+def workers_of(
     jobs: Sequence[TraceJob], gpus_per_node: int, slices_per_core: int, *, single_gpu_workers: bool
-) -> tuple[TypicalTask, ...]:
-    """The kinds of workers that make up 95 % of all in the trace."""
-
-    def workers() -> Iterator[tuple[ResourceVector, tuple[str, ...]]]:
-        vectors: dict[ResourceRequest, ResourceVector] = {}
-        for job in jobs:
-            shape = gang_of(job, gpus_per_node, single_gpu_workers)
-            request = request_of(job, shape, slices_per_core)
-            if request not in vectors:
-                vectors[request] = estimate(JobSpec(command=COMMAND, resources=request), ()).worker
-            for _ in range(shape.workers):
-                yield vectors[request], job.gpu_models
-
-    return typical_tasks(workers())
+) -> Iterator[tuple[ResourceVector, tuple[str, ...]]]:
+    """All workers of the trace: (resources, cores in slices; allowed GPU models)."""
+    vectors: dict[ResourceRequest, ResourceVector] = {}
+    for job in jobs:
+        shape = gang_of(job, gpus_per_node, single_gpu_workers)
+        request = request_of(job, shape, slices_per_core)
+        if request not in vectors:
+            vectors[request] = estimate(JobSpec(command=COMMAND, resources=request), ()).worker
+        for _ in range(shape.workers):
+            yield vectors[request], job.gpu_models

@@ -22,11 +22,11 @@ from penstock.log.port import Headers, Log, Message, Partition, Reader, Record
 from penstock.model.decisions.ledger_events import LedgerRecord, TermStarted
 from penstock.model.nouns.settings import PlacerSettings
 from penstock.model.schema.event import Event
-from penstock.model.schema.validation import checked, describe
+from penstock.model.schema.validation import describe
 from penstock.model.wire.envelope import headers
 from penstock.runtime.failpoints import hit
 from penstock.runtime.following.snapshots import Written, head_id_at
-from penstock.scheduling.profiles import DEFAULT, UnknownProfile, UnusedSetting, check_settings
+from penstock.scheduling.profiles import DEFAULT, UnknownProfile, UnusedSetting, own_names, settings_of
 from penstock_services.placer.shell.history import check_ledger
 from penstock_services.placer.shell.inputs import check_inputs
 from penstock_services.placer.shell.ledger_time import begin_time
@@ -50,24 +50,18 @@ ENVIRONMENT: Mapping[str, str] = MappingProxyType(
 
 def placer_settings(env: Mapping[str, str] = os.environ) -> PlacerSettings:
     """The decision settings of this process. Raises `ConfigurationError` naming the variable."""
-    given: dict[str, object] = {"profile": DEFAULT}
-    for variable, field in ENVIRONMENT.items():
-        text = env.get(variable)
-        if not text:
-            continue
-        given[field] = text
-        if text.lstrip().startswith(("[", "{")):
-            try:
-                given[field] = orjson.loads(text)
-            except orjson.JSONDecodeError as error:
-                raise ConfigurationError(
-                    f"{variable}: {text[:80]!r} is no JSON list or object: {error}"
-                ) from error
+    variables = dict(ENVIRONMENT)
     try:
-        settings = checked(PlacerSettings, given)
-        check_settings(settings)
+        own = own_names(env.get("PENSTOCK_PROFILE") or DEFAULT)
+        variables |= {f"PENSTOCK_{name.upper()}": name for name in (*PlacerSettings.FORMER, *own)}
+        given = {"profile": DEFAULT} | {
+            field: _value(variable, env[variable])
+            for variable, field in variables.items()
+            if env.get(variable)
+        }
+        return settings_of(given)
     except ValidationError as error:
-        names = {field: variable for variable, field in ENVIRONMENT.items()}
+        names = {field: variable for variable, field in variables.items()}
         bad = ", ".join(
             names.get(str(problem["loc"][0]), str(problem["loc"][0])) for problem in error.errors()
         )
@@ -75,8 +69,17 @@ def placer_settings(env: Mapping[str, str] = os.environ) -> PlacerSettings:
     except UnknownProfile as error:
         raise ConfigurationError(f"PENSTOCK_PROFILE: {error.args[0]}") from error
     except UnusedSetting as error:
-        raise ConfigurationError(f"PENSTOCK_GENIE: {error}") from error
-    return settings
+        raise ConfigurationError(f"PENSTOCK_{error.field.upper()}: {error}") from error
+
+
+def _value(variable: str, text: str) -> object:
+    """Raises `ConfigurationError`."""
+    if not text.lstrip().startswith(("[", "{")):
+        return text
+    try:
+        return orjson.loads(text)
+    except orjson.JSONDecodeError as error:
+        raise ConfigurationError(f"{variable}: {text[:80]!r} is no JSON list or object: {error}") from error
 
 
 def ledger_headers(

@@ -6,14 +6,14 @@ import numpy as np
 
 from penstock.model.nouns.settings import PlacerSettings
 from penstock.runtime.service import Run
-from penstock.scheduling.profiles import PROFILES
+from penstock.scheduling import profiles
 from penstock_services.contention_guard.core.guard import guards
 from penstock_services.contention_guard.shell import service as contention_guard
 from penstock_services.migrator.core.migrator import migrates
 from penstock_services.migrator.shell import service as migrator
 
-MIGRATING = tuple(name for name in PROFILES if migrates(PlacerSettings(profile=name)))
-GUARDED = tuple(name for name in PROFILES if guards(PlacerSettings(profile=name)))
+MIGRATING = tuple(name for name in profiles.names() if migrates(PlacerSettings(profile=name)))
+GUARDED = tuple(name for name in profiles.names() if guards(PlacerSettings(profile=name)))
 CONVERGENCE = '{"alpha": 1.0, "interval_ms": 3000}'
 """Of these: a job that reports its loss converges within its minute."""
 NEWER = ("specon", "balance", "genie")
@@ -25,7 +25,7 @@ WINDOWS_MS = (0, 20_000, 0)
 NEWER_EVERY, NEWER_AT, NEWEST_AT = 8, 1, 5
 """Seeds under the newer ones. The others draw from the other profiles, so that they are the runs that they
 were."""
-NAMES = tuple(sorted(set(PROFILES) - {*NEWER, NEWEST}))
+NAMES = tuple(sorted(set(profiles.names()) - {*NEWER, NEWEST}))
 
 
 def profile_of(rng: np.random.Generator, seed: int, given: str | None) -> str:

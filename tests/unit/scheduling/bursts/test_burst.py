@@ -18,14 +18,20 @@ from penstock.model.proposals import ProposedUnit
 from penstock.scheduling.bursts import burst
 from penstock.scheduling.bursts.burst import BurstQuestion
 from penstock.scheduling.bursts.burst_plans import Costs, Gang, Machine, Place, Problem
-from penstock.scheduling.bursts.gga import Found, gga
+from penstock.scheduling.bursts.gga import Found, GeneticSearch, gga
 from penstock.scheduling.profiles import profile_for
+from penstock_papers.liquid import ExactSearch
+from penstock_papers.settings import LiquidSettings
 from tests.support.chance import rate, seeds_for
 from tests.support.cluster.driver import CellDriver, estimate, job_spec, node_spec
+from tests.support.own_settings import with_own
 from tests.unit.scheduling.groups.test_candidates import something_happens
 
 LONG_WINDOW_MS = 60_000
-PROFILES = ("liquid", "liquid-levels", "penstock")
+PUBLISHED = ("liquid", "liquid-levels")
+"""Profiles with the setting `batch_exact`."""
+PROFILES = (*PUBLISHED, "penstock")
+SEARCHES = {False: GeneticSearch, True: ExactSearch}
 DIFFER = rate(30, 60)
 """Seeds of the search of which the two plans of `large_burst` differ: 30 of 60 at least, by profile."""
 FULL_TIMES = 5
@@ -37,7 +43,7 @@ AT_LONG = 200  # seeds
 def cell(profile: str = "liquid", nodes: int = 2, *, exact: bool = False) -> CellDriver:
     """Nodes of four GPUs; the second arrival opens a window."""
     found = CellDriver(
-        PlacerSettings(profile=profile, batch_window_ms=LONG_WINDOW_MS, batch_arrivals=2, batch_exact=exact)
+        with_own(profile, LiquidSettings(batch_exact=exact), batch_window_ms=LONG_WINDOW_MS, batch_arrivals=2)
     )
     found.join(*(node_spec(f"n{number}") for number in range(nodes)))
     return found
@@ -95,16 +101,19 @@ def large_burst(profile: str, *, exact: bool) -> tuple[CellDriver, BurstQuestion
 def searched(question: BurstQuestion, seed: int, *, exact: bool) -> Found:
     """Who starts in the given plan starts, and it costs no more."""
     problem = question.problem
-    plan = gga(problem, np.random.default_rng(seed), exact=exact, max_children=question.max_children)
+    plan = gga(
+        problem, np.random.default_rng(seed), search=SEARCHES[exact], max_children=question.max_children
+    )
     assert all(place for place, given in zip(plan.places, problem.given, strict=True) if given)
     assert plan.fitness >= plan.given_fitness
     return plan
 
 
-@pytest.mark.parametrize("profile", PROFILES)
+@pytest.mark.parametrize("profile", PUBLISHED)
 def test_an_operator_has_bursts_planned_as_published(profile: str) -> None:
-    """The cell's setting `batch_exact` leaves out what Penstock adds to the algorithm. Both plans start all
-    that the immediate path would start and cost no more than its plan, and with some seed they differ."""
+    """The profile's own setting `batch_exact` leaves out what Penstock adds to the algorithm. Both plans
+    start all that the immediate path would start and cost no more than its plan, and with some seed they
+    differ."""
     questions, plans = {}, {}
     for exact in (False, True):
         a_cell, question = large_burst(profile, exact=exact)
@@ -119,7 +128,7 @@ def test_an_operator_has_bursts_planned_as_published(profile: str) -> None:
         questions[exact], plans[exact] = question, plan
     others = (
         {exact: searched(asked, seed, exact=exact) for exact, asked in questions.items()}
-        for seed in range(seeds_for(DIFFER, len(PROFILES)))
+        for seed in range(seeds_for(DIFFER, len(PUBLISHED)))
     )
     assert any(found[True].places != found[False].places for found in chain([plans], others))
 
@@ -132,9 +141,9 @@ def test_what_is_added_to_the_published_algorithm_lessens_costs(profile: str) ->
     Of 60 seeds it was 1.5 ± 1.7, 0.1 ± 0.2 and 0.75 ± 1.55: the mean of 200 is above zero by 6.8 standard
     deviations at least.
     """
-    asked = {exact: large_burst(profile, exact=exact)[1] for exact in (False, True)}
+    _, asked = large_burst(profile, exact=False)
     less = [
-        searched(asked[False], seed, exact=False).fitness - searched(asked[True], seed, exact=True).fitness
+        searched(asked, seed, exact=False).fitness - searched(asked, seed, exact=True).fitness
         for seed in range(AT_LONG)
     ]
     assert fmean(less) > 0
@@ -188,8 +197,8 @@ def test_plans_keep_to_what_is_free_and_are_never_worse_than_the_given_one(
 ) -> None:
     """Gangs are placed as a whole, no node over what it has free, none on a node that does not suit; whom the
     given plan starts starts."""
-    found = gga(problem, rng(), exact=exact, max_children=60)
-    assert found == gga(problem, rng(), exact=exact, max_children=60)
+    found = gga(problem, rng(), search=SEARCHES[exact], max_children=60)
+    assert found == gga(problem, rng(), search=SEARCHES[exact], max_children=60)
     free = [list(machine.free) for machine in problem.machines]
     for gang, place in zip(problem.gangs, found.places, strict=True):
         assert len(place) in (0, gang.workers + gang.servers)

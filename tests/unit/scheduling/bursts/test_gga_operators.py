@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from penstock.scheduling.bursts.burst_plans import Change, Costs, Gang, Machine, Place, Plan, Problem
 from penstock.scheduling.bursts.gga import CROSSOVER_SHARE, POPULATION, GeneticSearch
+from penstock_papers.liquid import ExactSearch
 from tests.unit.scheduling.bursts.test_burst import problems, rng
 
 GPUS = 4
@@ -58,7 +59,7 @@ def search(
         0.5,
         [()] * len(gpus) if given is None else given,
     )
-    return GeneticSearch(problem, np.random.default_rng(seed), exact=exact)
+    return (ExactSearch if exact else GeneticSearch)(problem, np.random.default_rng(seed))
 
 
 def plan(run: GeneticSearch, *places: Place) -> Plan:
@@ -218,7 +219,7 @@ def test_jobs_without_room_are_passed_over_as_if_they_had_been_tried(problem: Pr
     twice = problem._replace(
         gangs=[*problem.gangs, *problem.gangs], given=[*problem.given, *[()] * len(problem.gangs)]
     )
-    quick, slow = (GeneticSearch(twice, rng(), exact=exact) for _ in range(2))
+    quick, slow = ((ExactSearch if exact else GeneticSearch)(twice, rng()) for _ in range(2))
     slow.problem.kind, slow.problem.gpus = list(range(len(twice.gangs))), [0] * len(twice.gangs)
     for run in (quick, slow):
         run.populate()

@@ -21,7 +21,7 @@ from penstock.model.inputs.external_events import (
     TaskCheckpointed,
     WorkProgressed,
 )
-from penstock.model.nouns.settings import Grouping, PlacerSettings
+from penstock.model.nouns.settings import PlacerSettings
 from penstock.model.nouns.transitions import JobStatus
 from penstock.model.nouns.types import Estimate, JobSpec, StageTimes
 from penstock.model.proposals import PlanProposed
@@ -32,6 +32,7 @@ from penstock.scheduling.groups.interleave import Interleave
 from penstock.scheduling.service import gpus_of, received_s, remaining_s
 from penstock.scheduling.stages.regroup import PROPOSER, Regroup
 from penstock_papers.muri.muri import muri_l, muri_s
+from penstock_papers.settings import Grouping
 from tests.support.cluster.driver import CellDriver, estimate, job_spec, node_spec
 from tests.unit.scheduling.groups.test_group_plan import carried_out
 

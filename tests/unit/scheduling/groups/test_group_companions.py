@@ -8,7 +8,7 @@ import pytest
 from penstock.model.nouns.types import StageTimes
 from penstock.scheduling.groups.companions import clash, marks_of
 from penstock.scheduling.groups.interleave import Interleave
-from penstock.scheduling.profiles import PROFILES
+from penstock.scheduling.profiles import profile_for
 from penstock.scheduling.stages.regroup import Candidate, Question
 from penstock.why.explain import explain
 from tests.unit.ledger.groups.test_group_promises import COMPUTER, READER, Cell
@@ -103,7 +103,7 @@ def test_no_plan_groups_what_is_apart(profile: str, seed: int) -> None:
                 marks,
             )
         )
-    stage = PROFILES[profile](Cell(profile).state.settings).regroup
+    stage = profile_for(Cell(profile).state.settings).regroup
     assert isinstance(stage, Interleave)
     answer = stage.solve(Question(profile, tuple(jobs), (4,), 16_384, 1_000))
     by_id = {job.job_id: job for job in jobs}

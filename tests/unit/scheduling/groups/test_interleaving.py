@@ -10,18 +10,17 @@ from hypothesis import strategies as st
 
 from penstock.model.nouns.types import StageTimes
 from penstock.scheduling.groups.interleaving import (
-    ALONE,
     MAX_SPEED,
     RESOURCES,
     Interleaving,
     Times,
-    authors,
     authors_period,
     credible_times,
     pair_period,
     period,
     times_of,
 )
+from penstock_papers.muri.authors import ALONE, authors
 
 EQ3 = Interleaving(period, (1.0,) * 4)
 TIMES = st.floats(0, 1e6) | st.sampled_from([0.0, 1.0, 10.0])

@@ -9,12 +9,13 @@ from penstock.scheduling.groups.interleaving import (
     RESOURCES,
     Interleaving,
     Times,
-    authors,
     authors_period,
     pair_period,
     period,
 )
-from penstock.scheduling.groups.many_groups import PERIODS, Unit, many_speeds, union_efficiencies
+from penstock.scheduling.groups.many_groups import PERIODS, many_speeds
+from penstock_papers.muri.authors import authors
+from penstock_papers.muri.many_efficiencies import Unit, union_efficiencies
 
 FACTORS = (1.0, 1.2, 1.3, 1.4)
 MODELS = {

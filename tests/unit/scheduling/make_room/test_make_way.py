@@ -8,14 +8,15 @@ import pytest
 from penstock.errors import ConfigurationError
 from penstock.model.decisions.ledger_events import JobPreempted, PlacementDecided, ProposalAnswered
 from penstock.model.decisions.plans import PlanUnit
-from penstock.model.nouns.settings import Genie as Settings
 from penstock.model.nouns.settings import PlacerSettings, Stage
 from penstock.model.nouns.types import Estimate, JobSpec, ResourceVector, ShapeOption
 from penstock.model.proposals import PlanProposed, ProposedJob, ProposedUnit
-from penstock.scheduling.profiles import UnusedSetting, check_settings, profile_for
+from penstock.scheduling.profiles import profile_for
+from penstock_papers.settings import Genie, GenieSettings
 from penstock_services.placer.core.step import Step
 from penstock_services.placer.shell.term import placer_settings
 from tests.support.cluster.driver import CellDriver, node_spec
+from tests.support.own_settings import with_own
 
 HOUR_MS = 3_600_000
 STEPS = {1: 100.0, 2: 50.0, 4: 24.0}
@@ -62,8 +63,8 @@ class Cell(CellDriver):
         without: tuple[Stage, ...] = (),
         **more: Any,
     ) -> None:
-        settings = Settings(choose="protect", theta=0.0, make_way=make_way)
-        super().__init__(PlacerSettings(profile=profile, genie=settings, without=without))
+        own = GenieSettings(genie=Genie(choose="protect", theta=0.0, make_way=make_way))
+        super().__init__(with_own(profile, own, without=without))
         self.join(node_spec("n1", gpus))
         self.submit("long", spec(**more), estimate(steps=steps))
         self.start("long")
@@ -277,7 +278,7 @@ def test_nodes_that_are_reserved_for_another_job_are_left_alone() -> None:
     cell = default(without=("make_way",))
     cell.asked("usual")
     cell.asked("hurry", **HURRY)
-    stage = profile_for(PlacerSettings(profile="penstock", genie=Settings(theta=0.0))).make_way
+    stage = profile_for(PlacerSettings(profile="penstock")).make_way
     assert stage is not None
     found = stage.plan(cell.state)
     assert found is not None
@@ -311,24 +312,11 @@ def test_a_cell_that_is_late_already_does_not_hide_who_can_be_in_time() -> None:
     assert stopped(step) == ["long"]
 
 
-@pytest.mark.parametrize(
-    ("profile", "without", "refused"),
-    [("penstock", [], False), ("genie", [], False), ("fifo", [], True), ("penstock", ["make_way"], True)],
-)
-def test_the_setting_is_never_without_effect(profile: str, without: list[str], refused: bool) -> None:
-    """An operator asks for jobs that make way where none does: the placer does not start, and names the
-    setting and what to do."""
-    given = {
-        "PENSTOCK_PROFILE": profile,
-        "PENSTOCK_GENIE": '{"make_way": true}',
-        "PENSTOCK_WITHOUT": str(without).replace("'", '"'),
-    }
-    if not refused:
-        assert profile_for(placer_settings(given)).make_way is not None
-        return
-    with pytest.raises(
-        ConfigurationError, match=f"PENSTOCK_GENIE: genie.make_way .*{profile}.*choose penstock"
-    ):
+@pytest.mark.parametrize("profile", ["penstock", "fifo"])
+def test_the_setting_is_never_without_effect(profile: str) -> None:
+    """An operator asks for jobs that make way by a setting that only `genie` reads: the placer does not
+    start, and names the setting and what to do."""
+    given = {"PENSTOCK_PROFILE": profile, "PENSTOCK_GENIE": '{"make_way": true}'}
+    assert profile_for(placer_settings({**given, "PENSTOCK_PROFILE": "genie"})).make_way is not None
+    with pytest.raises(ConfigurationError, match=f"PENSTOCK_GENIE: profile {profile} has no .*leave it out"):
         placer_settings(given)
-    with pytest.raises(UnusedSetting):
-        check_settings(PlacerSettings(profile=profile, genie=Settings(make_way=True), without=tuple(without)))  # type: ignore[arg-type]

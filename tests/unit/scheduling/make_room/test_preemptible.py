@@ -7,12 +7,13 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from penstock.model.nouns.settings import PlacerSettings
-from penstock.scheduling.profiles import PROFILES, profile_for
+from penstock.scheduling import profiles
+from penstock.scheduling.profiles import profile_for
 from tests.support.cluster.driver import CellDriver, estimate, job_spec
 from tests.unit.scheduling.make_room.test_replan import cell, running, settle
 
 PREEMPTIVE = sorted(
-    name for name in PROFILES if profile_for(PlacerSettings(profile=name)).preempt is not None
+    name for name in profiles.names() if profile_for(PlacerSettings(profile=name)).preempt is not None
 )
 
 
@@ -33,7 +34,7 @@ def test_another_one_gives_way_in_its_place() -> None:
 
 def test_a_job_whose_service_is_due_runs_on_under_tiresias() -> None:
     """Both have left the first queue when a new job comes: the one that may be stopped makes way."""
-    driver = cell("tiresias", nodes=2, queue_limits_gpu_s=(10.0,))
+    driver = cell("tiresias", nodes=2, profile_settings='{"queue_limits_gpu_s": [10]}')
     submit(driver, "night", 4, 36_000)
     submit(driver, "demo", 4, 36_000, preemptible=False)
     driver.at(60_000)
@@ -54,7 +55,7 @@ def test_none_is_ever_stopped_and_plans_come_to_an_end(
     profile: str, jobs: list[tuple[int, int, bool]]
 ) -> None:
     """Crowds of jobs, half of them not to be stopped, under every profile that stops jobs."""
-    driver = cell(profile, nodes=2, queue_limits_gpu_s=(10.0,))
+    driver = cell(profile, nodes=2, profile_settings='{"queue_limits_gpu_s": [10]}')
     fixed = []
     for number, (gpus, run_s, preemptible) in enumerate(jobs):
         submit(driver, f"j{number}", gpus, run_s, preemptible=preemptible)

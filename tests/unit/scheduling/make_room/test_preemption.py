@@ -12,6 +12,7 @@ from penstock.model.nouns.settings import PlacerSettings
 from penstock.model.nouns.types import JobSpec
 from penstock.why.explain import explain
 from tests.support.cluster.driver import CellDriver, estimate, job_spec, kinds, node_spec
+from tests.support.own_settings import limited
 from tests.unit.scheduling.make_room.test_replan import cell, running, settle, submit
 
 
@@ -71,7 +72,7 @@ def test_a_long_job_gives_up_the_cores_that_a_short_one_lacks() -> None:
 def test_a_job_that_may_not_be_stopped_runs_on(profile: str, preemptible: bool) -> None:
     """A night-long job that cannot save holds all GPUs; a short one comes, and waits. With leave to stop it,
     it would be stopped."""
-    driver = CellDriver(PlacerSettings(profile=profile, queue_limits_gpu_s=(10.0,)))
+    driver = CellDriver(limited(profile, 10.0))
     driver.join(node_spec("n0", 4))
     driver.submit("night", job_spec(preemptible=preemptible), needing(4, 36_000))
     settle(driver)
@@ -118,7 +119,7 @@ def test_a_job_that_may_not_be_stopped_does_not_move_for_a_gang(preemptible: boo
 def test_nobody_is_stopped_for_a_node_out_of_use(profile: str) -> None:
     """The only node with eight GPUs is cordoned; a job that needs all eight waits for it and stops nobody on
     the small ones."""
-    driver = CellDriver(PlacerSettings(profile=profile, queue_limits_gpu_s=(10.0,)))
+    driver = CellDriver(limited(profile, 10.0))
     driver.join(node_spec("wide", 8), node_spec("n0", 4), node_spec("n1", 4))
     driver.feed(NodeCordoned(node_id="wide", by="ada", reason="repair"))
     for name in ("a", "b"):
@@ -202,7 +203,7 @@ def test_plans_settle(
 ) -> None:
     """Whatever comes, the stops of one moment end: nobody is stopped twice for the same claim, and who has
     room starts."""
-    driver = CellDriver(PlacerSettings(profile=profile, queue_limits_gpu_s=(100.0,)))
+    driver = CellDriver(limited(profile, 100.0))
     driver.join(
         node_spec("v0", 4, cores=16, model="V100"),
         node_spec("v1", 8, cores=16, model="V100"),

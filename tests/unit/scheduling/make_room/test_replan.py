@@ -3,7 +3,6 @@
 import msgspec
 import pytest
 
-from penstock.cluster.free_gpus import GpuKinds
 from penstock.cluster.trial import Trial
 from penstock.ledger.derived.succession import awaited
 from penstock.ledger.replica.snapshot import dump, load
@@ -12,7 +11,8 @@ from penstock.model.inputs.external_events import JobProgress, NodeChanged, Node
 from penstock.model.nouns.settings import PlacerSettings
 from penstock.model.nouns.transitions import JobStatus
 from penstock.scheduling.service import attained_s, remaining_s
-from penstock_papers.baselines.ordered import shortest_remaining_service
+from penstock_papers.baselines.preempting.free_gpus import GpuKinds
+from penstock_papers.baselines.preempting.ordered import shortest_remaining_service
 from tests.support.cluster.driver import CellDriver, estimate, job_spec, kinds, node_spec
 
 
@@ -135,7 +135,7 @@ def test_room_is_not_made_in_vain() -> None:
 
 def test_tiresias_demotes_by_service_and_keeps_its_order_over_a_takeover() -> None:
     """A job of unknown length loses its priority after an hour of service; a new placer goes on the same."""
-    driver = cell("tiresias", nodes=1, queue_limits_gpu_s=(400.0,))
+    driver = cell("tiresias", nodes=1, profile_settings='{"queue_limits_gpu_s": [400]}')
     submit(driver, "old", 4)
     assert driver.job("old").rank is not None
     assert driver.job("old").rank[:2] == (0, 0)

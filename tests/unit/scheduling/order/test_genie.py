@@ -12,15 +12,17 @@ from penstock.cluster.chance import LazyRng
 from penstock.cluster.reasons import Reason
 from penstock.ledger.state.job.job_state import JobState
 from penstock.model.decisions.ledger_events import PlacementDecided
-from penstock.model.nouns.settings import Genie as Settings
 from penstock.model.nouns.settings import PlacerSettings
 from penstock.model.nouns.types import Estimate, JobSpec, ResourceVector, ShapeOption
 from penstock.scheduling.order.deadlines import expected_ms, latency_ms, odds
 from penstock.scheduling.order.genie import Genie, cost
 from penstock.scheduling.profiles import profile_for
 from penstock.why.explain import explain
+from penstock_papers.settings import Genie as Settings
+from penstock_papers.settings import GenieSettings
 from penstock_services.placer.core.step import Step
 from tests.support.cluster.driver import CellDriver, node_spec
+from tests.support.own_settings import with_own
 
 LAUNCH_MS, ALONE_MS = 30_000, 600_000
 STEPS = {(1, 1): 100.0, (1, 2): 52.0, (1, 4): 28.0, (2, 1): 60.0, (2, 2): 34.0, (2, 4): 20.0}
@@ -63,7 +65,7 @@ class Cell(CellDriver):
     """Two nodes of four GPUs."""
 
     def __init__(self, **settings: Any) -> None:
-        super().__init__(PlacerSettings(profile="genie", genie=Settings(**settings)))
+        super().__init__(with_own("genie", GenieSettings(genie=Settings(**settings))))
         self.join(node_spec("n1"), node_spec("n2"))
 
     def submitted(self, job_id: str, need: Estimate | None = None, **more: Any) -> dict[str, list[str]]:

@@ -31,10 +31,11 @@ from penstock.simulator.job_models.steady import SteadyWork
 from penstock.simulator.nodes import Latency
 from penstock.simulator.traces.cluster import nodes_of
 from penstock.simulator.traces.jobs import TraceJob
-from penstock_papers.baselines.ordered import Ordered
-from penstock_papers.baselines.tiresias import Tiresias
+from penstock_papers.baselines.preempting.ordered import Ordered
+from penstock_papers.baselines.preempting.tiresias import Tiresias
 from tests.faults.laboratory.cell import Options as RunOptions
 from tests.faults.laboratory.run import live
+from tests.support.own_settings import limited
 
 Rank = tuple[str, int, bool]
 FAULTS = ("steps", "late", "twice", "crash", "wrong_progress")
@@ -214,8 +215,8 @@ SETTINGS = (
     PlacerSettings(profile="srtf"),
     PlacerSettings(profile="srsf"),
     PlacerSettings(profile="sjf"),
-    PlacerSettings(profile="tiresias", queue_limits_gpu_s=(30.0, 120.0)),
-    PlacerSettings(profile="tiresias-fifo", queue_limits_gpu_s=(60.0,)),
+    limited("tiresias", 30.0, 120.0),
+    limited("tiresias-fifo", 60.0),
 )
 
 

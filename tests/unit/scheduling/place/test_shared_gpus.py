@@ -21,8 +21,8 @@ from penstock.model.nouns.settings import PlacerSettings
 from penstock.model.nouns.types import Estimate, JobSpec, ResourceRequest, ResourceVector
 from penstock.model.proposals import PlanProposed, ProposedJob, ProposedUnit
 from penstock.proposals.validate import validate
+from penstock.scheduling import profiles
 from penstock.scheduling.place.liquid import Liquid
-from penstock.scheduling.profiles import PROFILES
 from penstock_services.estimator.core.resources.estimate import estimate as estimated
 from tests.support.cluster.driver import CellDriver, job_spec, node_spec
 
@@ -235,7 +235,7 @@ def test_a_user_who_asks_for_a_share_gets_one_gpu_of_it() -> None:
         min_size=1,
         max_size=30,
     ),
-    st.sampled_from([name for name in PROFILES if name not in ("tiresias-fifo",)]),
+    st.sampled_from([name for name in profiles.names() if name not in ("tiresias-fifo",)]),
 )
 def test_no_order_of_arrivals_and_exits_overbooks_a_gpu(
     steps: Sequence[tuple[int, int, int]], profile: str

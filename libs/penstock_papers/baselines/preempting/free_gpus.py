@@ -17,16 +17,6 @@ from penstock.model.nouns.allowed import models_of
 from penstock.model.nouns.gpu_names import allows
 from penstock.model.nouns.types import WHOLE_GPU
 
-QUEUES_AGAIN = frozenset({"preempted", "migrated", "drained"})
-"""Reasons of stops after which the job waits at its old position."""
-
-
-def will_queue_again(job: JobState) -> bool:
-    """Whether a job that is being stopped will wait in the queue; a job with a reserved target starts there
-    without queueing."""
-    return job.stop_reason in QUEUES_AGAIN and job.held is None and not job.target
-
-
 MAX_NEEDS = 1 << 12  # cached demands
 
 

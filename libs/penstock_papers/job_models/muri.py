@@ -24,8 +24,8 @@ import msgspec
 
 from penstock.model.inputs.external_events import JobProgress
 from penstock.simulator.job_models.model import End, Instant, Placement, Work
-from penstock.simulator.job_models.muri_period import iteration_together_s
 from penstock.simulator.traces.jobs import Stages, TraceJob
+from penstock_papers.job_models.muri_period import iteration_together_s
 
 SLOWER_THAN_MEASURED = 1.015
 SAME_MOMENT = 1e-9

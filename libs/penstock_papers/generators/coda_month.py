@@ -26,8 +26,9 @@ from math import exp, log, pi, sin
 
 import numpy as np
 
-from penstock.simulator.generators.base import HOUR_S, Generator, rng_of
-from penstock.simulator.generators.coda import (
+from penstock.simulator.generators.base import HOUR_S, Family, Generator, rng_of
+from penstock.simulator.traces.jobs import TraceJob
+from penstock_papers.generators.coda import (
     CORES_PER_NODE,
     GPU_TRAFFIC,
     GPUS_PER_NODE,
@@ -35,8 +36,8 @@ from penstock.simulator.generators.coda import (
     NODES,
     USERS,
     WITH_GPUS,
+    coda,
 )
-from penstock.simulator.traces.jobs import TraceJob
 
 DAY_S = 86_400.0
 GPU_JOBS_PER_DAY, CPU_JOBS_PER_DAY = 25_000 / 30, 75_000 / 30
@@ -166,3 +167,6 @@ def _cpu_job(rng: np.random.Generator, user: str, at_s: float) -> TraceJob:
         cores=cores,
         memory_bandwidth=traffic,
     )
+
+
+CODA = Family({"coda/default": coda(), "coda/month": coda_month(30), "coda/3-days": coda_month(3)})

@@ -19,24 +19,31 @@ from heapq import heapify, heappop, heappush, heapreplace
 from itertools import count
 from operator import itemgetter
 
-from penstock.cluster.free_gpus import FreeGpus, GpuKinds, Need, will_queue_again
 from penstock.ledger.state.job.demand import DemandKey
 from penstock.ledger.state.job.job_state import JobState
 from penstock.ledger.state.state import CellState
-from penstock.scheduling.order.job_rows import NO_MORE, Head, JobRows, go_on, heads, in_order
+from penstock.scheduling.order.job_rows import (
+    NO_MORE,
+    Head,
+    JobRows,
+    go_on,
+    heads,
+    in_order,
+    will_queue_again,
+)
 from penstock.scheduling.service import (
     Key,
-    cost_text,
     ends_s,
     fixed_cost_s,
     gpus_of,
     loses,
     remaining_s,
-    remaining_text,
     saved_s,
     stop_cost_s,
 )
 from penstock.scheduling.stages.protocols import NO_LIMITS, Selection
+from penstock_papers.baselines.preempting.claims import cost_text, remaining_text
+from penstock_papers.baselines.preempting.free_gpus import FreeGpus, GpuKinds, Need
 
 
 def shortest_remaining_time(state: CellState, job: JobState, cost_s: float = 0.0) -> float:

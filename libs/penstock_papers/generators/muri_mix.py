@@ -8,15 +8,17 @@ ask for one GPU, the others evenly for 2, 4 or 8; run times are log-normal with 
 cluster's 64 GPUs until the last arrival: at 100 and more the queue grows for as long as jobs come.
 """
 
+import re
 from collections.abc import Sequence
 from typing import NamedTuple
 
 from penstock.runtime.files.csv_import import Row
-from penstock.simulator.generators.base import Generator, rng_of, source
+from penstock.simulator.generators.base import Family, Generator, rng_of, source
 from penstock.simulator.job_models.measurements.measured import read_all
 from penstock.simulator.job_models.measurements.tables import STAGE_PROFILES
 from penstock.simulator.traces.jobs import Stages, TraceJob
 
+NAME = re.compile(r"muri-mix/(100|[1-9]?[0-9])-percent-1-gpu-load-([1-9][0-9]{0,2})")
 JOBS = 400
 CLUSTER, GPUS = "8x8", 64
 # job model `muri` charges a start-up at each event: with such frequent events groups would do little else
@@ -85,3 +87,14 @@ def _profiles() -> Sequence[_Profile]:
 
     columns = {"model", "num_gpu", "batch_size", "iteration_ms", "storage_cpu_ms", "gpu_ms", "network_ms"}
     return read_all(source("muri-mix", f"muri/{STAGE_PROFILES}"), columns, read)
+
+
+def _other(name: str) -> Generator | None:
+    found = NAME.fullmatch(name)
+    return None if found is None else muri_mix(int(found[1]), int(found[2]))
+
+
+MURI_MIX = Family(
+    {f"muri-mix/{share}-percent-1-gpu-load-100": muri_mix(share, 100) for share in (0, 50, 100)}, _other
+)
+"""Any share and load; three are listed."""

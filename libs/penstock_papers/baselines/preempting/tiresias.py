@@ -18,7 +18,6 @@ from heapq import heappop, merge
 from itertools import chain
 from math import ceil
 
-from penstock.cluster.free_gpus import will_queue_again
 from penstock.cluster.trial import held_places
 from penstock.ledger.derived.groups import holds_first
 from penstock.ledger.derived.succession import beyond, successors
@@ -37,8 +36,9 @@ from penstock.scheduling.order.job_rows import (
     go_on,
     heads,
     in_order,
+    will_queue_again,
 )
-from penstock.scheduling.service import attained_s, gpus_of, served_since_s
+from penstock.scheduling.service import attained_s, gpus_of
 from penstock.scheduling.stages.protocols import NO_LIMITS, Selection
 
 POSITIONS_PER_RECORD = 1 << 12
@@ -410,3 +410,14 @@ class _Positions:
 
 def _rank(job: JobState, level: int, chosen: bool, position: int) -> JobRank:
     return JobRank(job_id=job.job_id, level=level, chosen=chosen, position=position)
+
+
+def served_since_s(job: JobState) -> float | None:
+    """Ledger time in s at which the job's attained service would have been 0 if it had run ever since; None
+    while it does not run."""
+    since_ms = job.running_ms
+    if since_ms is None:
+        return None
+    if job.attained_s is None:
+        return (since_ms - job.served_ms) / 1_000
+    return max(since_ms, job.progress_ms) / 1_000 - job.attained_s

@@ -17,7 +17,7 @@ workload of table III.
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-from penstock.simulator.generators.base import Generator, rng_of, source
+from penstock.simulator.generators.base import Family, Generator, rng_of, source
 from penstock.simulator.job_models.measurements.tables import read_charrnn
 from penstock.simulator.traces.jobs import TraceJob
 
@@ -76,3 +76,6 @@ def specon(name: str) -> Generator:
     when = "every 50 s" if schedule.within_s is None else f"within {schedule.within_s:g} s"
     text = f"SpeCon's {schedule.jobs} jobs {when}, sharing the cores of {schedule.nodes} nodes"
     return Generator(text, f"{schedule.nodes}x0x8", JOB_MODEL, make)
+
+
+SPECON = Family({f"specon/{name}": specon(name) for name in SCHEDULES})

@@ -17,7 +17,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from penstock.runtime.files.csv_import import Row
-from penstock.simulator.generators.base import Generator, rng_of, source
+from penstock.simulator.generators.base import Family, Generator, rng_of, source
 from penstock.simulator.job_models.measurements.measured import read_all, read_model
 from penstock.simulator.job_models.measurements.placement_table import Model
 from penstock.simulator.traces.jobs import Stages, TraceJob
@@ -110,3 +110,8 @@ def _vgg_ms() -> tuple[float, float]:
         if model == VGG
     }
     return found[VGG_ONE_NODE], found[VGG_TWO_NODES]
+
+
+LIQUID = Family(
+    {**{f"liquid/batch-{nodes}": batch(nodes) for nodes in NODES}, "liquid/immediate": immediate()}
+)

@@ -14,7 +14,7 @@ latency includes the 30 s of a start (ν, eq. 2).
 from collections.abc import Mapping, Sequence
 from math import exp, log
 
-from penstock.simulator.generators.base import Generator, poisson_arrivals, rng_of, source
+from penstock.simulator.generators.base import Family, Generator, poisson_arrivals, rng_of, source
 from penstock.simulator.job_models.measurements.measured import read_model
 from penstock.simulator.job_models.measurements.placement_table import RESTART_S, Model
 from penstock.simulator.job_models.measurements.steps import StepTimes
@@ -73,3 +73,6 @@ def genie(per_hour: int) -> Generator:
 def _batches(model: Model) -> Sequence[int]:
     """Total batches with measured gradient noise that fit on one GPU; ascending."""
     return sorted(int(batch) for batch, *_ in model.epochs[0].noise)
+
+
+GENIE = Family({f"genie/{per_hour}-per-hour": genie(per_hour) for per_hour in RATES})

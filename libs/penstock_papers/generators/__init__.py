@@ -1,0 +1,1 @@
+"""Generators of the workloads of the papers, after their published figures."""

@@ -1,0 +1,1 @@
+"""Job models that belong to one paper: its simulator as published, quirks included."""
