@@ -5,7 +5,7 @@ Units are validated in order, each all or nothing, on one overlay: resources of 
 the next.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Literal, NamedTuple
 
 from penstock.cluster.overlay import Overlay, Placed
@@ -19,7 +19,7 @@ from penstock.model.proposals import PlanProposed, ProposedJob, ProposedUnit, Re
 from penstock.proposals.allocation import Room
 from penstock.scheduling.groups.companions import bound as bound_by_tenants
 from penstock.scheduling.groups.companions import why_apart
-from penstock.scheduling.groups.validate_groups import RUNS, Formed, comes_back_to_queue, shared_already
+from penstock.scheduling.groups.validate_groups import RUNS, Formed, Members, shared_already
 from penstock.scheduling.profiles import in_force, profile_for
 from penstock.scheduling.stages.protocols import Profile
 from penstock.scheduling.stages.regroup import PROPOSER
@@ -40,6 +40,16 @@ class ValidatedUnit(NamedTuple):
     group: Formed | None = None
     """Set for a unit of kind group that starts: `placed` has those of its jobs that do not run."""
 
+    @property
+    def starts(self) -> bool:
+        """Whether it starts now, or when others end."""
+        return bool(self.placed) or self.group is not None
+
+    @property
+    def waits(self) -> bool:
+        """Whether its nodes are reserved until its jobs fit there."""
+        return self.refusal is None and not self.starts
+
 
 class ValidatedPlan(NamedTuple):
     """Each unit, in the plan's order."""
@@ -49,6 +59,11 @@ class ValidatedPlan(NamedTuple):
     """Whether units wait only for the next record."""
     then: Overlay
     """The nodes, less what the units get, when all jobs that are being stopped have ended."""
+
+    @property
+    def refused(self) -> Sequence[ValidatedUnit]:
+        """The units that are refused."""
+        return [unit for unit in self.units if unit.refusal is not None]
 
 
 def validate_plan(
@@ -68,51 +83,72 @@ def validate_plan(
     Reservations of the previous plan for units that have not started are dropped if any unit of this one is
     accepted. `fit_then`: all groups are known to fit when all jobs that are being stopped have ended.
     """
-    refusal = _of_the_plan(state, proposal)
-    if refusal is not None:
-        return refusal
+    profile = profile or profile_for(state.settings)
     stale: dict[Subject, str] = {
         (read.kind, read.id): why for read in proposal.read if (why := moved_on(state, read))
     }
-    if stale:
-        jobs = {job.job_id for unit in proposal.units for job in unit.jobs}
-        nodes = {node_id for unit in proposal.units for job in unit.jobs for node_id in job.nodes}
-        for (kind, name), why in stale.items():
-            if name not in (jobs if kind == "job" else nodes):
-                return Refusal("stale", why)
-    profile = profile or profile_for(state.settings)
-    if (refusal := _makes_way(state, proposal, profile) or _who_runs(proposal, profile)) is not None:
-        return refusal
+    if (wrong := next(_wrong_as_a_whole(state, proposal, profile, stale), None)) is not None:
+        return wrong
     bound = profile.regroup is None or proposal.proposer != PROPOSER
     validation = _Validation(state, profile, stale, stops, bound=bound, fit_then=fit_then)
     units = tuple(validation.unit(number, unit) for number, unit in enumerate(proposal.units))
     return ValidatedPlan(units, validation.room.full, validation.room.then)
 
 
-def _makes_way(state: CellState, proposal: PlanProposed, profile: Profile) -> Refusal | None:
-    """The refusal of another proposer's plan while the profile's own waits for a job that makes way: it would
-    take the places of both."""
-    if profile.make_way is None or proposal.proposer == profile.name:
-        return None
-    for unit in state.planned.values():
-        if unit.proposed is not None and unit.proposed.of.proposer == profile.name:
-            return Refusal(
-                "wrong_state", f"a job makes way for another, and {unit.job_id} still waits for its place"
-            )
-    return None
+def _wrong_as_a_whole(
+    state: CellState, proposal: PlanProposed, profile: Profile, stale: Mapping[Subject, str]
+) -> Iterator[Refusal]:
+    """Why no unit of the plan may start."""
+    yield from _wrong_size_of_plan(state, proposal)
+    if (still := frozen(state)) is not None:
+        yield still
+    until_ms = proposal.valid_until_ms
+    if until_ms is not None and state.now_ms > until_ms:
+        yield Refusal("expired", f"it was valid until {until_ms}, the ledger's time is {state.now_ms}")
+    if stale:
+        jobs = {job.job_id for unit in proposal.units for job in unit.jobs}
+        nodes = {node_id for unit in proposal.units for job in unit.jobs for node_id in job.nodes}
+        for (kind, name), why in stale.items():
+            if name not in (jobs if kind == "job" else nodes):
+                yield Refusal("stale", why)
+    yield from _makes_way(state, proposal, profile)
+    yield from _who_runs(proposal, profile)
 
 
-def _who_runs(proposal: PlanProposed, profile: Profile) -> Refusal | None:
-    """The refusal of a plan that stops or ranks jobs without the right to do so."""
-    if not proposal.stops and not proposal.ranks:
-        return None
-    if profile.make_way is not None and proposal.proposer == profile.name and not proposal.ranks:
-        return None
-    if profile.regroup is None:
-        return Refusal("unsupported", f"profile {profile.name} lets no plan stop running jobs, or rank jobs")
-    if proposal.proposer != PROPOSER:
-        return Refusal("unsupported", f"only plans of {PROPOSER} stop running jobs, or rank jobs")
-    return None
+def _wrong_size_of_plan(state: CellState, proposal: PlanProposed) -> Iterator[Refusal]:
+    jobs = [job for unit in proposal.units for job in unit.jobs]
+    if not jobs and not proposal.stops and not proposal.ranks and not state.in_window:
+        yield Refusal("invalid", "the plan is empty")  # in a window it means that nothing changes
+    if len({job.job_id for job in jobs}) < len(jobs):
+        yield Refusal("invalid", "a job is planned twice")
+    if len(jobs) > MAX_UNITS:
+        bound = f"the bound is {MAX_UNITS}; propose the rest in another one"
+        yield Refusal("invalid", f"the plan has {len(jobs)} jobs, {bound}")
+    tasks = sum(len(job.nodes) for job in jobs)
+    if tasks > MAX_PLAN_TASKS:
+        bound = f"the bound is {MAX_PLAN_TASKS}; propose the rest in another one"
+        yield Refusal("invalid", f"the plan places {tasks} tasks, {bound}")
+
+
+def _makes_way(state: CellState, proposal: PlanProposed, profile: Profile) -> Iterator[Refusal]:
+    """Another proposer's plan while the profile's own waits for a job that makes way: it would take the
+    places of both."""
+    if profile.make_way is not None and proposal.proposer != profile.name:
+        for unit in state.planned.values():
+            if unit.proposed is not None and unit.proposed.of.proposer == profile.name:
+                waits = f"a job makes way for another, and {unit.job_id} still waits for its place"
+                yield Refusal("wrong_state", waits)
+
+
+def _who_runs(proposal: PlanProposed, profile: Profile) -> Iterator[Refusal]:
+    """A plan that stops or ranks jobs without the right to do so."""
+    own_way = profile.make_way is not None and proposal.proposer == profile.name and not proposal.ranks
+    if (proposal.stops or proposal.ranks) and not own_way:
+        if profile.regroup is None:
+            lets = f"profile {profile.name} lets no plan stop running jobs, or rank jobs"
+            yield Refusal("unsupported", lets)
+        if proposal.proposer != PROPOSER:
+            yield Refusal("unsupported", f"only plans of {PROPOSER} stop running jobs, or rank jobs")
 
 
 def moved_on(state: CellState, read: ReadVersion) -> str:
@@ -123,31 +159,6 @@ def moved_on(state: CellState, read: ReadVersion) -> str:
     if held.version != read.version:
         return f"{read.kind} {read.id} was read at {read.version}, is at {held.version}"
     return ""
-
-
-def _of_the_plan(state: CellState, proposal: PlanProposed) -> Refusal | None:
-    jobs = [job for unit in proposal.units for job in unit.jobs]
-    if not jobs and not proposal.stops and not proposal.ranks and not state.in_window:
-        return Refusal("invalid", "the plan is empty")  # in a window it means that nothing changes
-    if len({job.job_id for job in jobs}) < len(jobs):
-        return Refusal("invalid", "a job is planned twice")
-    if len(jobs) > MAX_UNITS:
-        return Refusal(
-            "invalid",
-            f"the plan has {len(jobs)} jobs, the bound is {MAX_UNITS}; propose the rest in another one",
-        )
-    tasks = sum(len(job.nodes) for job in jobs)
-    if tasks > MAX_PLAN_TASKS:
-        detail = (
-            f"the plan places {tasks} tasks, the bound is {MAX_PLAN_TASKS}; propose the rest in another one"
-        )
-        return Refusal("invalid", detail)
-    if (still := frozen(state)) is not None:
-        return still
-    until_ms = proposal.valid_until_ms
-    if until_ms is not None and state.now_ms > until_ms:
-        return Refusal("expired", f"it was valid until {until_ms}, the ledger's time is {state.now_ms}")
-    return None
 
 
 class _Validation:
@@ -181,67 +192,60 @@ class _Validation:
 
     def unit(self, number: int, unit: ProposedUnit) -> ValidatedUnit:
         """Validates one unit and books its resources, so that later units do not get them."""
-        if (wrong := _wrong_turns(unit)) is not None:
-            return ValidatedUnit(number, unit, (), wrong)
-        if unit.kind == "group":
-            found = self._group(unit)
-            if isinstance(found, Refusal):
-                return ValidatedUnit(number, unit, (), found)
-            self._accepted.update(job.job_id for job in unit.jobs)
-            return ValidatedUnit(number, unit, () if found is None else found.placed, None, found)
-        wrong = next(self._wrong(unit), None)
-        if wrong is not None:
-            return ValidatedUnit(number, unit, (), wrong)
+        jobs = {job.job_id for job in unit.jobs}
+        late = next(self._turn(jobs), None)
+        found: Formed | Refusal | tuple[Placed, ...] | None = next(self._wrong(unit, jobs, late), None)
+        if found is None:
+            found = self._group(unit, late) if unit.kind == "group" else self._solo(unit)
+        if isinstance(found, Refusal):
+            return ValidatedUnit(number, unit, (), found)
+        self._accepted.update(jobs)
+        if isinstance(found, Formed):
+            return ValidatedUnit(number, unit, found.placed, None, found)
+        return ValidatedUnit(number, unit, found or ())
+
+    def _solo(self, unit: ProposedUnit) -> tuple[Placed, ...] | Refusal | None:
+        """Places for the unit's gangs; None: it waits for stops."""
         placed = self.room.give([(self._state.jobs[job.job_id], job.nodes) for job in unit.jobs])
         if placed is None and self._claims is not None:
             placed = (
                 "its nodes have room only after stops, which are for the job that comes first in the profile"
             )
-        if isinstance(placed, str):
-            return ValidatedUnit(number, unit, (), Refusal("infeasible", placed))
-        self._accepted.update(job.job_id for job in unit.jobs)
-        return ValidatedUnit(number, unit, placed or ())
+        return Refusal("infeasible", placed) if isinstance(placed, str) else placed
 
-    def _group(self, unit: ProposedUnit) -> Formed | Refusal | None:
-        """A job may join a running job out of turn, since it takes no other job's GPUs. Only a group whose
-        turn it is may wait for stops (None)."""
-        jobs, state = {job.job_id for job in unit.jobs}, self._state
-        if (large := _too_large(unit)) is not None:
-            return large
-        for planned in unit.jobs if self._stale else ():
-            if (moved := next(self._moved_on(planned), None)) is not None:
-                return moved
-        running = {job_id for job_id in jobs if job_id in state.jobs and state.jobs[job_id].status in RUNS}
-        joins = bool(running - self._stops)
-        if (reserved := next(self._reserved(unit, jobs), None)) is not None:
-            return reserved
-        late = next(self._turn(jobs), None)
-        if not joins and late is not None:
-            return late
-        members = [(job.job_id, job.nodes) for job in unit.jobs]
+    def _group(self, unit: ProposedUnit, late: Refusal | None) -> Formed | Refusal | None:
+        """Only a group whose turn it is may wait for stops (None). `late`: why it is not its turn."""
+        state, members = self._state, [(job.job_id, job.nodes) for job in unit.jobs]
         if unit.turns is not None and (same := shared_already(state, members, self._stops)) is not None:
-            if all(state.jobs[job_id].turns == unit.turns for job_id in same.running):
-                return Refusal("invalid", "they share these GPUs already, in these turns")
-            return same
-        if bound_by_tenants(self._profile):
-            known = [state.jobs[job_id] for job_id, _ in members if job_id in state.jobs]
-            if apart := why_apart(state, [job for job in known if job.estimate is not None]):
-                return Refusal("infeasible", apart)
+            unchanged = all(state.jobs[job_id].turns == unit.turns for job_id in same.running)
+            return Refusal("invalid", "they share these GPUs already, in these turns") if unchanged else same
+        if apart := self._apart(members):
+            return Refusal("infeasible", apart)
         waits = late is None and self._claims is None
         return self.room.form(members, waits=waits, fit_then=self._fit_then)
 
-    def _wrong(self, unit: ProposedUnit) -> Iterator[Refusal]:
-        """Errors of the unit that do not depend on free resources."""
-        if (large := _too_large(unit)) is not None:
-            yield large
+    def _apart(self, members: Members) -> str:
+        """Why these jobs share no GPUs; empty: they may."""
+        known = [self._state.jobs[job_id] for job_id, _ in members if job_id in self._state.jobs]
+        bound = bound_by_tenants(self._profile)
+        return why_apart(self._state, [job for job in known if job.estimate is not None]) if bound else ""
+
+    def _wrong(self, unit: ProposedUnit, jobs: set[str], late: Refusal | None) -> Iterator[Refusal]:
+        """Errors of the unit that do not depend on free resources. `late`: why it is not its turn.
+
+        A job may join a running job out of turn, since it takes no other job's GPUs.
+        """
+        group, state = unit.kind == "group", self._state
+        yield from _wrong_turns(unit)
+        yield from _too_large(unit)
         for planned in unit.jobs:
-            if self._stale:
-                yield from self._moved_on(planned)
-            if (wrong := self._cannot_start(planned)) is not None:
-                yield wrong
-        jobs = {job.job_id for job in unit.jobs}
+            yield from self._moved_on(planned)
+            if not group:
+                yield from self._cannot_start(planned)
         yield from self._reserved(unit, jobs)
-        yield from self._turn(jobs)
+        running = {job_id for job_id in jobs if job_id in state.jobs and state.jobs[job_id].status in RUNS}
+        if late is not None and not (group and running - self._stops):
+            yield late
 
     def _reserved(self, unit: ProposedUnit, jobs: set[str]) -> Iterator[Refusal]:
         for node_id in sorted(self._reserved_for.keys() & {name for job in unit.jobs for name in job.nodes}):
@@ -256,31 +260,31 @@ class _Validation:
         yield from self._passes(jobs)
 
     def _moved_on(self, planned: ProposedJob) -> Iterator[Refusal]:
-        names: list[Subject] = [("job", planned.job_id), *(("node", node_id) for node_id in planned.nodes)]
-        yield from (Refusal("stale", self._stale[name]) for name in names if name in self._stale)
+        if self._stale:
+            names: list[Subject] = [("job", planned.job_id), *(("node", name) for name in planned.nodes)]
+            yield from (Refusal("stale", self._stale[name]) for name in names if name in self._stale)
 
-    def _cannot_start(self, planned: ProposedJob) -> Refusal | None:
+    def _cannot_start(self, planned: ProposedJob) -> Iterator[Refusal]:
         job = self._state.jobs.get(planned.job_id)
         if job is None:
-            return unknown(self._state, planned.job_id)
+            yield unknown(self._state, planned.job_id)
+            return
         stops_jobs = self._profile.regroup is not None or self._profile.make_way is not None
-        stopped = job.job_id in self._stops or (stops_jobs and comes_back_to_queue(job))
+        stopped = job.job_id in self._stops or (stops_jobs and job.comes_back)
         if job.status is not JobStatus.QUEUED and not stopped:
-            return Refusal("wrong_state", f"{job.job_id} is {job.status}, not queued")
+            yield Refusal("wrong_state", f"{job.job_id} is {job.status}, not queued")
         if job.held is not None:
-            return Refusal("wrong_state", f"{job.job_id} is held")
-        wrong = _wrong_size(job, planned)
-        return Refusal("invalid", wrong) if wrong else None
+            yield Refusal("wrong_state", f"{job.job_id} is held")
+        yield from _wrong_size(job, planned)
 
     def _passes(self, jobs: set[str]) -> Iterator[Refusal]:
         """Other jobs than the head of the queue start only while it has not been overtaken too often; a plan
         counts once. Does not apply to regroup stages and profiles in which jobs make way, which have their
         own order."""
-        if self._profile.regroup is not None or self._profile.make_way is not None:
-            return
-        while self._head in self._accepted:
+        own_order = self._profile.regroup is not None or self._profile.make_way is not None
+        while not own_order and self._head in self._accepted:
             self._head = next(self._queue, None)
-        if self._head is None or self._head in jobs or self._claims is not None:
+        if own_order or self._head is None or self._head in jobs or self._claims is not None:
             return
         passed = self._state.jobs[self._head].plans_passed
         if passed >= in_force(self._state.settings).max_overtakes:
@@ -291,28 +295,26 @@ class _Validation:
             yield Refusal("wrong_state", why)
 
 
-def _wrong_turns(unit: ProposedUnit) -> Refusal | None:
-    if unit.turns is None:
-        return None
-    if unit.kind != "group":
-        return Refusal("invalid", "turns are named for jobs that do not share GPUs")
-    if sorted(unit.turns.job_ids) != sorted(job.job_id for job in unit.jobs):
-        return Refusal("invalid", "the turns are not those of the group's members")
-    return None
+def _wrong_turns(unit: ProposedUnit) -> Iterator[Refusal]:
+    if unit.turns is not None:
+        if unit.kind != "group":
+            yield Refusal("invalid", "turns are named for jobs that do not share GPUs")
+        if sorted(unit.turns.job_ids) != sorted(job.job_id for job in unit.jobs):
+            yield Refusal("invalid", "the turns are not those of the group's members")
 
 
-def _too_large(unit: ProposedUnit) -> Refusal | None:
+def _too_large(unit: ProposedUnit) -> Iterator[Refusal]:
     tasks = sum(len(job.nodes) for job in unit.jobs)
-    if tasks <= MAX_GANG_TASKS:
-        return None
-    return Refusal("invalid", f"the unit places {tasks} tasks, the bound is {MAX_GANG_TASKS}; split it")
+    if tasks > MAX_GANG_TASKS:
+        bound = f"the bound is {MAX_GANG_TASKS}; split it"
+        yield Refusal("invalid", f"the unit places {tasks} tasks, {bound}")
 
 
-def _wrong_size(job: JobState, planned: ProposedJob) -> str:
-    tasks = len(planned.nodes)
-    fewest = job.spec.min_workers
+def _wrong_size(job: JobState, planned: ProposedJob) -> Iterator[Refusal]:
+    tasks, fewest = len(planned.nodes), job.spec.min_workers
     if fewest is not None and not fewest <= tasks <= job.spec.workers:
-        return f"{job.job_id} has {fewest} to {job.spec.workers} workers, the plan names {tasks} nodes"
+        size = f"{fewest} to {job.spec.workers} workers"
+        yield Refusal("invalid", f"{job.job_id} has {size}, the plan names {tasks} nodes")
     if fewest is None and tasks != job.demand.tasks:
-        return f"{job.job_id} has {job.demand.tasks} tasks, the plan names {tasks} nodes"
-    return ""
+        size = f"{job.demand.tasks} tasks"
+        yield Refusal("invalid", f"{job.job_id} has {size}, the plan names {tasks} nodes")

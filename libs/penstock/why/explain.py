@@ -174,26 +174,29 @@ def _reason(
         if outranked is not None:
             return Reason.OUTRANKED, outranked
         return (Reason.ABOUT_TO_START, "") if fits_now else _lack(state, job)
-    if fits_now and state.window_until_ms > now_ms:
-        return Reason.BATCH_WINDOW, f"the window is over in {state.window_until_ms - now_ms:,} ms"
-    if fits_now and waits_for_plan(state, profile.regroup) and regroups(job.demand):
-        return Reason.OUTRANKED, "the latest plan has room for other jobs only"
-    if fits_now and (others := _reserved_for_plans(state, job)):
-        return Reason.KEPT_FOR_OTHERS, others
-    if fits_now and profile.backfill is not None:
-        for other in state.planned.values():
-            if other.proposed is None and profile.backfill.beside(state, job, other) is None:
-                return (
-                    Reason.KEPT_FOR_OTHERS,
-                    f"{_expected(other.nodes, (other.expected_ms or now_ms) - now_ms)}, for {other.job_id}",
-                )
-    if fits_now and profile.order is not None:
-        return _own_order(state, job, profile.name, profile.order)
     if fits_now:
-        return _turn(state, job, in_force(state.settings))
+        return _beside_room(state, job, profile, now_ms)
     reason, detail = _lack(state, job)
     apart = apart_from_all(state, job, profile)
     return reason, f"{detail}; it shares no GPUs: {apart}" if apart else detail
+
+
+def _beside_room(state: CellState, job: JobState, profile: Profile, now_ms: int) -> tuple[Reason, str]:
+    """The reason of a job that fits, under a profile that stops no jobs or while a window is open."""
+    if state.window_until_ms > now_ms:
+        return Reason.BATCH_WINDOW, f"the window is over in {state.window_until_ms - now_ms:,} ms"
+    if waits_for_plan(state, profile.regroup) and regroups(job.demand):
+        return Reason.OUTRANKED, "the latest plan has room for other jobs only"
+    if others := _reserved_for_plans(state, job):
+        return Reason.KEPT_FOR_OTHERS, others
+    backfill = profile.backfill
+    for other in state.planned.values() if backfill is not None else ():
+        if other.proposed is None and backfill is not None and backfill.beside(state, job, other) is None:
+            left_ms = (other.expected_ms or now_ms) - now_ms
+            return Reason.KEPT_FOR_OTHERS, f"{_expected(other.nodes, left_ms)}, for {other.job_id}"
+    if profile.order is not None:
+        return _own_order(state, job, profile.name, profile.order)
+    return _turn(state, job, in_force(state.settings))
 
 
 def _reserved_for_plans(state: CellState, job: JobState) -> str:

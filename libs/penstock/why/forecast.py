@@ -22,7 +22,7 @@ from typing import NamedTuple
 from penstock.cluster.trial import held_places
 from penstock.ledger.derived.groups import booked
 from penstock.ledger.state.index import bits
-from penstock.ledger.state.job.demand import Demand, vector_key
+from penstock.ledger.state.job.demand import Demand, DemandKey, vector_key
 from penstock.ledger.state.job.job_state import JobState
 from penstock.ledger.state.node.node_state import NodeState
 from penstock.ledger.state.state import CellState
@@ -32,6 +32,7 @@ from penstock.model.nouns.settings import MAX_OVERTAKES
 from penstock.model.nouns.types import MAX_GANG_TASKS, WHOLE_GPU, ResourceVector, TaskPlacement
 from penstock.scheduling.place.moldable import as_it_waits
 from penstock.scheduling.profiles import in_force
+from penstock.scheduling.scheduling_pass import Starts, Trying, Waits, scheduling_pass
 from penstock.scheduling.service import remaining_s
 from penstock.scheduling.stages.protocols import Turns
 from penstock.why.queue_position import Line, by_arrival, line_of
@@ -131,6 +132,8 @@ class Room:
 
 Taken = list[tuple[str, list[int], ResourceVector]]
 """(node, slots, demand) per task."""
+Alike = tuple[DemandKey, frozenset[str]]
+"""(demand, nodes that are reserved for others)."""
 
 
 class TooFar(Exception):
@@ -187,7 +190,7 @@ class _Fits:
     read: int
 
 
-class _Forecast:
+class _Forecast(Trying[Alike, Taken]):
     """Simulation of the cell from now on, by estimates. Raises `TooFar`."""
 
     def __init__(
@@ -236,27 +239,23 @@ class _Forecast:
 
     def _all_start(self) -> bool:
         """Starts each waiting job that fits, in order; returns whether all asked jobs have started."""
-        hopeless: set[tuple[object, ...]] = set()
-        passed = 0
-        turns = self._turns()
-        other = next(turns, None)
         self._visits += len(self._waiting) * VISITS_PER_TURN
-        while other is not None and passed < self._settings.backfill_window:
-            barred = self._barred(other)
-            key = (*other.demand.key, barred)
-            taken = None if key in hopeless else self._take(other.demand, barred)
-            if taken is None:
-                hopeless.add(key)
-                passed += self._profile.preempt is None
-            else:
-                self._begin(other, taken)
+        window = self._settings.backfill_window if self._profile.preempt is None else inf
+        for result in scheduling_pass(self._turns(), self, window):
+            if isinstance(result, Starts):
+                self._begin(result.job, result.place)
                 if len(self._found) == len(self._asked):
                     return True
-            try:
-                other = turns.send(taken is not None)
-            except StopIteration:
-                break
         return False
+
+    def alike(self, job: JobState) -> Alike:
+        """As `Trying`."""
+        return job.demand_key, self._barred(job)
+
+    def place(self, job: JobState, key: Alike) -> Starts[Taken] | Waits:
+        """As `Trying`. Raises `TooFar`."""
+        taken = self._take(job.demand, key[1])
+        return Waits(job) if taken is None else Starts(job, taken)
 
     def _turns(self) -> Turns:
         waiting = list(self._waiting.values())

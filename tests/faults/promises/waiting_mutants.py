@@ -11,6 +11,7 @@ from penstock_services.placer.core.waiting import window
 from penstock_services.placer.core.waiting.attempts import Attempts
 from penstock_services.placer.core.waiting.backfilling import PassReservation
 from penstock_services.placer.core.waiting.behind import Behind
+from penstock_services.placer.core.waiting.placing import Placing
 from penstock_services.placer.core.waiting.reclaiming import Reclaiming
 from tests.faults.promises.mutant import breaks
 
@@ -69,9 +70,9 @@ breaks(
     2,
     "A large node joins: 32 jobs start, and the others wait for the next event.",
     (
-        Decider._place_waiting,
-        "tasks + more > MAX_TASKS_PER_RECORD):\n                    yield continuation(state)\n",
-        "tasks + more > MAX_TASKS_PER_RECORD):\n",
+        Placing.facts,
+        "self.full = True\n                    yield continuation(state)\n",
+        "self.full = True\n",
     ),
     tests=WAITS_END,
 )
@@ -90,7 +91,7 @@ breaks(
     "nobody behind the window is looked for",
     2,
     "64 jobs wait for one GPU model; a job for the other one waits behind them.",
-    (Decider._place_waiting, "if not of_plan and (bounded or not state.holding):", "if False:"),
+    (Decider._place_waiting, "if placing.leaves_others():", "if False:"),
     judge="hostile",
     tests=LIVENESS,
     profile="fifo",
@@ -211,9 +212,9 @@ breaks(
     2,
     "The batcher's plan was refused, and its jobs wait for the next event.",
     (
-        window.answered,
-        '        yield BatchWindowClosed(reason="answered")\n        yield continuation(state)\n',
-        '        yield BatchWindowClosed(reason="answered")\n',
+        Decider._plan_proposed,
+        'yield BatchWindowClosed(reason="answered")\n            yield continuation(state)\n',
+        'yield BatchWindowClosed(reason="answered")\n',
     ),
     tests=("tests/unit/scheduling/test_batch_window.py",),
 )

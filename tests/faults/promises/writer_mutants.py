@@ -7,7 +7,7 @@ from penstock.model.nouns import types
 from penstock.model.wire import nearest
 from penstock.runtime.following.amended_log import AmendedLog, AmendedReader, Repairs
 from penstock.scheduling.make_room.reservation import Reservation
-from penstock_services.placer.core.plans import units
+from penstock_services.placer.core.plans import proposals
 from penstock_services.placer.core.step import PlacerCore
 from penstock_services.projector.shell import store
 from tests.faults.promises.mutant import breaks
@@ -52,7 +52,7 @@ breaks(
     "a plan leaves no room for the profile's own units",
     1,
     "A batch service fills its plan while the profile keeps a node: 513 units.",
-    (units.adopt, "MAX_UNITS - len(own)", "MAX_UNITS"),
+    (proposals.adopt, "MAX_UNITS - len(own)", "MAX_UNITS"),
     tests=EXTREMES,
 )
 breaks(

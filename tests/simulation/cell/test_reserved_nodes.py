@@ -24,9 +24,8 @@ from penstock.simulator.job_models.model import Constant
 from penstock.simulator.job_models.steady import SteadyWork
 from penstock.simulator.traces.cluster import nodes_of
 from penstock.simulator.traces.jobs import TraceJob
-from penstock_services.placer.core.decide import Decider
 from penstock_services.placer.core.waiting.backfilling import PassReservation
-from penstock_services.placer.core.waiting.reclaiming import Reclaiming
+from penstock_services.placer.core.waiting.placing import Placing
 from tests.simulation.cell.test_still_waiting import KINDS
 from tests.support.chance import rate, seeds_for
 
@@ -136,23 +135,16 @@ def test_a_pass_ends_only_where_no_other_job_has_a_result(seed: int, monkeypatch
     """All nodes are full, one is reserved, and jobs without GPUs wait, too: when a pass ends early each job
     it did not try is tried here."""
     answers = Counter[bool]()
-    others_wait = Decider._others_wait
+    settled = Placing.settled
 
-    def tested(
-        self: Decider,
-        state: CellState,
-        head: JobState | None,
-        reservation: PassReservation,
-        reclaiming: Reclaiming,
-    ) -> bool:
-        found = others_wait(self, state, head, reservation, reclaiming)
+    def tested(self: Placing) -> bool:
+        found, state, stage = settled(self), self._state, self._reclaiming._stage
         answers[found] += 1
-        stage = self.profile.reclaim
         assert stage is not None
         for job_id in state.queue.values() if found else ():
             job = state.jobs[job_id]
             assert never_fits(state, job.demand) is None
-            assert not reservation.may_start(state, job)
+            assert not self._reservation.may_start(state, job)
             assert stage.reclaim(state, job) is None
         return found
 
@@ -160,10 +152,10 @@ def test_a_pass_ends_only_where_no_other_job_has_a_result(seed: int, monkeypatch
         """Compared with a ledger whose passes never end early."""
         gpus, cores = (0, 0, 0, *GPUS), (2, 8, 11)
         with monkeypatch.context() as patch:
-            patch.setattr(Decider, "_others_wait", tested)
+            patch.setattr(Placing, "settled", tested)
             ledger = ledger_of(seed, gpus, cores)
         with monkeypatch.context() as patch:
-            patch.setattr(Decider, "_others_wait", lambda *_: False)
+            patch.setattr(Placing, "settled", lambda *_: False)
             assert ledger_of(seed, gpus, cores) == ledger
         return min(answers[True], answers[False]) > 0
 

@@ -16,7 +16,7 @@ from penstock.model.nouns.types import MAX_MS, ShapeOption, within_ms
 from penstock.model.schema.errors import Invalid
 from penstock.model.schema.event import Event, wire_type
 from penstock.model.wire.codec import decode_fact, encode, prove_readable
-from penstock_services.placer.core.plans.units import adopt
+from penstock_services.placer.core.plans.proposals import adopt
 from penstock_services.placer.core.recorder import Recorder
 from tests.support.cluster.driver import CellDriver, estimate, eta, job_spec, kinds, node_spec
 

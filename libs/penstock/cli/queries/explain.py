@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
+from rich.console import Console
 from rich.markup import escape
 
 from penstock.cli.following.event_text import adjustment, checkpoint, move, moved, reason_of
@@ -21,10 +22,32 @@ def show(answer: Mapping[str, Any], first_of_kind: str = "", *, wide: bool = Fal
     with all tasks, and whole UUIDs."""
     screen = console()
     screen.print(f"[bold]{answer['job_id']}[/]  {state(answer['status'])}  [dim]{as_of(answer)}[/]")
-    if answer.get("text"):
-        screen.print(escape(answer["text"]), soft_wrap=True)
-    if answer.get("detail"):
-        screen.print(escape(answer["detail"]), soft_wrap=True)
+    _show_job(answer, screen)
+    if answer.get("move"):
+        screen.print(escape(f"Move: {move(answer['move'])}"), soft_wrap=True)
+        if answer["move"]["outcome"] == "under_way" and answer["move"].get("target"):
+            _placement({**answer["move"]["target"], "moved": None}, wide=wide)
+            screen.print("[dim]until then:[/]")
+    if answer.get("now_or_never") == "never":
+        screen.print("[red]Never:[/] not even an empty cluster could hold it.")
+    if answer.get("histogram"):
+        _histogram("Not possible", answer["histogram"])
+    placement = answer.get("placement")
+    if placement:
+        _placement({**placement, "moved": None} if answer.get("move") else placement, wide=wide)
+    if first_of_kind:
+        screen.print(
+            f"[bold]Its estimate:[/] {first_of_kind}; no similar run is known, so its interval is wide"
+        )
+    if answer.get("next_step"):
+        screen.print(f"[bold]Next:[/] {escape(answer['next_step'])}", soft_wrap=True)
+
+
+def _show_job(answer: Mapping[str, Any], screen: Console) -> None:
+    """What is known of the job, whether it waits or runs."""
+    for part in ("text", "detail"):
+        if answer.get(part):
+            screen.print(escape(answer[part]), soft_wrap=True)
     if answer.get("retry_of"):
         screen.print(f"a further try of {escape(answer['retry_of'])}", soft_wrap=True)
     if answer.get("tied"):
@@ -45,24 +68,6 @@ def show(answer: Mapping[str, Any], first_of_kind: str = "", *, wide: bool = Fal
         screen.print(escape(f"Checkpoint: {checkpoint(answer['checkpoint'])}"), soft_wrap=True)
     if answer.get("unsaved"):
         screen.print(escape(f"Not saved: {answer['unsaved']['reason']}"), soft_wrap=True)
-    if answer.get("move"):
-        screen.print(escape(f"Move: {move(answer['move'])}"), soft_wrap=True)
-        if answer["move"]["outcome"] == "under_way" and answer["move"].get("target"):
-            _placement({**answer["move"]["target"], "moved": None}, wide=wide)
-            screen.print("[dim]until then:[/]")
-    if answer.get("now_or_never") == "never":
-        screen.print("[red]Never:[/] not even an empty cluster could hold it.")
-    if answer.get("histogram"):
-        _histogram("Not possible", answer["histogram"])
-    placement = answer.get("placement")
-    if placement:
-        _placement({**placement, "moved": None} if answer.get("move") else placement, wide=wide)
-    if first_of_kind:
-        screen.print(
-            f"[bold]Its estimate:[/] {first_of_kind}; no similar run is known, so its interval is wide"
-        )
-    if answer.get("next_step"):
-        screen.print(f"[bold]Next:[/] {escape(answer['next_step'])}", soft_wrap=True)
 
 
 def tied(spec: Mapping[str, Any], unfollowed_ms: int | None) -> str:

@@ -33,6 +33,7 @@ from penstock.model.proposals import ProposedJob, ProposedUnit
 from penstock.scheduling.bursts.burst_plans import Costs, Gang, Machine, Need, Problem
 from penstock.scheduling.bursts.gga import MAX_CHILDREN, Found, GeneticSearch, gga
 from penstock.scheduling.place.liquid import Network
+from penstock.scheduling.scheduling_pass import Starts, Trying, Waits, in_turn, scheduling_pass
 from penstock.scheduling.stages.protocols import Order, Policy
 
 MAX_JOBS = MAX_PROPOSED_UNITS
@@ -111,29 +112,19 @@ class Burst:
         """Waiting jobs, each with the nodes on which the immediate path would start it now; empty: it would
         not start."""
         waiting = [state.jobs[job_id] for job_id in state.queue.values()[:MAX_LOOKED_AT]]
-        turns = None
+        turns = in_turn(waiting)
         if self._order is not None:
             turns = self._order.ranking(state, waiting, list(state.holding.values()), state.now_ms)
-        jobs = iter(waiting)
-        refused: set[DemandKey] = set()
-        rng = LazyRng(0, f"burst-{state.seq}")
         count = tasks = 0
-        job = next(jobs if turns is None else turns, None)
-        while job is not None and count < MAX_JOBS and tasks < MAX_TASKS:
-            nodes: tuple[str, ...] = ()
-            shaped = job if job.spec.min_workers is None else job.shaped(job.spec.min_workers)
-            demand = shaped.demand
-            if demand.key not in refused and demand.tasks <= MAX_GANG_TASKS:
-                nodes = shadow.start(shaped, self._place, rng, retrace=_planned(job))
-                if not nodes:
-                    refused.add(demand.key)
+        for result in scheduling_pass(
+            turns, _Immediate(shadow, self._place, LazyRng(0, f"burst-{state.seq}"))
+        ):
+            job = result.job
             if _planned(job):
-                count, tasks = count + 1, tasks + demand.tasks
-                yield job, nodes
-            try:
-                job = next(jobs, None) if turns is None else turns.send(bool(nodes))
-            except StopIteration:
-                job = None
+                count, tasks = count + 1, tasks + job.demand.tasks
+                yield job, result.place if isinstance(result, Starts) else ()
+            if count == MAX_JOBS or tasks >= MAX_TASKS:
+                return
 
     def _machines(
         self, shadow: "Shadow", node_ids: Sequence[str], demands: Sequence[Demand]
@@ -249,6 +240,29 @@ class Shadow:
         now = node.free()
         self.state.index.refit(node.bit, len(node.spec.gpus), node.entered, now)
         node.entered = now
+
+
+class _Immediate(Trying[DemandKey, tuple[str, ...]]):
+    """The profile's immediate path on a shadow: moldable jobs have their fewest workers. Places are node ids
+    in rank order."""
+
+    def __init__(self, shadow: Shadow, place: Policy, rng: LazyRng) -> None:
+        self._shadow, self._place, self._rng = shadow, place, rng
+
+    def alike(self, job: JobState) -> DemandKey:
+        """As `Trying`."""
+        return _fewest(job).demand_key
+
+    def place(self, job: JobState, key: DemandKey) -> Starts[tuple[str, ...]] | Waits:
+        """As `Trying`."""
+        shaped, nodes = _fewest(job), tuple[str, ...]()
+        if shaped.demand.tasks <= MAX_GANG_TASKS:
+            nodes = self._shadow.start(shaped, self._place, self._rng, retrace=_planned(job))
+        return Starts(job, nodes) if nodes else Waits(job)
+
+
+def _fewest(job: JobState) -> JobState:
+    return job if job.spec.min_workers is None else job.shaped(job.spec.min_workers)
 
 
 def _has_room(state: CellState) -> bool:

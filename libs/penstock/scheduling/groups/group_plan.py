@@ -23,7 +23,7 @@ from penstock.model.decisions.ledger_events import MAX_RANKS
 from penstock.model.decisions.plans import MAX_PLANNED_STOPS, MAX_PROPOSED_UNITS
 from penstock.model.nouns.types import ResourceVector
 from penstock.model.proposals import ProposedJob, ProposedUnit
-from penstock.scheduling.groups.validate_groups import RUNS, comes_back_to_queue
+from penstock.scheduling.groups.validate_groups import RUNS
 from penstock.scheduling.make_room.preemption import node_ids
 from penstock.scheduling.service import stop_cost_s
 from penstock.scheduling.stages.regroup import ALL_JOBS, Answer, GroupPlan, PlannedGroup, Scope, regroups
@@ -249,7 +249,7 @@ def _may_stop(state: CellState, scope: Scope, job: JobState) -> bool:
 
 
 def _may_start(job: JobState) -> bool:
-    return job.in_line or comes_back_to_queue(job)
+    return job.in_line or job.comes_back
 
 
 def _joined(part: _Part) -> ProposedUnit | None:

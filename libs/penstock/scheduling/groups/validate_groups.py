@@ -100,7 +100,7 @@ def _jobs(state: CellState, members: Members, overlay: Overlay) -> list[JobState
         job = state.jobs.get(job_id)
         if job is None:
             return unknown(state, job_id)
-        comes_back = overlay.ended and comes_back_to_queue(job)
+        comes_back = overlay.ended and job.comes_back
         if job.status not in RUNS and job.status is not JobStatus.QUEUED and not comes_back:
             return Refusal("wrong_state", f"{job_id} is {job.status}: a member runs or is queued")
         if not overlay.ended and (before := awaited(state, job)):
@@ -120,11 +120,6 @@ def _jobs(state: CellState, members: Members, overlay: Overlay) -> list[JobState
             return Refusal("invalid", f"{job_id} has {tasks} tasks, {len(nodes)} nodes are named")
         found.append(job)
     return sorted(found, key=lambda job: job.order)
-
-
-def comes_back_to_queue(job: JobState) -> bool:
-    """Whether the job is being preempted, so that it will wait in the queue again."""
-    return job.status is JobStatus.STOPPING and job.stop_reason == "preempted" and not job.target
 
 
 def _not_alike(demands: Mapping[str, Demand], members: Members) -> Refusal | None:

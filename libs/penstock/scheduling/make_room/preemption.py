@@ -25,6 +25,7 @@ from penstock.ledger.state.job.demand import Demand, DemandKey
 from penstock.ledger.state.job.job_state import JobState
 from penstock.ledger.state.state import CellState
 from penstock.model.nouns.transitions import JobStatus
+from penstock.scheduling.scheduling_pass import Starts, Trying, Waits, in_turn, scheduling_pass
 from penstock.scheduling.stages.protocols import Preemption, Selection
 
 MAX_TRIALS = 32  # repeated selections in one plan because a demand does not fit; then no job is stopped
@@ -97,7 +98,7 @@ def _only(state: CellState, selection: Selection) -> Start | None:
     return Start(job, (next(bits(nodes)),)) if nodes else None
 
 
-class _Arranging:
+class _Arranging(Trying[DemandKey, Fit]):
     """The trial of one selection."""
 
     def __init__(
@@ -133,11 +134,19 @@ class _Arranging:
     def who_fits(self) -> Arrangement:
         """Places the selected jobs that fit without stops, in order of priority."""
         self._awaited = self._trial.awaited()
-        for job in self._unplanned():
-            fit = self._fit(job.demand)
-            if fit is not None:
-                self._claim(job, fit)
+        for result in scheduling_pass(in_turn(self._unplanned()), self):
+            if isinstance(result, Starts):
+                self._claim(result.job, result.place)
         return self._arrangement()
+
+    def alike(self, job: JobState) -> DemandKey:
+        """As `Trying`."""
+        return job.demand_key
+
+    def place(self, job: JobState, key: DemandKey) -> Starts[Fit] | Waits:
+        """As `Trying`."""
+        fit = self._fit(job.demand)
+        return Waits(job) if fit is None else Starts(job, fit)
 
     def _unplanned(self) -> list[JobState]:
         """Claims without a place in the adopted plan. A claim with a place keeps it, unless it fits where no

@@ -24,6 +24,7 @@ from penstock.cluster.overlay import Placed
 from penstock.cluster.trial import Fit, Trial
 from penstock.ledger.fold.plans import reserved_nodes, units_of_profile, units_of_reclaim
 from penstock.ledger.state.index import set_of
+from penstock.ledger.state.job.demand import DemandKey
 from penstock.ledger.state.job.job_state import JobState
 from penstock.ledger.state.state import CellState
 from penstock.model.nouns.transitions import JobStatus, TaskStatus
@@ -31,6 +32,15 @@ from penstock.model.nouns.types import within_ms
 from penstock.scheduling.make_room.preemption import node_ids
 from penstock.scheduling.make_room.succession import NextMembers
 from penstock.scheduling.place.borrowing import reserved_for
+from penstock.scheduling.scheduling_pass import (
+    Reclaims,
+    Reserved,
+    Starts,
+    Trying,
+    Waits,
+    in_turn,
+    scheduling_pass,
+)
 from penstock.scheduling.service import ends_s
 from penstock.scheduling.stages.protocols import Profile
 
@@ -179,7 +189,11 @@ def _near(state: CellState, waiting: Sequence[JobState]) -> tuple[Sequence[Endin
     return ending[:near], wake_ms
 
 
-class _Line:
+Alike = tuple[int, DemandKey]
+"""(nodes that are reserved for others, demand)."""
+
+
+class _Line(Trying[Alike, tuple[JobState, Fit]]):
     """Those that wait, tried in their order as what others hold comes free, task by task. Who starts takes
     what it needs."""
 
@@ -194,32 +208,47 @@ class _Line:
         self._reserved = next(
             (unit for unit in units_of_profile(state) if unit.expected_ms is not None), None
         )
+        self._behind = False
+        """Whether the job for which nodes are reserved waits, in this pass."""
 
     def start_when(self, ended: JobState) -> Iterator[tuple[JobState, tuple[str, ...]]]:
         """(job, nodes of its tasks) of those that start when this one has ended, too."""
         for _ in self._trial.release_by_task(ended):
-            hopeless: set[tuple[object, ...]] = set()
-            behind = False  # the job for which nodes are reserved
-            for job in list(self._waiting):
-                avoid = self._avoid(job, behind=behind)
-                key = (*job.demand_key, avoid)
-                if key not in hopeless and (found := self._fit(job, avoid)) is not None:
-                    shaped, fit = found
+            self._behind = False
+            for result in scheduling_pass(in_turn(list(self._waiting)), self):
+                if isinstance(result, Starts):
+                    shaped, fit = result.place
                     self._trial.claim(shaped.demand, fit)
-                    self._waiting.remove(job)
-                    yield job, node_ids(self._state, shaped.demand, fit)
-                    continue
-                if job.spec.min_workers is None:
-                    hopeless.add(key)
-                behind = behind or (self._reserved is not None and self._reserved.job_id == job.job_id)
+                    self._waiting.remove(result.job)
+                    yield result.job, node_ids(self._state, shaped.demand, fit)
 
-    def _avoid(self, job: JobState, *, behind: bool) -> int:
+    def alike(self, job: JobState) -> Alike:
+        """As `Trying`."""
+        return self._avoid(job), job.demand_key
+
+    def place(self, job: JobState, key: Alike) -> Starts[tuple[JobState, Fit]] | Waits:
+        """As `Trying`. A moldable job may wait for more workers than one like it."""
+        found = self._fit(job, key[0])
+        return Waits(job, alone=job.spec.min_workers is not None) if found is None else Starts(job, found)
+
+    makes_room = True
+
+    def make_room(self, job: JobState) -> Iterator[Reserved | Reclaims]:
+        """Behind the job for which nodes are reserved, they bind the others."""
+        self._behind |= self._reserved is not None and self._reserved.job_id == job.job_id
+        return iter(())
+
+    def _avoid(self, job: JobState) -> int:
         """Set of the nodes that are reserved for others."""
         if not self._state.planned:
             return 0
         _, others = reserved_for(self._state, job, units_of_reclaim(self._state))
         unit, stage = self._reserved, self._profile.backfill
-        if behind and unit is not None and not (stage is not None and stage.may_use(self._state, job, unit)):
+        if (
+            self._behind
+            and unit is not None
+            and not (stage is not None and stage.may_use(self._state, job, unit))
+        ):
             others |= reserved_for(self._state, job, (unit,))[1]
         return self._reserved_nodes | others
 

@@ -7,7 +7,7 @@ streams: the same ledger gives the same charts. Times are the ledger's, in ms si
 from array import array
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -264,24 +264,36 @@ class Timeline:
             self._note()
             self.now_ms = now_ms
         if isinstance(event, external_events.TaskStarted | TASK_ENDS):
-            job = job_of_task(state, event.node_id, event.task_id)
-            if job is None:
-                raise KeyError(event.task_id)
-            if isinstance(event, TASK_ENDS):
-                self._task_ends(job, job.tasks[event.task_id].place)
-            before, groups = job.status, {job.group}
-            evolve(state, event)
-            self._regrouped(groups)
-            if isinstance(event, external_events.TaskStarted) and event.opened_ms is not None:
-                self.early_ms.append(max(0, event.opened_ms - event.started_ms))
-            if before is JobStatus.LAUNCHING and job.status is JobStatus.RUNNING:
-                self._job(job.job_id).running_since_ms = self.now_ms
-                self._gpus_held.starts(job)
-                self._began(job, self.starts_ms)
+            self._of_task(event)
             return
         groups = self._groups(event)
         evolve(state, event)
         self._regrouped(groups)
+        self._count(event)
+        job_id = getattr(event, "job_id", None)
+        if job_id in self._job_at:
+            self._wait(job_id)
+
+    def _of_task(self, event: Any) -> None:
+        """Folds the start or end of a task."""
+        state = self.state
+        job = job_of_task(state, event.node_id, event.task_id)
+        if job is None:
+            raise KeyError(event.task_id)
+        if isinstance(event, TASK_ENDS):
+            self._task_ends(job, job.tasks[event.task_id].place)
+        before, groups = job.status, {job.group}
+        evolve(state, event)
+        self._regrouped(groups)
+        if isinstance(event, external_events.TaskStarted) and event.opened_ms is not None:
+            self.early_ms.append(max(0, event.opened_ms - event.started_ms))
+        if before is JobStatus.LAUNCHING and job.status is JobStatus.RUNNING:
+            self._job(job.job_id).running_since_ms = self.now_ms
+            self._gpus_held.starts(job)
+            self._began(job, self.starts_ms)
+
+    def _count(self, event: Event) -> None:
+        """Counts an event that is folded."""
         match event:
             case external_events.JobSubmitted():
                 self._job_at[event.job_id] = len(self.jobs)
@@ -297,7 +309,7 @@ class Timeline:
                 self._phase(event)
             case ledger.TermStarted():
                 self.terms.append(
-                    Term(state.seq, event.placer_id, event.settings.profile, event.code_version)
+                    Term(self.state.seq, event.placer_id, event.settings.profile, event.code_version)
                 )
             case ledger.PlacementDecided():
                 self._placed(event)
@@ -315,9 +327,6 @@ class Timeline:
                 ended = self._job(event.job_id)
                 ended.ended_ms, ended.outcome = self.now_ms, event.outcome
                 self._ended = True
-        job_id = getattr(event, "job_id", None)
-        if job_id in self._job_at:
-            self._wait(job_id)
 
     def _groups(self, event: Event) -> set[str]:
         """Groups that an event may change."""

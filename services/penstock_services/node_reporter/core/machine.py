@@ -125,20 +125,8 @@ def step(state: NodeState, given: Input) -> list[Decision]:
 def decide(state: NodeState, given: Input) -> Iterator[Decision]:
     """The decisions from one input. A generator: `step` folds each change before the next decision."""
     match given:
-        case OrderRead(order=StartTask() as order):
-            return _start(state, order, given.context)
-        case OrderRead(order=StopTask() as order):
-            return stop_ordered(state, order, given.now_ms, given.context)
-        case OrderRead(order=AnswerJoin() as order):
-            return chain(join_answered(state, order), _of_another_version(state, order))
-        case OrderRead(order=SetCores() | SetBandwidth() as order):
-            return adjust(state, order)
-        case OrderRead(order=CheckpointTask() as order):
-            return ask_to_save(state, order)
-        case OrderRead(order=HandOverCheckpoint() as order):
-            return _hand_over(state, order)
-        case OrderRead(order=order):
-            raise TypeError(f"{order.TYPE} is none of the core's orders")
+        case OrderRead():
+            return _ordered(state, given)
         case Spawned():
             return _spawned(state, given)
         case Resumed():
@@ -157,6 +145,23 @@ def decide(state: NodeState, given: Input) -> Iterator[Decision]:
             return drain(state, given)
         case Faulted():
             return _faulted(state, given.event)
+
+
+def _ordered(state: NodeState, given: OrderRead) -> Iterator[Decision]:
+    match given.order:
+        case StartTask() as order:
+            return _start(state, order, given.context)
+        case StopTask() as order:
+            return stop_ordered(state, order, given.now_ms, given.context)
+        case AnswerJoin() as order:
+            return chain(join_answered(state, order), _of_another_version(state, order))
+        case SetCores() | SetBandwidth() as order:
+            return adjust(state, order)
+        case CheckpointTask() as order:
+            return ask_to_save(state, order)
+        case HandOverCheckpoint() as order:
+            return _hand_over(state, order)
+    raise TypeError(f"{given.order.TYPE} is none of the core's orders")
 
 
 def _of_another_version(state: NodeState, order: AnswerJoin) -> Iterator[Decision]:

@@ -1,21 +1,49 @@
-"""Short decisions that several stages share, and the cell's one timer for rescheduling."""
+"""Short decisions that several stages share, explanations of placements without a policy's scores, and the
+cell's one timer for rescheduling."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
+from penstock.cluster.reasons import refusals
 from penstock.ledger.state.job.job_state import JobState
+from penstock.ledger.state.job.moves import Move
 from penstock.ledger.state.state import CellState
 from penstock.ledger.state.timers import timer_id
 from penstock.model.decisions import ledger_events
-from penstock.model.decisions.ledger_events import TimerSubject
+from penstock.model.decisions.ledger_events import Candidate, Moved, PlacementExplanation, TimerSubject
+from penstock.model.nouns.token import seq_of
 from penstock.model.nouns.transitions import TaskStatus
-from penstock.model.nouns.types import within_ms
+from penstock.model.nouns.types import MAX_GANG_TASKS, TaskPlacement, within_ms
 from penstock.model.schema.event import Event
 
 MAX_PLACEMENTS_PER_RECORD = 32  # keeps a record of single-task jobs under 64 KiB
+MAX_TASKS_PER_RECORD = MAX_GANG_TASKS  # placed at once: a record of the largest gang stays under 1 MB
 RESCHEDULE = timer_id("cell", "place_more")
 """The timer by which a cell reschedules; a request for a plan, a continuation and a wake-up coalesce in
 it."""
+
+Explain = Callable[[PlacementExplanation], None]
+"""Receives the explanations of placements, in their order."""
+
+
+class RecordSpace:
+    """How much of a record its placements take; the first one may be of any size."""
+
+    __slots__ = ("placed", "tasks")
+
+    def __init__(self) -> None:
+        self.placed = self.tasks = 0
+
+    def holds(self, tasks: int) -> bool:
+        """Whether the record has space for a further job of so many tasks."""
+        if self.placed == MAX_PLACEMENTS_PER_RECORD:
+            return False
+        return not self.placed or self.tasks + tasks <= MAX_TASKS_PER_RECORD
+
+    def add(self, tasks: int) -> None:
+        """The record has a further job."""
+        self.placed += 1
+        self.tasks += tasks
 
 
 def timer(
@@ -87,3 +115,64 @@ def succeeded(job: JobState) -> ledger_events.JobEnded:
     of that, if any has."""
     note = next((task.note for task in job.tasks.values() if task.note), "")
     return ledger_events.JobEnded(job_id=job.job_id, outcome="succeeded", exit_code=0, reason=note)
+
+
+def explained(
+    state: CellState,
+    job: JobState,
+    tasks: Sequence[TaskPlacement],
+    proposer: str,
+    reason: str,
+    moved: Moved | None = None,
+) -> PlacementExplanation:
+    """The requested nodes are the only candidate. Of a move also why the other nodes were not candidates.
+    `proposer`: empty for the profile."""
+    need, models = job.demand.worker, job.demand.where
+    fitting = state.index.candidates(need, models)
+    rejected: dict[str, int] = {}
+    if moved is not None:
+        fitting |= state.nodes[tasks[0].node_id].bit  # nodes reserved for it, or held by it, are free
+        refused = refusals(state.index, need, models, fitting)
+        rejected = {why.value: nodes.bit_count() for why, nodes in refused.items() if nodes}
+    return PlacementExplanation(
+        job_id=job.job_id,
+        profile=state.settings.profile,
+        candidates=(Candidate(nodes=tuple(place.node_id for place in tasks), score=0.0),),
+        margin=None,
+        feasible=fitting.bit_count(),
+        rejected=rejected,
+        proposer=proposer,
+        reason=reason,
+        moved=moved,
+    )
+
+
+def leaving(state: CellState, job: JobState) -> Moved:
+    """The present placement of a running job that is to be moved."""
+    nodes = tuple(task.place.node_id for task in job.tasks.values())
+    return Moved(seq=state.seq, attempt=job.attempt, nodes=nodes)
+
+
+class Stopped:
+    """Cost of a moved job's stop. Created when its end is proven, read when it is placed again."""
+
+    def __init__(self, state: CellState, job: JobState, move: Move) -> None:
+        self._nodes = tuple(task.place.node_id for task in job.tasks.values())
+        self._stop_ms = max(0, state.now_ms - move.at_ms)
+        ran_ms = 0 if job.running_ms is None else max(0, move.at_ms - job.running_ms)
+        self._worked_ms = job.kept_ms + ran_ms
+
+    def moved(self, job: JobState, move: Move) -> Moved:
+        """With the work that the next attempt repeats: the work done when the move was decided, less that in
+        its checkpoint."""
+        found = job.checkpoint
+        unknown = job.spec.checkpoint == "signal" and found is None
+        saved = None if found is None or not job.kept_ms else found.iteration
+        return Moved(
+            seq=seq_of(move.token),
+            attempt=move.attempt,
+            nodes=self._nodes,
+            stop_ms=self._stop_ms,
+            lost_ms=None if unknown else max(0, self._worked_ms - job.kept_ms),
+            resumes_at=saved,
+        )

@@ -5,7 +5,6 @@ One decider lives as long as its settings; it holds no state of its own that a d
 """
 
 from collections.abc import Callable, Iterator, Mapping
-from itertools import islice
 from types import MappingProxyType
 from typing import Any
 
@@ -22,23 +21,22 @@ from penstock.ledger.state.node.distrust import TRUST_TIMER
 from penstock.ledger.state.state import CellState
 from penstock.model.decisions import ledger_events
 from penstock.model.decisions.ledger_events import PlacementExplanation
+from penstock.model.decisions.plans import BatchWindowClosed
 from penstock.model.inputs import external_events
 from penstock.model.inputs.estimates import EtaEstimated, JobEstimated
 from penstock.model.inputs.followers import FollowerChanged
 from penstock.model.nouns.settings import PlacerSettings
 from penstock.model.nouns.transitions import JobStatus, NodeStatus, TaskStatus
-from penstock.model.nouns.types import MAX_GANG_TASKS
 from penstock.model.proposals import CoresProposed, MigrationProposed, PlanProposed, ThrottleProposed
 from penstock.model.schema.event import Event
-from penstock.scheduling.groups.validate_groups import comes_back_to_queue
 from penstock.scheduling.liveness import fits_now
 from penstock.scheduling.place.moldable import place_moldable
 from penstock.scheduling.place.preferring import preferring
 from penstock.scheduling.profiles import in_force, profile_for
+from penstock.scheduling.scheduling_pass import Failed, Starts, Waits
 from penstock.scheduling.stages.protocols import Choose
-from penstock.scheduling.stages.regroup import has_whole_gpus, may_help, regroups, waits_for_plan
+from penstock.scheduling.stages.regroup import may_help, regroups
 from penstock_services.placer.core.common import (
-    MAX_PLACEMENTS_PER_RECORD,
     RESCHEDULE,
     continuation,
     request_plan,
@@ -53,11 +51,9 @@ from penstock_services.placer.core.plans.plans import carry_out_plan
 from penstock_services.placer.core.still_waiting import StillWaiting
 from penstock_services.placer.core.waiting import making_way, prelaunching, window
 from penstock_services.placer.core.waiting.attempts import Attempts
-from penstock_services.placer.core.waiting.backfilling import PassReservation
 from penstock_services.placer.core.waiting.behind import Behind
+from penstock_services.placer.core.waiting.placing import Asking, Choice, Chosen, Placing, holds_up
 from penstock_services.placer.core.waiting.reclaiming import Reclaiming
-
-MAX_TASKS_PER_RECORD = MAX_GANG_TASKS  # placed or lost at once: a record of the largest gang stays under 1 MB
 
 
 class Decider:
@@ -134,20 +130,25 @@ class Decider:
             yield from self._freed(state)
 
     def _proposed(self, state: CellState, event: Any) -> Iterator[Event]:
+        """A move or an adjustment."""
         freed = False
-        reserved = reserved_nodes(state)
-        copy = proposal_key(event.proposer, event.proposal_id) in state.proposals
         for decision in proposals.answer(state, event, self.profile, self.explanations.append):
             freed = freed or frees(state, decision)
             yield decision
         if freed:
             yield from self._place_waiting(state)
-        elif not reserved <= reserved_nodes(state):
+
+    def _plan_proposed(self, state: CellState, event: PlanProposed) -> Iterator[Event]:
+        """Other jobs are tried at once where the plan reserves less than the former one, and where a window
+        was open for the plan; not while a regroup stage has another plan to make."""
+        key, reserved = proposal_key(event.proposer, event.proposal_id), reserved_nodes(state)
+        ends_window = key not in state.proposals and bool(state.window_until_ms)
+        yield from proposals.answer(state, event, self.profile, self.explanations.append)
+        if not reserved <= reserved_nodes(state):
             yield continuation(state)
-        if isinstance(event, PlanProposed) and not copy:
-            answer = state.proposals[proposal_key(event.proposer, event.proposal_id)]
-            if self.profile.regroup is None or answer.verdict == "accepted":
-                yield from window.answered(state)
+        if ends_window and (self.profile.regroup is None or state.proposals[key].verdict == "accepted"):
+            yield BatchWindowClosed(reason="answered")
+            yield continuation(state)
 
     def _arrived(self, state: CellState, job: JobState) -> Iterator[Event]:
         """A job has just queued. Nothing was freed, so no other job is tried again, unless there is room that
@@ -166,40 +167,46 @@ class Decider:
         if self.profile.preempt is not None:
             yield from request_plan(state)
         elif self.profile.order is not None:
-            if self.profile.backfill is None or state.index.candidates(demand.worker, demand.where):
-                yield from self._place_waiting(state)
-            elif demand.worker.gpus and not state.frozen:
-                yield from Reclaiming(self.profile, self.explanations.append).arrived(state, job)
-                if job.spec.timed:
-                    yield from making_way.begin(state, self.profile, self.explanations.append, self.failed)
-        elif not state.frozen and self._may_try(state, job):
-            yield from self._try(state, job)
-            if job.in_line and not state.holding:
-                yield from self._behind.start(state, {job.job_id}, self.failed_jobs)
-        elif not state.frozen and fits_now(state, demand):
-            yield from self._behind.start(state, set(), self.failed_jobs)
+            yield from self._arrived_in_order(state, job)
+        elif not state.frozen:
+            yield from self._arrived_last(state, job)
         if job.spec.prelaunch and job.in_line:
             yield from self._look_ahead(state)
 
-    def _holds_up(self, head: JobState) -> bool:
-        """Whether everybody waits for the head of the queue; never for one on which the policy has just
-        failed."""
-        return head.backfill_count >= self.settings.max_overtakes and head.job_id not in self.failed_jobs
+    def _arrived_in_order(self, state: CellState, job: JobState) -> Iterator[Event]:
+        """Under a profile with its own order: where no node takes a worker of the job, no other job starts
+        for its arrival."""
+        need, where = job.demand.worker, job.demand.where
+        if self.profile.backfill is None or state.index.candidates(need, where):
+            yield from self._place_waiting(state)
+        elif need.gpus and not state.frozen:
+            yield from Reclaiming(self.profile, self.explanations.append).arrived(state, job)
+            if job.spec.timed:
+                yield from making_way.begin(state, self.profile, self.explanations.append, self.failed)
+
+    def _arrived_last(self, state: CellState, job: JobState) -> Iterator[Event]:
+        """First come, first served: the job comes last, and is tried alone."""
+        if self._may_try(state, job):
+            yield from self._try(state, job)
+            if job.in_line and not state.holding:
+                yield from self._behind.start(state, {job.job_id}, self.failed_jobs)
+        elif fits_now(state, job.demand):
+            yield from self._behind.start(state, set(), self.failed_jobs)
 
     def _may_try(self, state: CellState, job: JobState) -> bool:
         head = state.head_of_queue()
-        held_up = head is None or self._holds_up(head)
+        held_up = head is None or holds_up(head, self.settings, self.failed_jobs)
         return head is job or (
             not held_up and state.queue.bisect_left(job.order) < self.settings.backfill_window
         )
 
     def _try(self, state: CellState, job: JobState, choose: Choose | None = None) -> Iterator[Event]:
-        """Places the job if it fits. If its policy raises, this job waits on; that choice is lost and no
-        other.
+        """Places the job if it fits. `choose`: instead of the place stage alone."""
+        yield from self._facts_of(state, self._choose(state, job, choose))
 
-        `choose`: instead of the place stage alone.
-        """
-        plan, placement, error = None, None, self._known_failures.get(job.job_id)
+    def _choose(self, state: CellState, job: JobState, choose: Choose | None = None) -> Chosen:
+        """As `Asking.choose`. If its policy raises, this job waits on; that choice is lost and no other."""
+        error = self._known_failures.get(job.job_id)
         if error is None:
             try:
                 choose = choose or self.profile.place.place
@@ -212,16 +219,24 @@ class Decider:
                     plan = place_moldable(state, job, choose, self._rng, self.profile.shape)
                 if plan is None:
                     plan = units.on_its_nodes(state, self.profile.name, job)
-                placement = None if plan is None else assign(state, job, plan)
+                if plan is None:
+                    return Waits(job)
+                return Starts(job, Choice(assign(state, job, plan), plan.explanation))
             except Exception as raised:  # noqa: BLE001 - nothing is swallowed: it becomes a fact and a dead letter
                 error = self.failed(raised)
-        if error is not None:
-            self.failed_jobs[job.job_id] = error
-            yield ledger_events.ChoiceFailed(profile=self.settings.profile, job_id=job.job_id, error=error)
-        elif plan is not None and placement is not None:
-            self.explanations.append(plan.explanation)
-            yield placement
-            yield start_deadline(state, job)
+        self.failed_jobs[job.job_id] = error
+        return Failed(job, error)
+
+    def _facts_of(self, state: CellState, found: Chosen) -> Iterator[Event]:
+        """As `Asking.facts`."""
+        if isinstance(found, Starts):
+            self.explanations.append(found.place.explanation)
+            yield found.place.placement
+            yield start_deadline(state, found.job)
+        elif isinstance(found, Failed):
+            yield ledger_events.ChoiceFailed(
+                profile=self.settings.profile, job_id=found.job.job_id, error=found.error
+            )
 
     def _freed(self, state: CellState) -> Iterator[Event]:
         """Something was freed, and not by a plan that is being carried out. Where the profile regroups, the
@@ -231,9 +246,8 @@ class Decider:
         yield from self._place_waiting(state)
 
     def _place_waiting(self, state: CellState, *, made_way: bool = False) -> Iterator[Event]:
-        """Something was freed: FIFO with a bounded backfill window, or the profile's own order; equal demands
-        are tried once. The cell may have become smaller since the head of the queue was judged: it must not
-        wait for ever. `made_way`: as in `units.carry_on`."""
+        """Something was freed: waiting units and jobs are tried, or a plan is requested. `made_way`: as in
+        `units.carry_on`."""
         if state.moving:
             yield from moves.give_up_lost(state)
         if self.profile.preempt is not None:
@@ -243,68 +257,15 @@ class Decider:
         yield from (reclaiming := Reclaiming(self.profile, self.explanations.append)).begin(state)
         if state.frozen or not state.queue or state.in_window:
             return
-        hopeless, tried = set[tuple[object, ...]](), set[str]()
-        passed = placed = tasks = parked = 0
-        order, reach = self.profile.order, self.settings.backfill_window + MAX_PLACEMENTS_PER_RECORD
-        waiting = iter(state.queue.values()[:reach]) if order is None else order.order(state)
-        held_up = (head := state.head_of_queue()) is not None and self._holds_up(head)
-        reservation = PassReservation(self.profile)
-        of_plan = waits_for_plan(state, self.profile.regroup)
-        bounded = order is not None and self.profile.backfill is None  # tenants' first jobs may come alone
-        for job_id in islice(waiting, reach):
-            job = state.jobs[job_id]
-            if of_plan and job.estimate is not None and has_whole_gpus(job.estimate.worker):
-                continue
-            if (planned := state.planned.get(job_id)) is not None and planned.proposed is not None:
-                continue  # it waits for stops, and starts with its unit
-            if passed >= self.settings.backfill_window or (held_up and head is not job):
-                for owner in reclaiming.due(state, tried):
-                    tried.add(owner.job_id)
-                    yield from self._try(state, owner, reservation.chooser())
-                bounded = True
-                break
-            tried.add(job_id)
-            key = reservation.alike(state, job)
-            if key not in hopeless:
-                more = job.spec.workers + job.spec.parameter_servers
-                if placed == MAX_PLACEMENTS_PER_RECORD or (placed and tasks + more > MAX_TASKS_PER_RECORD):
-                    yield continuation(state)
-                    return
-                if reservation.may_start(state, job) or job_id in self._known_failures:
-                    yield from self._try(state, job, reservation.chooser())
-            if job.status is JobStatus.LAUNCHING:
-                placed += 1
-                tasks += len(job.tasks)
-            elif (head is job or not passed) and (reason := never_fits(state, job.demand)) is not None:
-                yield from self.attempts.park(state, job, reason)
-                parked += 1
-            elif job_id in self.failed_jobs:
-                passed += 1
-            else:
-                hopeless.add(key)
-                passed += 1
-                yield from reservation.refused(state, job)
-                yield from reclaiming.refused(state, job)
-                if not placed and self._others_wait(state, head, reservation, reclaiming):
-                    break
-            if job.status is JobStatus.LAUNCHING or head is job:
-                held_up = (head := state.head_of_queue()) is not None and self._holds_up(head)
-        if not of_plan and (bounded or not state.holding):
-            yield from self._behind.start(state, tried, self.failed_jobs, reservation.chooser())
-        yield from reservation.done(state)
-        yield from reclaiming.done(state)
-        if parked and state.queue:
-            yield continuation(state)
+        asking = Asking(self._choose, self._facts_of, self._known_failures, self.failed_jobs)
+        placing = Placing(state, self.profile, self.settings, asking, reclaiming, self.attempts)
+        yield from placing.facts()
+        if placing.full:
+            return
+        if placing.leaves_others():
+            yield from self._behind.start(state, placing.tried, self.failed_jobs, placing.chooser())
+        yield from placing.done()
         yield from self._look_ahead(state)
-
-    def _others_wait(
-        self, state: CellState, head: JobState | None, reservation: PassReservation, reclaiming: Reclaiming
-    ) -> bool:
-        """Whether no other job of the pass has a result: none can start, nodes are reserved, nothing can be
-        reclaimed, no choice is known to fail, and the head of the queue is not to be parked."""
-        if not (reservation.settled(state) and reclaiming.idle(state)) or self._known_failures:
-            return False
-        return head is None or never_fits(state, head.demand) is None
 
     def _look_ahead(self, state: CellState) -> Iterator[Event]:
         """Who makes way for whom, and who may launch where another job comes to its end."""
@@ -343,7 +304,7 @@ class Decider:
             yield from self.membership.thaw(state)
             yield from self._place_waiting(state)
         else:
-            made_way = comes_back_to_queue(job)
+            made_way = job.comes_back
             if isinstance(event, external_events.TaskExited):
                 yield from evidence.judged(state, job, event)
             yield from self.attempts.after_exit(state, job)
@@ -435,8 +396,11 @@ class Decider:
             yield from self._freed(state)
             return
         job = state.jobs.get(subject)
-        if job is None:
-            return
+        if job is not None:
+            yield from self._job_timer(state, job, kind)
+
+    def _job_timer(self, state: CellState, job: JobState, kind: str) -> Iterator[Event]:
+        """A timer of the job has fired; nothing where its attempt has got further."""
         match kind:
             case "backoff" if job.status is JobStatus.BACKOFF:
                 yield ledger_events.JobQueued(job_id=job.job_id)
@@ -494,7 +458,7 @@ CHOICES: Mapping[type[Event], Callable[[Decider, CellState, Any], Iterator[Event
         external_events.NodeUncordoned: lambda decider, state, _: decider._freed(state),
         external_events.GpuFaulted: Decider._target_lost,
         external_events.NodeLeft: Decider._left,
-        PlanProposed: Decider._proposed,
+        PlanProposed: Decider._plan_proposed,
         MigrationProposed: Decider._proposed,
         CoresProposed: Decider._proposed,
         ThrottleProposed: Decider._proposed,

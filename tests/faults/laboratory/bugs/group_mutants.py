@@ -17,8 +17,7 @@ from penstock.proposals import allocation
 from penstock.scheduling.groups import validate_groups
 from penstock_services.node_reporter.core import gpu_shares
 from penstock_services.placer.core.common import stop
-from penstock_services.placer.core.plans import groups as decisions
-from penstock_services.placer.core.plans import units
+from penstock_services.placer.core.plans import proposals
 from tests.faults.laboratory.patching import mutant, posing, replace
 
 FAULTS = "group,late,cancel,gpu"
@@ -64,13 +63,13 @@ def _() -> None:
         own = real(state, found, unit, reason, turns)
         return replaced(own, group_id=f"group-{state.token}-anew", job_ids=own.job_ids[-2:])
 
-    real = decisions.decided
+    real = proposals._grouped
     replace(real, decided)
 
 
 @mutant("who runs is restarted to join a group", faults=FAULTS, **CELL, first=1)
 def _() -> None:
-    real = units.start
+    real = proposals.start
 
     def start(state: CellState, *given: Any) -> Iterator[Any]:
         for fact in real(state, *given):
@@ -138,7 +137,7 @@ def _() -> None:
 
 @mutant("a group that waits forgets who runs", faults="group,late,cancel,gpu", **CELL, first=31)
 def _() -> None:
-    real = units.waiting
+    real = proposals._waiting
 
     def waiting(*given: Any) -> Iterator[Any]:
         for unit in real(*given):

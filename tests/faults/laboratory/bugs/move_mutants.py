@@ -11,7 +11,7 @@ from penstock.model.decisions.ledger_events import JobEnded, PlacementDecided, S
 from penstock.model.decisions.moves import MoveDecided, MoveGivenUp
 from penstock.model.nouns.transitions import JobStatus, TaskStatus
 from penstock.scheduling.acting import validate_moves
-from penstock_services.placer.core.explaining import Explain
+from penstock_services.placer.core.common import Explain
 from penstock_services.placer.core.plans import moves
 from penstock_services.placer.core.waiting.attempts import Attempts
 from tests.faults.laboratory.patching import filtered, mutant, nothing, posing, replace

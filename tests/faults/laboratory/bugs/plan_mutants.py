@@ -14,7 +14,7 @@ from penstock.model.decisions.plans import PlanUnit
 from penstock.proposals import plan_stops, validate_plans
 from penstock.scheduling.make_room import succession
 from penstock_services.batcher.core import batcher
-from penstock_services.placer.core.plans import units
+from penstock_services.placer.core.plans import proposals, units
 from penstock_services.placer.core.waiting import window
 from tests.faults.laboratory.patching import mutant, nothing, posing, replace
 
@@ -23,7 +23,7 @@ FAULTS = "propose,cancel,crash,late"
 
 @mutant("of a unit one job starts", faults=FAULTS, first=4)
 def _() -> None:
-    real = units.start
+    real = proposals.start
     replace(real, lambda state, placed, *given: real(state, placed[:1], *given))
 
 
@@ -34,12 +34,12 @@ def _() -> None:
 
 @mutant("a plan is valid for ever", faults=FAULTS, first=6)
 def _() -> None:
-    real = validate_plans._of_the_plan
+    real = validate_plans._wrong_as_a_whole
 
-    def of_the_plan(state: CellState, proposal: Any) -> Any:
-        return real(state, msgspec.structs.replace(proposal, valid_until_ms=None))
+    def wrong(state: CellState, proposal: Any, *given: Any) -> Any:
+        return real(state, msgspec.structs.replace(proposal, valid_until_ms=None), *given)
 
-    replace(real, of_the_plan)
+    replace(real, wrong)
 
 
 @mutant("a unit that waits does not expire", faults=FAULTS, first=75)
@@ -62,7 +62,7 @@ def _() -> None:
 
 @mutant("a unit starts on other nodes than it names", faults=FAULTS, first=1)
 def _() -> None:
-    real = units.start
+    real = proposals.start
 
     def start(state: CellState, placed: Any, *given: Any) -> Iterator[Any]:
         for fact in real(state, placed, *given):
@@ -95,7 +95,7 @@ def _() -> None:
 
 @mutant("a unit is ordered beside a stop, and nobody is told after whom", faults=FAULTS, first=2)
 def _() -> None:
-    real = units.start
+    real = proposals.start
 
     def start(state: CellState, placed: Any, *given: Any) -> Iterator[Any]:
         return real(state, [found._replace(after=()) for found in placed], *given)

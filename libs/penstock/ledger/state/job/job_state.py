@@ -281,6 +281,11 @@ class JobState(Remembered):
         return self.status is JobStatus.QUEUED and not self.unschedulable and self.held is None
 
     @property
+    def comes_back(self) -> bool:
+        """Whether it is being preempted, so that it will wait in the queue again."""
+        return self.status is JobStatus.STOPPING and self.stop_reason == "preempted" and not self.target
+
+    @property
     def target(self) -> tuple[TaskPlacement, ...]:
         """Places reserved for its next attempt, in rank order; empty: none, it is not being moved."""
         return () if self.move is None else self.move.tasks

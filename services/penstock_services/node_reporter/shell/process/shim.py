@@ -281,25 +281,29 @@ class Shim:
                 )
             self._end_what_is_left(stop)
             for descriptor, events in poll.poll(self._wait_ms(stop)):
-                if self._terminal is not None and self._terminal.has(descriptor):
-                    if shown := self._terminal.turn(descriptor, events):
-                        self._output.write(shown)
-                elif descriptor == self._out_read:
-                    if chunk := os.read(descriptor, CHUNK_BYTES):
-                        self._output.write(chunk)
-                    else:
-                        poll.unregister(descriptor)
-                elif descriptor == self._woken:
-                    self._drain_wakes()
-                elif self._lease is not None and descriptor == self._lease.fd:
-                    self._end_lapsed(self._lease)
-                elif stop is not None:
-                    stop.ended(descriptor)
+                self._ready(poll, descriptor, events, stop)
         with contextlib.suppress(BlockingIOError):
             while chunk := os.read(self._out_read, CHUNK_BYTES):
                 self._output.write(chunk)
         if self._terminal is not None:
             self._output.write(self._terminal.rest())
+
+    def _ready(self, poll: select.poll, descriptor: int, events: int, stop: Stop | None) -> None:
+        """Reads what is there, or learns what has ended."""
+        if self._terminal is not None and self._terminal.has(descriptor):
+            if shown := self._terminal.turn(descriptor, events):
+                self._output.write(shown)
+        elif descriptor == self._out_read:
+            if chunk := os.read(descriptor, CHUNK_BYTES):
+                self._output.write(chunk)
+            else:
+                poll.unregister(descriptor)
+        elif descriptor == self._woken:
+            self._drain_wakes()
+        elif self._lease is not None and descriptor == self._lease.fd:
+            self._end_lapsed(self._lease)
+        elif stop is not None:
+            stop.ended(descriptor)
 
     def _wait_ms(self, stop: Stop | None) -> float | None:
         """How long nothing is to be done unless something happens."""

@@ -14,8 +14,7 @@ from penstock.model.nouns.types import MAX_TEXT, TaskPlacement
 from penstock.model.proposals import MigrationProposed
 from penstock.model.schema.event import Event
 from penstock.scheduling.acting.validate_moves import cause_of, validate_move
-from penstock_services.placer.core.common import start_deadline, stop
-from penstock_services.placer.core.explaining import Explain, Stopped, explained, leaving
+from penstock_services.placer.core.common import Explain, Stopped, explained, leaving, start_deadline, stop
 
 
 def decided(state: CellState, proposal: MigrationProposed, explain: Explain) -> Iterator[Event]:

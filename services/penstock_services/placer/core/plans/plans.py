@@ -15,7 +15,7 @@ from penstock.ledger.state.job.job_state import JobState
 from penstock.ledger.state.state import CellState
 from penstock.model.decisions import ledger_events
 from penstock.model.decisions.plans import PlanAdopted, PlanUnit
-from penstock.model.nouns.types import MAX_GANG_TASKS, MAX_TEXT
+from penstock.model.nouns.types import MAX_TEXT
 from penstock.model.schema.event import Event
 from penstock.scheduling.make_room.preemption import (
     Start,
@@ -27,11 +27,18 @@ from penstock.scheduling.make_room.preemption import (
 )
 from penstock.scheduling.make_room.succession import NextMembers
 from penstock.scheduling.stages.protocols import Choose, Profile
-from penstock_services.placer.core.common import continuation, launches_early, start_deadline, stop, wake_up
-from penstock_services.placer.core.explaining import Explain, explained
+from penstock_services.placer.core.common import (
+    MAX_TASKS_PER_RECORD,
+    Explain,
+    RecordSpace,
+    continuation,
+    explained,
+    launches_early,
+    start_deadline,
+    stop,
+    wake_up,
+)
 
-MAX_PLACED = 32  # in one record, which must stay under 64 KiB
-MAX_TASKS = MAX_GANG_TASKS  # placed in one record
 MAX_STOPPED = 32  # in one record
 
 Place = Callable[[CellState, JobState, Choose], Iterator[Event]]
@@ -53,11 +60,9 @@ def carry_out_plan(
     if plan.selection.ranks:
         yield ledger_events.JobsRanked(ranks=plan.selection.ranks)
     units = tuple(_units(state, plan.awaiting))
-    if state.planned or units:
-        begins = {job.job_id for job, _ in plan.starts}
-        remaining = tuple(unit for unit in state.planned.values() if unit.job_id not in begins)
-        if remaining != units:
-            yield PlanAdopted(units=units)
+    begins = {job.job_id for job, _ in plan.starts}
+    if tuple(unit for unit in state.planned.values() if unit.job_id not in begins) != units:
+        yield PlanAdopted(units=units)
     yield from _stop_all(state, profile.name, plan.stops)
     if len(plan.stops) > MAX_STOPPED:
         yield continuation(state)
@@ -65,23 +70,22 @@ def carry_out_plan(
     if not profile.beside_stops and (plan.stops or plan.awaiting):
         return
     claimed = set_of(ordinal for start in plan.awaiting for ordinal in start.fit)
-    tasks = 0
-    for placed, start in enumerate(plan.starts):
-        job = start.job
-        tasks += job.spec.workers + job.spec.parameter_servers
-        if placed == MAX_PLACED or (placed and tasks > MAX_TASKS):
+    space = RecordSpace()
+    for number, start in enumerate(plan.starts, 1):
+        job, tasks = start.job, start.job.spec.workers + start.job.spec.parameter_servers
+        if not space.holds(tasks):
             yield continuation(state)
             return
+        space.add(tasks)
         if job.job_id not in failed_jobs:
-            yield from place(state, job, _chooser(profile, start, plan.starts[placed + 1 :], claimed))
-    yield from _nexts(state, units, len(plan.starts), tasks, explain)
+            yield from place(state, job, _chooser(profile, start, plan.starts[number:], claimed))
+    yield from _nexts(state, units, space, explain)
 
 
 def _nexts(
-    state: CellState, units: Sequence[PlanUnit], placed: int, tasks: int, explain: Explain
+    state: CellState, units: Sequence[PlanUnit], space: RecordSpace, explain: Explain
 ) -> Iterator[Event]:
-    """Jobs that start as soon as others have ended on their nodes. `placed`, `tasks`: numbers in this record
-    so far."""
+    """Jobs that start as soon as others have ended on their nodes."""
     for unit in units:
         job = state.jobs[unit.job_id]
         if not job.in_line:
@@ -89,10 +93,10 @@ def _nexts(
         [found] = NextMembers(state).give([(job, unit.nodes)]) or [None]
         if found is None:
             continue
-        placed, tasks = placed + 1, tasks + len(found.tasks)
-        if placed > MAX_PLACED or (placed > 1 and tasks > MAX_TASKS):
+        if not space.holds(len(found.tasks)):
             yield continuation(state)
             return
+        space.add(len(found.tasks))
         why = f"starts when it has ended there: {', '.join(found.after)}"
         explain(explained(state, job, found.tasks, "", why[:MAX_TEXT]))
         yield ledger_events.PlacementDecided(
@@ -110,7 +114,7 @@ def _units(state: CellState, awaiting: Sequence[Start]) -> Iterator[PlanUnit]:
     tasks = 0
     for number, (job, fit) in enumerate(awaiting):
         tasks += len(fit)
-        if number and tasks > MAX_TASKS:
+        if number and tasks > MAX_TASKS_PER_RECORD:
             return
         yield PlanUnit(job_id=job.job_id, nodes=node_ids(state, job.demand, fit))
 

@@ -15,100 +15,19 @@ from penstock.cluster.chance import LazyRng
 from penstock.cluster.overlay import Gangs, Placed
 from penstock.cluster.refusal import Refusal
 from penstock.cluster.trial import Trial
-from penstock.ledger.fold.plans import reserved_nodes, units_of_profile, units_of_proposals
+from penstock.ledger.fold.plans import reserved_nodes, units_of_proposals
 from penstock.ledger.state.index import set_of
 from penstock.ledger.state.job.job_state import JobState
 from penstock.ledger.state.state import CellState
-from penstock.model.decisions.groups import Turns
-from penstock.model.decisions.ledger_events import PlacementDecided
-from penstock.model.decisions.plans import MAX_UNITS, PlanAdopted, PlanUnit, UnitRef, Waiting
-from penstock.model.proposals import ProposedUnit
+from penstock.model.decisions.plans import PlanUnit, Waiting
 from penstock.model.schema.event import Event
 from penstock.proposals.allocation import Room
-from penstock.scheduling.groups.validate_groups import RUNS, Formed, comes_back_to_queue
+from penstock.scheduling.groups.validate_groups import Formed
 from penstock.scheduling.make_room.preemption import Start, fit_of, place_as_tried
 from penstock.scheduling.stages.protocols import Choose
-from penstock_services.placer.core.common import continuation, launches_early, start_deadline
-from penstock_services.placer.core.explaining import Explain, explained
-from penstock_services.placer.core.plans import groups
+from penstock_services.placer.core.common import Explain, continuation
+from penstock_services.placer.core.plans.proposals import adopt, start
 from penstock_services.placer.core.still_waiting import StillWaiting
-
-
-def waiting(
-    state: CellState, unit: ProposedUnit, ref: UnitRef, valid_until_ms: int | None
-) -> Iterator[PlanUnit]:
-    """The unit as the ledger stores it: its jobs that are in the queue, or will be once they have made
-    way."""
-    queued = [job for job in unit.jobs if state.jobs[job.job_id].status not in RUNS]
-    running = tuple(job.job_id for job in unit.jobs if job not in queued)
-    group = running if unit.kind == "group" else None
-    for number, job in enumerate(queued):
-        why = "" if number else unit.explanation
-        of = Waiting(
-            of=ref,
-            jobs=len(queued),
-            explanation=why,
-            valid_until_ms=valid_until_ms,
-            group=group,
-            turns=None if number else unit.turns,
-        )
-        yield PlanUnit(job_id=job.job_id, nodes=job.nodes, proposed=of)
-
-
-def adopt(state: CellState, units: Sequence[PlanUnit]) -> Iterator[PlanAdopted]:
-    """These replace all waiting units of proposals; the profile's reservations stay.
-
-    Nothing where that changes nothing. Units beyond `MAX_UNITS` jobs are given up, the last ones first, each
-    as a whole; their jobs stay in the queue.
-    """
-    named = {unit.job_id for unit in units}
-    own = [unit for unit in units_of_profile(state) if unit.job_id not in named]
-    found = (*_first_units(units, MAX_UNITS - len(own)), *own)
-    if found != tuple(state.planned.values()):
-        yield PlanAdopted(units=found)
-
-
-def _first_units(units: Sequence[PlanUnit], most: int) -> Iterator[PlanUnit]:
-    """The jobs of the first units, as long as whole units are within so many jobs."""
-    begin = 0
-    while begin < len(units):
-        proposed = units[begin].proposed
-        end = min(begin + (1 if proposed is None else proposed.jobs), len(units))
-        if end > most:
-            return
-        yield from units[begin:end]
-        begin = end
-
-
-def start(
-    state: CellState,
-    placed: Sequence[Placed],
-    ref: UnitRef,
-    why: str,
-    explain: Explain,
-    group: Formed | None = None,
-    turns: Turns | None = None,
-) -> Iterator[Event]:
-    """All jobs of one unit; the places were chosen on this state. `why`: the proposer's reason. `group`: they
-    share GPUs, in these turns."""
-    group_id = None
-    if group is not None:
-        decided = groups.decided(state, group, ref, why, turns)
-        group_id = decided.group_id
-        yield decided
-    for found in placed:
-        job, tasks = state.jobs[found.job.job_id], found.tasks
-        explain(explained(state, job, tasks, ref.proposer, why))
-        yield PlacementDecided(
-            job_id=job.job_id,
-            attempt=job.attempt + 1,
-            tasks=tasks,
-            unit=ref,
-            group=group_id,
-            after=found.after,
-            prelaunch=launches_early(state, job, found.after),
-        )
-        yield start_deadline(state, job)
 
 
 def carry_on(
@@ -190,7 +109,7 @@ def _gangs(state: CellState, together: Sequence[PlanUnit]) -> Gangs | None:
     if first.valid_until_ms is not None and state.now_ms > first.valid_until_ms:
         return None
     gangs = [(state.jobs[unit.job_id], unit.nodes) for unit in together]
-    return gangs if all(job.in_line or comes_back_to_queue(job) for job, _ in gangs) else None
+    return gangs if all(job.in_line or job.comes_back for job, _ in gangs) else None
 
 
 def on_its_nodes(state: CellState, profile: str, job: JobState) -> Plan | None:

@@ -12,8 +12,7 @@ from penstock.model.decisions import ledger_events
 from penstock.model.nouns.transitions import JobStatus, TaskStatus
 from penstock.model.nouns.types import MAX_TEXT
 from penstock.model.schema.event import Event
-from penstock_services.placer.core.common import stop, succeeded, timer
-from penstock_services.placer.core.explaining import Explain
+from penstock_services.placer.core.common import Explain, stop, succeeded, timer
 from penstock_services.placer.core.plans import moves
 
 LOST = frozenset({"node_lost", "lost", "refused"})

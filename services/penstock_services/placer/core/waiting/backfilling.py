@@ -21,6 +21,8 @@ class PassReservation:
             profile.reclaim is not None,
             profile.shape is not None and profile.shape.waits,
         )
+        self.tells_apart = self._stage is not None or self._reclaims or self._waits
+        """Whether `alike` tells jobs of equal demands apart."""
         self._unit: PlanUnit | None = None
 
     def alike(self, state: CellState, job: JobState) -> tuple[object, ...]:
@@ -57,20 +59,20 @@ class PassReservation:
         """Whether nodes are reserved, and no waiting job can start, there or elsewhere."""
         return self._unit is not None and self._stage is not None and not self._stage.any_fits(state)
 
-    def refused(self, state: CellState, job: JobState) -> Iterator[Event]:
-        """The job does not fit. A job for which capacity is reclaimed has its nodes already."""
+    def unit(self, state: CellState, job: JobState) -> PlanUnit | None:
+        """The nodes to reserve for a job that does not fit; None: none, or they are reserved. A job for which
+        capacity is reclaimed has its nodes already."""
         if self._unit is not None or self._stage is None:
-            return
+            return None
         if job.job_id in state.planned and state.planned[job.job_id] in units_of_reclaim(state):
-            return
+            return None
         self._unit = self._stage.unit(state, job)
-        if self._unit is not None and _reserved(state) != [self._unit]:
-            yield PlanAdopted(units=(*_others(state), self._unit))
+        return None if self._unit is None or _reserved(state) == [self._unit] else self._unit
 
     def done(self, state: CellState) -> Iterator[Event]:
         """All jobs were tried."""
         if self._stage is not None and self._unit is None and _reserved(state):
-            yield PlanAdopted(units=tuple(_others(state)))
+            yield PlanAdopted(units=tuple(without_reservation(state)))
 
 
 def _reserved(state: CellState) -> list[PlanUnit]:
@@ -78,6 +80,6 @@ def _reserved(state: CellState) -> list[PlanUnit]:
     return [unit for unit in units_of_profile(state) if unit.expected_ms is not None]
 
 
-def _others(state: CellState) -> list[PlanUnit]:
+def without_reservation(state: CellState) -> list[PlanUnit]:
     """Units of other stages."""
     return [*units_of_proposals(state), *units_of_reclaim(state)]

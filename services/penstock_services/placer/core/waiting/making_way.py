@@ -9,7 +9,7 @@ from penstock.model.decisions.ledger_events import ChoiceFailed
 from penstock.model.schema.event import Event
 from penstock.proposals.plan_stops import validate_with_stops
 from penstock.scheduling.stages.protocols import Profile
-from penstock_services.placer.core.explaining import Explain
+from penstock_services.placer.core.common import Explain
 from penstock_services.placer.core.plans import proposals
 
 

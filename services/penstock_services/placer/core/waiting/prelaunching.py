@@ -19,8 +19,14 @@ from penstock.model.nouns.types import MAX_TEXT, TaskPlacement
 from penstock.model.schema.event import Event
 from penstock.scheduling.make_room.prelaunch import look_ahead
 from penstock.scheduling.stages.protocols import Profile
-from penstock_services.placer.core.common import launches_early, start_deadline, stop, timer
-from penstock_services.placer.core.explaining import Explain, explained
+from penstock_services.placer.core.common import (
+    Explain,
+    explained,
+    launches_early,
+    start_deadline,
+    stop,
+    timer,
+)
 
 ENDING = timer_id("cell", "ending")
 """The timer at which a running job is so near its end that the next one may launch."""

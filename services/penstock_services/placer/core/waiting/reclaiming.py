@@ -16,8 +16,7 @@ from penstock.model.schema.event import Event
 from penstock.scheduling.acting.validate_moves import target_of
 from penstock.scheduling.stages.protocols import Profile
 from penstock.scheduling.stages.reclaim import Reclaimed
-from penstock_services.placer.core.common import continuation, stop
-from penstock_services.placer.core.explaining import Explain, explained, leaving
+from penstock_services.placer.core.common import Explain, continuation, explained, leaving, stop
 
 MAX_RECLAIMS_PER_RECORD = 8  # jobs for which capacity is reclaimed
 MAX_STOPS = 64  # jobs stopped for them
@@ -44,26 +43,29 @@ class Reclaiming:
 
     def arrived(self, state: CellState, job: JobState) -> Iterator[Event]:
         """A job has just queued and finds no node; jobs before it have been refused."""
-        yield from self.refused(state, job)
+        found = self.found(state, job)
+        if found is not None:
+            yield from self.carry_out(state, found)
         yield from self.done(state)
 
-    def refused(self, state: CellState, job: JobState) -> Iterator[Event]:
-        """The job does not fit."""
+    def found(self, state: CellState, job: JobState) -> Reclaimed | None:
+        """What is reclaimed for a job that does not fit; None: nothing."""
         if self._stage is None or job.job_id in state.planned or len(state.planned) >= MAX_RESERVED:
-            return
+            return None
         self._tried += not without_gpus(job)
         if self._tried > MAX_TRIED or self._full:
-            return
-        found = self._stage.reclaim(state, job)
-        if found is None:
-            return
-        self._made.add(job.job_id)
+            return None
+        return self._stage.reclaim(state, job)
+
+    def carry_out(self, state: CellState, found: Reclaimed) -> Iterator[Event]:
+        """Reserves the nodes, and stops or moves those that have borrowed."""
+        self._made.add(found.unit.job_id)
         yield PlanAdopted(units=(*state.planned.values(), found.unit))
         for move in found.moves:
             yield from self._moves(state, move.job, move.nodes, found)
         for victim in found.stops:
             yield CoresReclaimed(
-                job_id=victim.job_id, attempt=victim.attempt, by_job_id=job.job_id, reason=found.why
+                job_id=victim.job_id, attempt=victim.attempt, by_job_id=found.unit.job_id, reason=found.why
             )
             yield from stop(state, victim, "preempted")
         self._stopped += len(found.stops) + len(found.moves)

@@ -15,7 +15,7 @@ from penstock.ledger.state.state import CellState
 from penstock.ledger.state.timers import timer_id
 from penstock.model.decisions.plans import BatchWindowClosed, BatchWindowOpened
 from penstock.model.schema.event import Event
-from penstock_services.placer.core.common import continuation, timer
+from penstock_services.placer.core.common import timer
 
 WINDOW = timer_id("cell", "batch_window")
 """The timer at which it is over."""
@@ -61,13 +61,6 @@ def _opened(state: CellState) -> Iterator[Event]:
     settings = state.settings
     yield BatchWindowOpened(until_ms=state.now_ms + settings.batch_window_ms)
     yield timer(state, "cell", "batch_window", settings.batch_window_ms)
-
-
-def answered(state: CellState) -> Iterator[Event]:
-    """A plan was answered: jobs that still wait are tried at once, unless the plan decides which jobs run."""
-    if state.window_until_ms:
-        yield BatchWindowClosed(reason="answered")
-        yield continuation(state)
 
 
 def over(state: CellState) -> Iterator[Event]:
