@@ -108,7 +108,11 @@ def difference(name: str, expected: Golden | None, got: Golden) -> str:
 def compute(name: str, keep: Path | None = None) -> tuple[Golden, float]:
     """What a name's texts are now, and the processor time, s. `keep`: the folder for its file."""
     began_s = process_time()
-    texts = list(behaviours()[name].texts())
+    try:
+        texts = list(behaviours()[name].texts())
+    except Exception as error:
+        error.add_note(f"while computing {name}")
+        raise
     if keep is not None:
         kept_in(keep, name).write_bytes(b"".join(text + b"\n" for text in texts))
     return golden_of(texts), process_time() - began_s
@@ -159,7 +163,7 @@ def first_difference(before: Path, after: Path) -> str:
 
 
 def _keep_former(commit: str, names: Sequence[str], folder: Path) -> None:
-    """Computes these names' texts with the code of a former commit. Raises `CalledProcessError`."""
+    """Computes these names' texts with the code of a former commit, whatever its own store says."""
     with TemporaryDirectory(prefix="former-") as place:
         archive = subprocess.run(
             ["git", "archive", commit, *FOLDERS], cwd=ROOT, check=True, stdout=subprocess.PIPE
@@ -171,7 +175,7 @@ def _keep_former(commit: str, names: Sequence[str], folder: Path) -> None:
             [sys.executable, "-m", __spec__.name, "--keep", str(folder), *chosen],
             cwd=place,
             env={**os.environ, "PYTHONPATH": path},
-            check=True,
+            check=False,
             stdout=subprocess.DEVNULL,
         )
 
@@ -213,13 +217,15 @@ def _compare(names: Sequence[str], jobs: int, keep: Path | None) -> tuple[dict[s
 
 
 def _show_differences(commit: str, names: Sequence[str], now: Path) -> None:
-    """Prints the first text of each name that differs from the commit's. `now`: folder of the present
-    texts."""
+    """Prints each name's first text that differs from the commit's. `now`: folder of the present texts."""
     with TemporaryDirectory(prefix="behaviour-") as folder:
         _keep_former(commit, names, Path(folder))
         for name in names:
-            text = first_difference(kept_in(Path(folder), name), kept_in(now, name))
-            print(f"{name}, {commit} and now:\n{text or '  the same texts'}")
+            before = kept_in(Path(folder), name)
+            text = "  it computes no texts of this name"
+            if before.exists():
+                text = first_difference(before, kept_in(now, name)) or "  the same texts"
+            print(f"{name}, {commit} and now:\n{text}")
 
 
 def main(given: Sequence[str] | None = None) -> int:

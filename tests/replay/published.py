@@ -1,7 +1,7 @@
 """Ledgers of a published trace and of the papers' generated days, on measured data (PENSTOCK_DATA).
 
-Each is one `penstock simulate` of at most about 60 s of processor time. Days of generators come through
-`penstock traces convert`.
+Each is one `penstock simulate` of at most 20 s of processor time. Days of generators come through `penstock
+traces convert`.
 """
 
 import csv
@@ -83,8 +83,7 @@ def coda_day(folder: Path) -> str:
 
 
 def genie_day(folder: Path) -> str:
-    """A day of `genie/20-per-hour`. As in the source, a task may have as many GPUs as samples in its
-    batch."""
+    """A day of `genie/20-per-hour`. As in the source, a task may have a GPU for each sample of a batch."""
     tasks = rows_of("genie/20-per-hour", folder)
     for task in tasks:
         task["gpus"] = task["workers"] = str(min(MOST_WORKERS, int(task["batch_size"])))

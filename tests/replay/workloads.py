@@ -91,7 +91,8 @@ def stages() -> Workload:
         storage, gpu, network = ((180, 20, 5), (20, 170, 10), (15, 60, 120), (90, 80, 20))[i % 4]
         step_ms, steps = storage + gpu + network, 6_000 + 2_000 * (i * 5 % 9)
         rows.append(
-            f"{i},{gpus},{700_000 * (i // 3)},{steps},vgg16,16,{steps * step_ms},{step_ms},{storage},{gpu},{network}"
+            f"{i},{gpus},{700_000 * (i // 3)},{steps},vgg16,16,{steps * step_ms},"
+            f"{step_ms},{storage},{gpu},{network}"
         )
     options = "--cluster 2x8 --truth muri --profile-noise 0.2 --prelaunch --durations known"
     return Workload((STAGES_HEADER, *rows), options.split())
@@ -141,7 +142,9 @@ WORKLOADS = {"afternoon": afternoon, "shapes": shapes, "arrays": arrays, "stages
 """Simulated ones, by name."""
 CELLS = {"disturbed": (29, 0.0), "hostile": (28, 0.25)}
 """Cells of `tests.support.cluster.random_cell`: name → (seed, rate of inputs of any kind with any numbers).
-Users cancel and hold jobs and set deadlines, operators cordon nodes, nodes fall silent and lose GPUs."""
+
+Users cancel and hold jobs and set deadlines, operators cordon nodes, nodes fall silent and lose GPUs.
+"""
 GENERATED: Mapping[str, Sequence[str]] = {
     "genie/5-per-hour": ("genie", "penstock"),
     "liquid/batch-5": ("liquid", "liquid-levels", "penstock"),
@@ -163,8 +166,7 @@ BY_PLACE = frozenset(
         *("clustering", "packing", "fgd", "sjf", "specon", "liquid-levels"),
     }
 )
-"""Profiles that differ from others in a stage alone: in the CI run they have the workloads of `FOR_ALL`
-alone."""
+"""Profiles that differ from others in one stage. Of these the CI run has the workloads of `FOR_ALL` alone."""
 FOR_ALL = frozenset({"arrays", "disturbed", *GENERATED, *VARIANTS})
 
 

@@ -1,4 +1,4 @@
-"""Conversion of a plan into a placement decision: GPU ids, cores and caps of each task, lowest free first."""
+"""Places of tasks: GPU ids, cores and caps on a node, lowest free first."""
 
 import msgspec
 
@@ -7,8 +7,7 @@ from penstock.ledger.state.job.demand import Demand
 from penstock.ledger.state.job.job_state import JobState
 from penstock.ledger.state.masks import take_lowest
 from penstock.ledger.state.node.node_state import NodeState
-from penstock.ledger.state.state import CellState
-from penstock.model.decisions.ledger_events import PlacementDecided, PlacementExplanation
+from penstock.model.decisions.ledger_events import PlacementExplanation
 from penstock.model.nouns.types import WHOLE_GPU, ResourceVector, Role, TaskPlacement
 
 
@@ -29,29 +28,6 @@ def task_id_of(job: JobState, rank: int) -> str:
     workers = job.workers
     role = f"w{rank}" if rank < workers else f"ps{rank - workers}"
     return f"{job.job_id}.{job.attempt + 1}.{role}"
-
-
-def assign(state: CellState, job: JobState, plan: Plan) -> PlacementDecided:
-    """The decision for a plan made on exactly this state: GPU ids, cores and caps, lowest free first.
-
-    A moldable job has as many workers as the plan has nodes.
-    """
-    if job.spec.min_workers is not None:
-        job = job.shaped(len(plan.nodes))
-    demand = job.demand
-    meet = len(set(plan.nodes)) < len(plan.nodes)  # on one node each finds less than the one before
-    nodes: dict[str, NodeState] = {}
-    tasks: list[TaskPlacement] = []
-    for rank, node_id in enumerate(plan.nodes):
-        node = nodes.get(node_id) or state.nodes[node_id]
-        place = place_on(node, job, demand, rank, None if plan.gpus is None else plan.gpus[rank])
-        tasks.append(place)
-        if meet:
-            nodes[node_id] = nodes.get(node_id) or node.copy()
-            nodes[node_id].give(place)
-    return PlacementDecided(
-        job_id=job.job_id, attempt=job.attempt + 1, tasks=tuple(tasks), borrows=plan.borrows
-    )
 
 
 def place_on(

@@ -1,17 +1,18 @@
-"""Greedy gang placement, task by task on an overlay: resources that the plan takes are counted, and the state
-is not changed.
+"""Greedy gang placement, task by task on a view of the cell: resources that the plan takes are counted, and
+the state is not changed.
 
 All policies here are greedy: they place one task after the other, never take one back, and place all tasks or
 none. They differ only in how they rank the nodes that are open to the next task (`Rank`).
 """
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from itertools import islice, repeat
 
 from penstock.cluster.assignment import Plan
 from penstock.cluster.chance import LazyRng
 from penstock.cluster.reasons import refusals
-from penstock.ledger.state.index import NO_SHARE, Free, bits, lowest
+from penstock.cluster.view import ClusterView
+from penstock.ledger.state.index import bits
 from penstock.ledger.state.job.demand import Demand
 from penstock.ledger.state.job.job_state import JobState
 from penstock.ledger.state.state import CellState
@@ -30,10 +31,11 @@ class Gang:
         "demand",
         "distinct_nodes",
         "fitting",
-        "left",
+        "free",
         "servers",
         "state",
         "used",
+        "view",
         "workers",
     )
 
@@ -58,8 +60,9 @@ class Gang:
             if demand.parameter_servers
             else 0
         )
-        self.left: dict[int, Free] = {}
-        """What this plan leaves free on each node that it uses."""
+        self.view = ClusterView(state)
+        """The nodes, less this plan's own tasks."""
+        self.free = self.view.free
         self.used = 0
         self.workers: list[int] = []
         self.servers: list[int] = []
@@ -71,19 +74,10 @@ class Gang:
     def need(self, is_worker: bool) -> ResourceVector:
         return self.demand.worker if is_worker else self.demand.parameter_server
 
-    def free(self, ordinal: int) -> Free:
-        """What is free on a node, less this plan's own tasks."""
-        left = self.left.get(ordinal)
-        return self.state.node(ordinal).entered if left is None else left
-
     def take(self, ordinal: int, is_worker: bool) -> None:
         """Puts the next task of this role on an open node."""
-        need = self.need(is_worker)
-        free = self.free(ordinal)
-        left = free.less(
-            need, self.state.node(ordinal).room_of_gpu(need) if need.gpu_share_milli < WHOLE_GPU else NO_SHARE
-        )
-        self.left[ordinal] = left
+        self.view.claim_task(self.need(is_worker), ordinal)
+        left = self.free(ordinal)
         (self.workers if is_worker else self.servers).append(ordinal)
         bit = 1 << ordinal
         self.used |= bit
@@ -115,41 +109,6 @@ def workers_by_gpus(state: CellState, each: int, wanted: int, nodes: int) -> int
         found += more
         level += each
     return wanted
-
-
-def tasks_that_fit(state: CellState, demand: Demand) -> int:
-    """How many tasks of the gang first fit places now, parameter servers first or last; for equal tasks no
-    policy places more."""
-    if not demand.parameter_servers and demand.worker.gpu_share_milli == WHOLE_GPU:
-        return _equal_tasks_that_fit(state, demand)
-    servers, workers = [False] * demand.parameter_servers, [True] * demand.workers
-    found = _first_fit(state, demand, servers + workers)
-    return (
-        found
-        if found == demand.tasks or not servers
-        else max(found, _first_fit(state, demand, workers + servers))
-    )
-
-
-def _equal_tasks_that_fit(state: CellState, demand: Demand) -> int:
-    """What `_first_fit` finds for workers with whole GPUs alone: the sum over the nodes, at most all.
-    O(workers)."""
-    left = demand.workers
-    for ordinal in bits(state.index.candidates(demand.worker, demand.where)):
-        left -= state.node(ordinal).entered.count(demand.worker, left)
-        if not left:
-            break
-    return demand.workers - left
-
-
-def _first_fit(state: CellState, demand: Demand, tasks: Sequence[bool]) -> int:
-    gang = Gang(state, demand)
-    for placed, is_worker in enumerate(tasks):
-        nodes = gang.open(is_worker)
-        if not nodes:
-            return placed
-        gang.take(lowest(nodes), is_worker)
-    return demand.tasks
 
 
 Rank = Callable[[Gang, bool, int], list[tuple[float, int]]]

@@ -7,9 +7,12 @@ from types import MappingProxyType
 from typing import NamedTuple
 
 from penstock.ledger.state.index import NodeIndex
+from penstock.ledger.state.node.node_state import NodeState
+from penstock.ledger.state.state import CellState
 from penstock.model.nouns.allowed import Where, models_of
 from penstock.model.nouns.gpu_names import allows
-from penstock.model.nouns.types import ResourceVector
+from penstock.model.nouns.transitions import NodeStatus
+from penstock.model.nouns.types import WHOLE_GPU, ResourceVector
 
 
 class Reason(StrEnum):
@@ -257,3 +260,53 @@ def _allowed(index: NodeIndex, need: ResourceVector, where: Where) -> Iterator[t
     yield Reason.CORES, index.cores.having(need.cores)
     yield Reason.HOST_MEMORY, index.host_memory.having(need.host_memory_mib)
     yield Reason.BANDWIDTH, index.bandwidth.having(need.bandwidth_mbps)
+
+
+def unusable(state: CellState, node: NodeState, need: ResourceVector, where: Where) -> str:
+    """Why no new task may start on the node, whatever is free there; empty: one may."""
+    if node.status is not NodeStatus.READY or node.leaving:
+        return f"the node is {node.status}"
+    if node.cordon is not None:
+        return "the node is cordoned"
+    if node.distrusted:
+        return "the node is suspect, since jobs failed there one after another"
+    if not state.index.eligible(need, where) & node.bit:
+        if where and not where.allows(node.spec.terms):
+            return "the job does not allow the node"
+        return "its GPUs are of another model or have too little memory"
+    return ""
+
+
+def why_not(state: CellState, node: NodeState, need: ResourceVector, where: Where) -> str:
+    """What the node, which may be a view's, lacks for this task; empty: the task fits. `NodeIndex.candidates`
+    answers the same for all nodes at once, and `refusals` counts the reasons."""
+    if wrong := unusable(state, node, need, where):
+        return wrong
+    if (
+        need.gpu_share_milli == WHOLE_GPU
+        and node.healthy_gpu_mask.bit_count() >= need.gpus
+        and node.free_core_mask.bit_count() >= need.cores
+        and node.free_host_memory_mib >= need.host_memory_mib
+        and node.free_bandwidth_mbps >= need.bandwidth_mbps
+    ):
+        return ""  # a shortcut: the following test has the same result
+    free = node.free()
+    if free.fits(need):
+        return ""
+    if short := short_of(free.cores, free.host_memory_mib, free.bandwidth_mbps, need):
+        return short
+    if need.gpu_share_milli < WHOLE_GPU:
+        return f"no GPU has {need.gpu_share_milli}/1000 and {need.gpu_memory_mib} MiB left"
+    return f"{free.gpus} GPUs are free, {need.gpus} needed"
+
+
+def short_of(cores: int, memory_mib: int, bandwidth_mbps: int, need: ResourceVector, more: str = "") -> str:
+    """Which of these free resources is too little for the task; empty: none is."""
+    for what, has, wants in (
+        ("cores", cores, need.cores),
+        ("MiB of memory", memory_mib, need.host_memory_mib),
+        ("Mbit/s", bandwidth_mbps, need.bandwidth_mbps),
+    ):
+        if has < wants:
+            return f"{has} {what} are free, {wants}{more} needed"
+    return ""

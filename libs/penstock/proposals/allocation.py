@@ -3,19 +3,19 @@ jobs that are being stopped, and which wait for their ends."""
 
 from collections.abc import Sequence
 
-from penstock.cluster.overlay import Gangs, Overlay, Placed
 from penstock.cluster.refusal import Refusal
+from penstock.cluster.view import ClusterView, Gangs, Placed
 from penstock.ledger.state.state import CellState
 from penstock.model.decisions.groups import MAX_GROUP_MEMBERS
 from penstock.model.nouns.transitions import JobStatus
 from penstock.model.nouns.types import MAX_GANG_TASKS, TaskPlacement
 from penstock.scheduling.groups.validate_groups import RUNS, Formed, Members, formed
-from penstock.scheduling.make_room.succession import NextMembers
+from penstock.scheduling.make_room.succession import Succession
 
 MAX_TASKS = MAX_GANG_TASKS  # started in one record
 
 
-class Room:
+class Allocation:
     """Allocates to units. Once resources of a node are reserved for a waiting unit, later units get none of
     this node until that one has started.
 
@@ -27,14 +27,16 @@ class Room:
         self, state: CellState, *, next_members: bool = True, stops: frozenset[str] = frozenset()
     ) -> None:
         self._state = state
-        self._now = self.then = Overlay(state)
+        self._now = self.then = ClusterView(state)
         """`then`: the nodes when all jobs that are being stopped have ended."""
-        self._next: NextMembers | None = None
+        self._next: Succession | None = None
         self._stops = bool(state.stopping or stops)
         """Whether any job is being stopped."""
         if self._stops:
-            self.then = Overlay(state, ended=True, stops=stops)
-            self._next = NextMembers(state) if next_members and not stops else None
+            self.then = ClusterView(
+                state, [*state.stopping.values(), *(state.jobs[job_id] for job_id in sorted(stops))]
+            )
+            self._next = Succession(self._now) if next_members and not stops else None
         self._reserved: set[str] = set()
         """Nodes with reserved resources."""
         self._tasks = 0
@@ -45,17 +47,17 @@ class Room:
         """Places for the unit's gangs; None: it waits for stops; or what is lacking even after them."""
         nodes = [node_id for _, names in gangs for node_id in names]
         if not self._blocked(nodes) and all(job.status is JobStatus.QUEUED for job, _ in gangs):
-            found = self._now.give(gangs)
+            found = self._now.place(gangs)
             if not isinstance(found, str):
-                self._taken([place for placed in found for place in placed.tasks], self._next, self.then)
+                self._taken([place for placed in found for place in placed.tasks])
                 return found
             if not self._stops:
                 return found
-            later = None if self._next is None else self._next.give(gangs)
+            later = None if self._next is None else self._next.place(gangs)
             if later is not None:
-                self._taken([place for placed in later for place in placed.tasks], self._now, self.then)
+                self._taken([place for placed in later for place in placed.tasks])
                 return later
-        then = self.then.give(gangs)
+        then = self.then.place(gangs)
         if isinstance(then, str):
             return then
         self.reserve(nodes)
@@ -77,7 +79,7 @@ class Room:
         else:
             found = formed(self._state, members, self._now)
         if isinstance(found, Formed):
-            self._taken(found.parts, self._next, self.then)
+            self._taken(found.parts)
             return found
         if not waits or not (blocked or self._stops):
             return found
@@ -129,13 +131,11 @@ class Room:
         reserved = min(self._reserved.intersection(nodes), default=None)
         return "" if reserved is None else f"what is free of {reserved} is reserved for a unit before it"
 
-    def _taken(self, places: Sequence[TaskPlacement], *others: Overlay | NextMembers | None) -> None:
-        """Books these places on the other overlays. Where no job is being stopped there is only one
-        overlay."""
+    def _taken(self, places: Sequence[TaskPlacement]) -> None:
+        """Books these places on the later view, too. Where no job is being stopped there is only one view."""
         self._tasks += len(places)
-        for overlay in others if self._stops else ():
-            if overlay is not None:
-                overlay.take(places)
+        if self._stops:
+            self.then.claim_places(places)
 
     def reserve(self, nodes: Sequence[str]) -> None:
         """Reserves what is free on these nodes for a waiting unit."""

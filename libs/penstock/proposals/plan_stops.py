@@ -6,19 +6,18 @@ it joins and are not in it, and of enough of the jobs on its nodes to make room:
 names, as many as possible continue to run, the last named first.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Container, Iterator, Sequence
 from typing import NamedTuple
 
-from penstock.cluster.overlay import Overlay
 from penstock.cluster.refusal import Refusal, unknown
-from penstock.cluster.trial import living_places
+from penstock.cluster.view import ClusterView, Undo, living_places
 from penstock.ledger.derived.groups import booked
 from penstock.ledger.derived.succession import awaited
 from penstock.ledger.state.job.job_state import JobState
 from penstock.ledger.state.masks import mask_of
 from penstock.ledger.state.state import CellState
 from penstock.model.nouns.transitions import JobStatus
-from penstock.model.nouns.types import MAX_GANG_TASKS, WHOLE_GPU, TaskPlacement
+from penstock.model.nouns.types import MAX_GANG_TASKS, WHOLE_GPU, ResourceVector
 from penstock.model.proposals import PlanProposed
 from penstock.proposals.validate_plans import ValidatedPlan, ValidatedUnit, validate_plan
 from penstock.scheduling.groups.validate_groups import RUNS
@@ -146,9 +145,9 @@ def _needed(state: CellState, validated: ValidatedPlan, named: dict[str, JobStat
         for planned in unit.unit.jobs:
             for node_id in planned.nodes:
                 on_node.setdefault(node_id, unit)
-    left = _Left(state, validated.then, on_node, named)
+    gone = {*named, *(job.job_id for job in state.stopping.values())}
     for name, job in reversed(named.items()):
-        if name not in found and not left.runs_on(job):
+        if name not in found and not _runs_on(validated.then, job, on_node, gone):
             there = next(place.node_id for place in living_places(job) if place.node_id in on_node)
             found[name] = _makes_way(job, on_node[there])
     return found
@@ -172,52 +171,28 @@ def _makes_way(job: JobState, validated: ValidatedUnit) -> MakesWay:
     return MakesWay(job, by, validated.unit.explanation)
 
 
-class _Left:
-    """What waiting units leave free on their nodes when all named jobs have ended, by numbers. `nodes`: the
-    units' nodes."""
+def _runs_on(view: ClusterView, job: JobState, nodes: Container[str], gone: set[str]) -> bool:
+    """Whether the job fits beside the units on these nodes; then its resources are claimed. Counted, since
+    units have not chosen their GPUs yet.
 
-    def __init__(
-        self, state: CellState, then: Overlay, nodes: dict[str, ValidatedUnit], named: dict[str, JobState]
-    ) -> None:
-        self._state, self._then, self._nodes = state, then, nodes
-        self._gone = {*named, *(job.job_id for job in state.stopping.values())}
-        self._free: dict[str, tuple[int, int, int, int]] = {}
-
-    def runs_on(self, job: JobState) -> bool:
-        """Whether the job fits beside the units; if so, its resources are booked."""
-        taken: dict[str, tuple[int, int, int, int]] = {}
-        for place in living_places(job):
-            if place.node_id not in self._nodes:
-                continue
-            free = taken.get(place.node_id) or self._of(place.node_id)
-            if place.gpu_share_milli < WHOLE_GPU:
-                return False  # free parts of GPUs are not counted here
-            part = self._part(job, place)
-            left = tuple(has - wants for has, wants in zip(free, part, strict=True))
-            if any(has < 0 < wants for has, wants in zip(left, part, strict=True)):
-                return False
-            taken[place.node_id] = (left[0], left[1], left[2], left[3])
-        self._free |= taken
-        self._gone.discard(job.job_id)
-        return True
-
-    def _part(self, job: JobState, place: TaskPlacement) -> tuple[int, int, int, int]:
-        """(GPUs without fault, cores, MiB, Mbit/s) beyond what members of its group hold that continue to
-        run."""
-        node = self._state.nodes[place.node_id]
-        own = booked(self._state, job, place, self._gone)
+    `view`: as `ValidatedPlan.then`. `gone`: ids of jobs that count as ended.
+    """
+    state, undos = view.state, list[Undo]()
+    for place in living_places(job):
+        if place.node_id not in nodes:
+            continue
+        node, own = state.nodes[place.node_id], booked(state, job, place, gone)
         sound = mask_of(own.gpus) & node.present_gpu_mask & ~node.unusable_gpu_mask
-        return sound.bit_count(), len(own.cores), own.host_memory_mib, own.bandwidth_mbps
-
-    def _of(self, node_id: str) -> tuple[int, int, int, int]:
-        found = self._free.get(node_id)
-        if found is not None:
-            return found
-        node = self._then.node(node_id)
-        assert node is not None, node_id
-        return (
-            node.healthy_gpu_mask.bit_count(),
-            node.free_core_mask.bit_count(),
-            node.free_host_memory_mib,
-            node.free_bandwidth_mbps,
+        part = ResourceVector(
+            gpus=sound.bit_count(),
+            cores=len(own.cores),
+            host_memory_mib=own.host_memory_mib,
+            bandwidth_mbps=own.bandwidth_mbps,
         )
+        if place.gpu_share_milli < WHOLE_GPU or not view.free(node.ordinal).fits(part):
+            for undo in reversed(undos):
+                undo()
+            return False  # free parts of GPUs are not counted here
+        undos.append(view.claim_task(part, node.ordinal))
+    gone.discard(job.job_id)
+    return True

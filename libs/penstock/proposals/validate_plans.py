@@ -1,22 +1,22 @@
 """Validation of plans: which units of a proposed plan may start, on exactly this state, and the places of
 their jobs.
 
-Units are validated in order, each all or nothing, on one overlay: resources of one unit are not available to
-the next.
+Units are validated in order, each all or nothing, on one view of the cell: resources of one unit are not
+available to the next.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Literal, NamedTuple
 
-from penstock.cluster.overlay import Overlay, Placed
 from penstock.cluster.refusal import Refusal, frozen, unknown
+from penstock.cluster.view import ClusterView, Placed
 from penstock.ledger.state.job.job_state import JobState
 from penstock.ledger.state.state import CellState
 from penstock.model.decisions.plans import MAX_UNITS
 from penstock.model.nouns.transitions import JobStatus
 from penstock.model.nouns.types import MAX_GANG_TASKS
 from penstock.model.proposals import PlanProposed, ProposedJob, ProposedUnit, ReadVersion
-from penstock.proposals.allocation import Room
+from penstock.proposals.allocation import Allocation
 from penstock.scheduling.groups.companions import bound as bound_by_tenants
 from penstock.scheduling.groups.companions import why_apart
 from penstock.scheduling.groups.validate_groups import RUNS, Formed, Members, shared_already
@@ -57,7 +57,7 @@ class ValidatedPlan(NamedTuple):
     units: tuple[ValidatedUnit, ...]
     full: bool
     """Whether units wait only for the next record."""
-    then: Overlay
+    then: ClusterView
     """The nodes, less what the units get, when all jobs that are being stopped have ended."""
 
     @property
@@ -177,7 +177,7 @@ class _Validation:
         """`bound`: whether nodes that the profile reserves are not available."""
         self._state, self._profile, self._stale, self._stops = state, profile, stale, stops
         self._fit_then = fit_then
-        self.room = Room(state, next_members=profile.preempt is None, stops=stops)
+        self.room = Allocation(state, next_members=profile.preempt is None, stops=stops)
         self._queue = iter(state.queue.values())
         self._head = next(self._queue, None)
         self._accepted: set[str] = set()

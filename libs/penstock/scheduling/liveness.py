@@ -13,8 +13,7 @@ from itertools import chain
 import msgspec
 
 from penstock.cluster.chance import LazyRng
-from penstock.cluster.gang import tasks_that_fit
-from penstock.cluster.trial import Trial
+from penstock.cluster.view import ClusterView
 from penstock.ledger.state.job.demand import Demand, DemandKey
 from penstock.ledger.state.job.job_state import JobState
 from penstock.ledger.state.state import CellState
@@ -71,7 +70,7 @@ class Undelaying:
             if any(wanted.everywhere_with(jobs[entries[0][2]]) for _, entries in gpus):
                 return None
         for job in sorted(fitting.values(), key=lambda found: found.order):
-            fit = Trial(state).fit(job.demand, wanted.nodes)
+            fit = ClusterView(state).fit(job.demand, wanted.nodes)
             if fit is not None:
                 return job, node_ids(state, job.demand, fit)
         return None
@@ -96,8 +95,8 @@ class _Wanted:
 def fits_now(state: CellState, demand: Demand) -> bool:
     """Whether the whole gang fits, in any arrangement: tasks of two kinds may block each other."""
     if demand.parameter_servers:
-        return Trial(state).fit(demand) is not None
-    return tasks_that_fit(state, demand) == demand.tasks
+        return ClusterView(state).fit(demand) is not None
+    return ClusterView(state).tasks_that_fit(demand) == demand.tasks
 
 
 def strict(settings: PlacerSettings, profile: Profile) -> bool:

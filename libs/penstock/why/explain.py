@@ -13,9 +13,8 @@ from msgspec import field, structs
 
 from penstock.cluster.capacity import shortfall, suits
 from penstock.cluster.chance import LazyRng
-from penstock.cluster.gang import tasks_that_fit
 from penstock.cluster.reasons import ADVICE, Reason, refusals
-from penstock.cluster.trial import Trial, living_places
+from penstock.cluster.view import ClusterView, living_places
 from penstock.errors import one_line
 from penstock.ledger.derived.succession import awaited
 from penstock.ledger.fold.plans import units_of_proposals
@@ -205,7 +204,7 @@ def _reserved_for_plans(state: CellState, job: JobState) -> str:
     units = units_of_proposals(state)
     reserved = {node_id for unit in units for node_id in unit.nodes if node_id in state.nodes}
     avoid = set_of(state.nodes[node_id].ordinal for node_id in reserved)
-    if not reserved or Trial(state).fit(job.demand, avoid) is not None:
+    if not reserved or ClusterView(state).fit(job.demand, avoid) is not None:
         return ""
     first = units[0]
     by = (
@@ -295,7 +294,7 @@ def _lack(state: CellState, job: JobState) -> tuple[Reason, str]:
     for role, need in roles:
         if not index.candidates(need, demand.where):
             return _dominant(state, role, need, demand.where)
-    fit = tasks_that_fit(state, demand)
+    fit = ClusterView(state).tasks_that_fit(demand)
     if fit == demand.tasks and (apart := apart_text(state, job)):
         return Reason.GPU_NEIGHBOURS, apart
     if fit == demand.tasks:

@@ -19,7 +19,7 @@ from itertools import islice
 from math import inf
 from typing import NamedTuple
 
-from penstock.cluster.trial import held_places
+from penstock.cluster.view import held_places
 from penstock.ledger.derived.groups import booked
 from penstock.ledger.state.index import bits
 from penstock.ledger.state.job.demand import Demand, DemandKey, vector_key

@@ -85,8 +85,8 @@ class NodeRow:
         return sum(1 << gpu for gpu, share in enumerate(self.shares) if share == WHOLE_GPU)
 
     def take(self, need: ResourceVector, gpus: tuple[int, ...] | None = None) -> tuple[int, ...]:
-        """Books a task that fits, on `gpus` or else on those that
-        `penstock.scheduling.stages.protocols.assign` chooses; returns its GPUs."""
+        """Books a task that fits, on `gpus` or else on those that `penstock.cluster.view.assign` chooses;
+        returns its GPUs."""
         if gpus is None and need.gpu_share_milli < WHOLE_GPU:
             gpus = (min((self.shares[gpu], self._rest(gpu), gpu) for gpu in self.fitting(need))[2],)
         elif gpus is None:

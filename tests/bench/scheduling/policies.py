@@ -10,8 +10,8 @@ from time import perf_counter_ns
 
 import numpy as np
 
-from penstock.cluster.assignment import assign
 from penstock.cluster.chance import LazyRng
+from penstock.cluster.view import assign
 from penstock.ledger.state.state import CellState
 from penstock.model.nouns.settings import PlacerSettings
 from penstock.scheduling import profiles

@@ -7,6 +7,7 @@ import orjson
 import pytest
 
 from penstock.cluster.assignment import Plan
+from penstock.cluster.view import assign
 from penstock.ledger.state.job.job_state import JobState
 from penstock.ledger.state.state import CellState
 from penstock.log.port import Partition
@@ -175,6 +176,5 @@ def test_a_plan_that_cannot_be_folded_is_not_carried_out(monkeypatch: pytest.Mon
 
 
 def placer_assign() -> Any:
-    from penstock.cluster.assignment import assign
 
     return assign

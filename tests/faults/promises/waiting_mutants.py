@@ -139,8 +139,8 @@ breaks(
     "Where other jobs wait for the same nodes, the alarm rings for ever.",
     (
         liveness.Undelaying.first,
-        "Trial(state).fit(job.demand, wanted.nodes)",
-        "Trial(state).fit(job.demand, 0)",
+        "ClusterView(state).fit(job.demand, wanted.nodes)",
+        "ClusterView(state).fit(job.demand, 0)",
     ),
     tests=WAITS_END,
 )

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from penstock.cluster.capacity import never_fits
-from penstock.cluster.trial import Fit, Trial, living_places
+from penstock.cluster.view import ClusterView, Fit, living_places
 from penstock.ledger.state.job.demand import Demand
 from penstock.ledger.state.job.job_state import JobState
 from penstock.ledger.state.state import CellState
@@ -46,7 +46,7 @@ class Compared(reservation._Ended):
 
     def __init__(self, state: CellState, demand: Demand, suited: int) -> None:
         super().__init__(state, demand, suited)
-        self._all = Trial(state)
+        self._all = ClusterView(state)
 
     def add(self, job: JobState) -> Fit | None:
         self._all.release(job)

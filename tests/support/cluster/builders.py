@@ -5,8 +5,9 @@ Every call is one record of the ledger: `seq` and time move on by one step.
 
 from collections.abc import Sequence
 
-from penstock.cluster.assignment import Plan, assign
+from penstock.cluster.assignment import Plan
 from penstock.cluster.chance import LazyRng
+from penstock.cluster.view import assign
 from penstock.ledger.fold.evolve import begin, evolve
 from penstock.ledger.state.job.job_state import JobState
 from penstock.ledger.state.state import CellState

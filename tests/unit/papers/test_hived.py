@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
-from penstock.cluster.assignment import assign
 from penstock.cluster.chance import LazyRng
+from penstock.cluster.view import assign
 from penstock.ledger.check.check import check
 from penstock.ledger.state.job.job_state import JobState
 from penstock.ledger.state.state import CellState

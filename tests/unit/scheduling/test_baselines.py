@@ -7,7 +7,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from penstock.cluster.chance import LazyRng
-from penstock.cluster.gang import Gang, tasks_that_fit
+from penstock.cluster.gang import Gang
+from penstock.cluster.view import ClusterView
 from penstock.ledger.check.check import check
 from penstock.ledger.state.index import lowest
 from penstock.model.nouns.settings import PlacerSettings
@@ -125,7 +126,7 @@ def test_as_many_equal_workers_fit_as_first_fit_places(
     gang = Gang(state, demand)
     while len(gang.workers) < workers and (nodes := gang.open(is_worker=True)):
         gang.take(lowest(nodes), is_worker=True)
-    assert tasks_that_fit(state, demand) == len(gang.workers)
+    assert ClusterView(state).tasks_that_fit(demand) == len(gang.workers)
 
 
 @settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.too_slow])

@@ -6,13 +6,12 @@ from collections.abc import Sequence
 from msgspec.structs import replace
 
 from penstock.cluster.assignment import place_on
-from penstock.cluster.overlay import lacking_of
+from penstock.cluster.reasons import why_not
 from penstock.cluster.refusal import Refusal, frozen, unknown
-from penstock.cluster.trial import living_places
+from penstock.cluster.view import ClusterView, living_places
 from penstock.ledger.derived.succession import followers
 from penstock.ledger.fold.plans import reserved_nodes
 from penstock.ledger.state.job.job_state import JobState
-from penstock.ledger.state.node.node_state import NodeState
 from penstock.ledger.state.state import CellState
 from penstock.model.decisions.moves import MAX_MIGRATIONS, MoveCause
 from penstock.model.nouns.transitions import JobStatus
@@ -98,34 +97,29 @@ def _cannot_move(state: CellState, job: JobState) -> str | None:
 
 
 def _places(state: CellState, job: JobState, nodes: Sequence[str]) -> tuple[TaskPlacement, ...] | Refusal:
-    demand = job.demand
-    then = _without(state, job, nodes)
-    reserved = reserved_nodes(state)
+    demand, reserved = job.demand, reserved_nodes(state)
+    view = _without(state, job, nodes)
     places = []
     for rank, (node_id, need) in enumerate(zip(nodes, demand.needs(), strict=True)):
-        node = then.get(node_id)
-        lacking = "no such node" if node is None else lacking_of(state, node, need, demand.where)
+        node = view.node(node_id)
+        lacking = "no such node" if node is None else why_not(state, node, need, demand.where)
         if node_id in reserved:
             lacking = "it is reserved for a proposed plan"
         if node is None or lacking:
             return Refusal("infeasible", f"task {rank} of {job.job_id} on {node_id}: {lacking}")
-        place = place_on(node, job, demand, rank)
-        node.give(place)
-        places.append(place)
+        places.append(place_on(node, job, demand, rank))
+        view.claim_places(places[-1:])
     return tuple(places)
 
 
-def _without(state: CellState, job: JobState, nodes: Sequence[str]) -> dict[str, NodeState]:
-    """Copies of those of these nodes that exist, without what the job holds."""
-    then = {
-        node_id: state.nodes[node_id].copy() for node_id in dict.fromkeys(nodes) if node_id in state.nodes
-    }
+def _without(state: CellState, job: JobState, nodes: Sequence[str]) -> ClusterView:
+    """These nodes without what the job holds."""
+    view = ClusterView(state)
     for place in living_places(job):
-        node = then.get(place.node_id)
-        if node is not None:
+        if place.node_id in nodes:
             whole = place.gpu_share_milli == WHOLE_GPU
-            node.take_back(place if whole else replace(place, gpus=(), gpu_share_milli=WHOLE_GPU))
-    return then
+            view.release_places([place if whole else replace(place, gpus=(), gpu_share_milli=WHOLE_GPU)])
+    return view
 
 
 def can_go(state: CellState, job: JobState, nodes: tuple[str, ...]) -> bool:

@@ -12,23 +12,20 @@ immediate path would start now starts in every plan.
   path.
 """
 
-import copy
 from collections.abc import Iterator, Sequence
 
 import msgspec
 import numpy as np
 
-from penstock.cluster.assignment import assign
 from penstock.cluster.chance import LazyRng
-from penstock.cluster.overlay import Overlay
+from penstock.cluster.view import ClusterView, Undo, assign
 from penstock.ledger.state.index import bits
 from penstock.ledger.state.job.demand import Demand, DemandKey
 from penstock.ledger.state.job.job_state import JobState
-from penstock.ledger.state.node.node_state import NodeState
 from penstock.ledger.state.state import CellState
 from penstock.model.decisions.plans import MAX_PROPOSED_UNITS
 from penstock.model.nouns.allowed import Where
-from penstock.model.nouns.types import MAX_GANG_TASKS, WHOLE_GPU, ResourceVector, TaskPlacement
+from penstock.model.nouns.types import MAX_GANG_TASKS, WHOLE_GPU, ResourceVector
 from penstock.model.proposals import ProposedJob, ProposedUnit
 from penstock.scheduling.bursts.burst_plans import Costs, Gang, Machine, Need, Problem
 from penstock.scheduling.bursts.gga import MAX_CHILDREN, Found, GeneticSearch, gga
@@ -83,59 +80,67 @@ class Burst:
         """See the module's docstring. O(jobs) placements of the immediate path."""
         if not _has_room(state):
             return None
-        shadow = Shadow(state)
-        gangs = list(self._immediate(state, shadow))
+        view = ClusterView(state)
+        planned: list[Undo] = []
+        gangs = list(self._immediate(view, planned))
         if not any(nodes for _, nodes in gangs):
             return None
-        for _, nodes in gangs:
-            shadow.used.update(nodes)
-        shadow.give_back()
+        for undo in reversed(planned):
+            undo()
         reserved = {
             node_id
             for unit in state.planned.values()
             if unit.proposed is None and unit.expected_ms is not None
             for node_id in unit.nodes
         }
-        node_ids = _nodes(shadow, reserved)
+        node_ids = _nodes(view.as_state(), {node_id for _, nodes in gangs for node_id in nodes}, reserved)
         number = {node_id: place for place, node_id in enumerate(node_ids)}
         given = [
             tuple(number[name] for name in nodes) if all(name in number for name in nodes) else ()
             for _, nodes in gangs
         ]
         problem = Problem(
-            *self._machines(shadow, node_ids, [job.demand for job, _ in gangs]), self._weight, tuple(given)
+            *self._machines(view.as_state(), node_ids, [job.demand for job, _ in gangs]),
+            self._weight,
+            tuple(given),
         )
         jobs = tuple(job.job_id for job, _ in gangs)
         return BurstQuestion(jobs, node_ids, problem, state.seq, self._max_children)
 
-    def _immediate(self, state: CellState, shadow: "Shadow") -> Iterator[tuple[JobState, tuple[str, ...]]]:
+    def _immediate(
+        self, view: ClusterView, planned: list[Undo]
+    ) -> Iterator[tuple[JobState, tuple[str, ...]]]:
         """Waiting jobs, each with the nodes on which the immediate path would start it now; empty: it would
-        not start."""
+        not start. `planned`: gets the undos of the jobs that the plan may place anew."""
+        state = view.state
         waiting = [state.jobs[job_id] for job_id in state.queue.values()[:MAX_LOOKED_AT]]
         turns = in_turn(waiting)
         if self._order is not None:
             turns = self._order.ranking(state, waiting, list(state.holding.values()), state.now_ms)
         count = tasks = 0
-        for result in scheduling_pass(
-            turns, _Immediate(shadow, self._place, LazyRng(0, f"burst-{state.seq}"))
-        ):
-            job = result.job
+        immediate = _Immediate(view, self._place, LazyRng(0, f"burst-{state.seq}"))
+        for result in scheduling_pass(turns, immediate):
+            job, nodes = result.job, tuple[str, ...]()
+            if isinstance(result, Starts):
+                nodes, undo = result.place
+                if _planned(job):
+                    planned.append(undo)
             if _planned(job):
                 count, tasks = count + 1, tasks + job.demand.tasks
-                yield job, result.place if isinstance(result, Starts) else ()
+                yield job, nodes
             if count == MAX_JOBS or tasks >= MAX_TASKS:
                 return
 
     def _machines(
-        self, shadow: "Shadow", node_ids: Sequence[str], demands: Sequence[Demand]
+        self, state: CellState, node_ids: Sequence[str], demands: Sequence[Demand]
     ) -> tuple[tuple[Machine, ...], tuple[Gang, ...], Costs]:
-        index = shadow.state.index
+        index = state.index
         network = self._network(index)
         racks: dict[tuple[str, str], int] = {}
         domains: dict[str, int] = {}
         machines = []
         for node_id in node_ids:
-            node = shadow.state.nodes[node_id]
+            node = state.nodes[node_id]
             spec, free = node.spec, node.entered
             machines.append(
                 Machine(
@@ -146,7 +151,7 @@ class Burst:
                     (free.gpus, free.cores, free.host_memory_mib, free.bandwidth_mbps),
                 )
             )
-        number = {shadow.state.nodes[node_id].ordinal: place for place, node_id in enumerate(node_ids)}
+        number = {state.nodes[node_id].ordinal: place for place, node_id in enumerate(node_ids)}
         kinds: dict[DemandKey, Gang] = {}
 
         def suits(need: ResourceVector, where: Where) -> int:
@@ -184,13 +189,13 @@ class Burst:
 
     def units(self, state: CellState, answer: BurstAnswer) -> Sequence[ProposedUnit]:
         """One unit for each job that still waits and has its place still free, in the burst's order."""
-        overlay = Overlay(state)
+        view = ClusterView(state)
         units = []
         for job_id, nodes in answer.places:
             job = state.jobs.get(job_id)
             if job is None or not job.in_line or not _planned(job) or job.demand.tasks != len(nodes):
                 continue
-            if isinstance(overlay.give([(job, nodes)]), str):
+            if isinstance(view.place([(job, nodes)]), str):
                 continue
             units.append(
                 ProposedUnit(jobs=(ProposedJob(job_id=job_id, nodes=nodes),), explanation=answer.why)
@@ -198,67 +203,27 @@ class Burst:
         return units
 
 
-class Shadow:
-    """A copy of the state's nodes on which jobs start one after the other, by a policy that reads a state."""
+class _Immediate(Trying[DemandKey, tuple[tuple[str, ...], Undo]]):
+    """The profile's immediate path on the view: moldable jobs have their fewest workers. A place is (node ids
+    in rank order, undo)."""
 
-    def __init__(self, state: CellState) -> None:
-        self.state = copy.copy(state)
-        self.state.nodes = dict(state.nodes)
-        self.state.index = state.index.copy()
-        self.used: set[str] = set()
-        self._copied: set[str] = set()
-        self._planned: list[tuple[NodeState, TaskPlacement]] = []
-
-    def start(self, job: JobState, place: Policy, rng: LazyRng, *, retrace: bool) -> tuple[str, ...]:
-        """Places the job; its nodes in rank order, empty if it does not fit. `retrace`: `give_back` undoes
-        it."""
-        plan = place.place(self.state, job, rng)
-        if plan is None:
-            return ()
-        for task in assign(self.state, job, plan).tasks:
-            node = self._node(task.node_id)
-            node.give(task)
-            self._refit(node)
-            if retrace:
-                self._planned.append((node, task))
-        return plan.nodes
-
-    def give_back(self) -> None:
-        """Takes back the places of all jobs started with `retrace`: the plan may place them anew."""
-        for node, task in reversed(self._planned):
-            node.take_back(task)
-            self._refit(node)
-        self._planned.clear()
-
-    def _node(self, node_id: str) -> NodeState:
-        if node_id not in self._copied:
-            self.state.nodes[node_id] = self.state.nodes[node_id].copy()
-            self._copied.add(node_id)
-        return self.state.nodes[node_id]
-
-    def _refit(self, node: NodeState) -> None:
-        now = node.free()
-        self.state.index.refit(node.bit, len(node.spec.gpus), node.entered, now)
-        node.entered = now
-
-
-class _Immediate(Trying[DemandKey, tuple[str, ...]]):
-    """The profile's immediate path on a shadow: moldable jobs have their fewest workers. Places are node ids
-    in rank order."""
-
-    def __init__(self, shadow: Shadow, place: Policy, rng: LazyRng) -> None:
-        self._shadow, self._place, self._rng = shadow, place, rng
+    def __init__(self, view: ClusterView, place: Policy, rng: LazyRng) -> None:
+        self._view, self._place, self._rng = view, place, rng
 
     def alike(self, job: JobState) -> DemandKey:
         """As `Trying`."""
         return _fewest(job).demand_key
 
-    def place(self, job: JobState, key: DemandKey) -> Starts[tuple[str, ...]] | Waits:
+    def place(self, job: JobState, key: DemandKey) -> Starts[tuple[tuple[str, ...], Undo]] | Waits:
         """As `Trying`."""
-        shaped, nodes = _fewest(job), tuple[str, ...]()
-        if shaped.demand.tasks <= MAX_GANG_TASKS:
-            nodes = self._shadow.start(shaped, self._place, self._rng, retrace=_planned(job))
-        return Starts(job, nodes) if nodes else Waits(job)
+        job, asked = _fewest(job), job
+        if job.demand.tasks > MAX_GANG_TASKS:
+            return Waits(asked)
+        state = self._view.as_state()
+        plan = self._place.place(state, job, self._rng)
+        if plan is None:
+            return Waits(asked)
+        return Starts(asked, (plan.nodes, self._view.claim_places(assign(state, job, plan).tasks)))
 
 
 def _fewest(job: JobState) -> JobState:
@@ -283,15 +248,14 @@ def _need(vector: ResourceVector) -> Need:
     return vector.gpus, vector.cores, vector.host_memory_mib, vector.bandwidth_mbps
 
 
-def _nodes(shadow: Shadow, reserved: set[str]) -> tuple[str, ...]:
+def _nodes(state: CellState, used: set[str], reserved: set[str]) -> tuple[str, ...]:
     """Nodes of the plan, sorted by ordinal: chosen are those that the immediate path uses, then those with
     free GPUs, the fullest first."""
-    nodes = shadow.state.nodes
-    usable = [nodes[shadow.state.node_at[one]] for one in bits(shadow.state.index.placeable)]
+    usable = [state.node(ordinal) for ordinal in bits(state.index.placeable)]
     usable = [node for node in usable if node.spec.node_id not in reserved]
     usable.sort(
         key=lambda node: (
-            node.spec.node_id not in shadow.used,
+            node.spec.node_id not in used,
             not node.entered.gpus,
             node.entered.gpus,
             node.ordinal,

@@ -15,7 +15,7 @@ from typing import Any, Generic, NamedTuple, TypeVar
 
 from msgspec import Struct
 
-from penstock.cluster.trial import held_places
+from penstock.cluster.view import held_places
 from penstock.ledger.derived.stages import latest_profile, stage_times
 from penstock.ledger.state.job.job_state import JobState
 from penstock.ledger.state.state import CellState

@@ -13,7 +13,7 @@ from heapq import heapify, heappop, heappush
 
 from msgspec import Struct
 
-from penstock.cluster.trial import Fit, Trial
+from penstock.cluster.view import ClusterView, Fit
 from penstock.ledger.derived.succession import awaited
 from penstock.ledger.state.job.demand import Demand
 from penstock.ledger.state.job.job_state import JobState
@@ -24,6 +24,7 @@ from penstock.model.decisions.plans import MAX_PLANNED_STOPS, MAX_PROPOSED_UNITS
 from penstock.model.nouns.types import ResourceVector
 from penstock.model.proposals import ProposedJob, ProposedUnit
 from penstock.scheduling.groups.validate_groups import RUNS
+from penstock.scheduling.make_room.clearing import clear
 from penstock.scheduling.make_room.preemption import node_ids
 from penstock.scheduling.service import stop_cost_s
 from penstock.scheduling.stages.regroup import ALL_JOBS, Answer, GroupPlan, PlannedGroup, Scope, regroups
@@ -90,7 +91,7 @@ def _placed(
     if not heap:
         return placed, cleared
     heapify(heap)
-    trial = Trial(state, [*state.stopping.values(), *stops])
+    trial = ClusterView(state, [*state.stopping.values(), *stops])
     small: _Small | None = None
     while heap:
         _, _, part = heappop(heap)
@@ -124,37 +125,34 @@ class _Small:
         for parts in self._on.values():
             parts.sort(key=lambda part: (-part.first.demand.worker.gpus, part.first.order))
 
-    def make_room(self, trial: Trial, demand: Demand) -> list[_Part]:
+    def make_room(self, trial: ClusterView, demand: Demand) -> list[_Part]:
         """Groups to move, from the nodes where that moves the fewest GPUs (ties: the lower ordinal), until
         the gang fits; empty, and nothing is released, where it cannot."""
         need, moved = demand.worker, list[tuple[int, _Part]]()
         if demand.parameter_servers or not regroups(demand):
             return []
-        for _ in range(demand.workers):
-            if trial.fit(demand) is not None:
-                break
+
+        def cheapest() -> list[JobState] | None:
             best = min(
                 (one for node in self._on if (one := self._clears(trial, node, need)) is not None),
                 key=lambda found: found[:2],
                 default=None,
             )
             if best is None:
-                break
+                return None
             _, node, parts = best
-            for part in parts:
-                moved.append((node, part))
-                for job in part.stays:
-                    trial.release(job)
-        if trial.fit(demand) is None:
-            for _, part in reversed(moved):
-                for job in reversed(part.stays):
-                    trial.keep(job)
+            moved.extend((node, part) for part in parts)
+            return [job for part in parts for job in part.stays]
+
+        if not clear(trial, demand, cheapest):
             return []
         for node, part in moved:
             self._on[node].remove(part)
         return [part for _, part in moved]
 
-    def _clears(self, trial: Trial, node: int, need: ResourceVector) -> tuple[int, int, list[_Part]] | None:
+    def _clears(
+        self, trial: ClusterView, node: int, need: ResourceVector
+    ) -> tuple[int, int, list[_Part]] | None:
         """(GPUs that move, the node, the groups), of those smaller than the task the largest first; None: the
         node cannot be cleared, or already is."""
         free = trial.free(node).gpus
@@ -165,7 +163,7 @@ class _Small:
             gpus = part.first.demand.worker.gpus
             if gpus >= need.gpus:
                 continue
-            if any(job.job_id in trial.released for job in part.stays):
+            if any(job.job_id in trial.ended for job in part.stays):
                 return None
             chosen.append(part)
             cost += gpus

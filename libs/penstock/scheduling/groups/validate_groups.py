@@ -10,9 +10,12 @@ stopped anyway: for their GPUs, their memory, or their places in the group.
 from collections.abc import Container, Mapping, Sequence
 from typing import NamedTuple
 
+from msgspec.structs import replace
+
 from penstock.cluster.assignment import place_on
-from penstock.cluster.overlay import Overlay, Placed, unusable
+from penstock.cluster.reasons import short_of, unusable
 from penstock.cluster.refusal import Refusal, frozen, unknown
+from penstock.cluster.view import ClusterView, Placed, Undo
 from penstock.ledger.derived.groups import others, own_part
 from penstock.ledger.derived.succession import awaited, followers
 from penstock.ledger.state.job.demand import Demand
@@ -44,35 +47,35 @@ class Formed(NamedTuple):
     """What each of their tasks takes beyond the others."""
 
 
-def formed(state: CellState, members: Members, overlay: Overlay) -> Formed | Refusal:
-    """Forms the group, booked on `overlay`, or refuses it without any booking. On an overlay in which jobs
-    that are being stopped have ended: the group at that time."""
+def formed(state: CellState, members: Members, view: ClusterView) -> Formed | Refusal:
+    """Forms the group, booked on `view`, or refuses it without any booking. On a view in which jobs that are
+    being stopped have ended: the group at that time."""
     if (still := frozen(state)) is not None:
         return still
-    jobs = _jobs(state, members, overlay)
+    jobs = _jobs(state, members, view)
     if isinstance(jobs, Refusal):
         return jobs
-    running = [job for job in jobs if runs_on(job, overlay)]
-    waiting = [job for job in jobs if not runs_on(job, overlay)]
+    running = [job for job in jobs if runs_on(job, view)]
+    waiting = [job for job in jobs if not runs_on(job, view)]
     nodes = tuple(members[0][1])
     demands = {job.job_id: job.demand for job in jobs}
     wrong = (
         _not_alike(demands, members)
         or _not_there(running, nodes)
-        or _not_together(state, running, waiting, overlay)
+        or _not_together(state, running, waiting, view)
     )
     if wrong is not None:
         return wrong
-    placed = _places(state, overlay, running, [(job, demands[job.job_id]) for job in waiting], nodes)
+    placed = _places(state, view, running, [(job, demands[job.job_id]) for job in waiting], nodes)
     if isinstance(placed, Refusal):
         return placed
     group_id = running[0].group if running else ""
     return Formed(group_id, tuple(job.job_id for job in running), *placed)
 
 
-def runs_on(job: JobState, overlay: Overlay) -> bool:
-    """Whether the job runs and is not among the stops."""
-    return job.status in RUNS and job.job_id not in overlay.stops
+def runs_on(job: JobState, view: ClusterView) -> bool:
+    """Whether the job runs, and does not count as ended."""
+    return job.status in RUNS and job.job_id not in view.ended
 
 
 def shared_already(state: CellState, members: Members, stops: frozenset[str] = frozenset()) -> Formed | None:
@@ -88,7 +91,7 @@ def shared_already(state: CellState, members: Members, stops: frozenset[str] = f
     return Formed(first.group, tuple(job.job_id for job in in_order), (), ())
 
 
-def _jobs(state: CellState, members: Members, overlay: Overlay) -> list[JobState] | Refusal:
+def _jobs(state: CellState, members: Members, view: ClusterView) -> list[JobState] | Refusal:
     """The members, each as it runs or could start on these nodes."""
     ids = [job_id for job_id, _ in members]
     if len(set(ids)) < len(ids):
@@ -100,10 +103,10 @@ def _jobs(state: CellState, members: Members, overlay: Overlay) -> list[JobState
         job = state.jobs.get(job_id)
         if job is None:
             return unknown(state, job_id)
-        comes_back = overlay.ended and job.comes_back
+        comes_back = bool(view.ended) and job.comes_back
         if job.status not in RUNS and job.status is not JobStatus.QUEUED and not comes_back:
             return Refusal("wrong_state", f"{job_id} is {job.status}: a member runs or is queued")
-        if not overlay.ended and (before := awaited(state, job)):
+        if not view.ended and (before := awaited(state, job)):
             return Refusal("wrong_state", f"{job_id} starts after {', '.join(before)}")
         if next_jobs := followers(state, job):
             return Refusal(
@@ -162,7 +165,7 @@ def _not_there(running: Sequence[JobState], nodes: tuple[str, ...]) -> Refusal |
 
 
 def _not_together(
-    state: CellState, running: Sequence[JobState], waiting: Sequence[JobState], overlay: Overlay
+    state: CellState, running: Sequence[JobState], waiting: Sequence[JobState], view: ClusterView
 ) -> Refusal | None:
     """Refuses the group unless its running members hold the same GPUs already, all jobs there are named, and
     a job joins them."""
@@ -175,11 +178,11 @@ def _not_together(
         if not job.group or job.group != first.group:
             return Refusal("infeasible", f"{job.job_id} and {first.job_id} run on different GPUs")
     present = state.groups.get(first.group, {})
-    if overlay.ended:
-        present = {job_id: job for job_id, job in present.items() if runs_on(job, overlay)}
+    if view.ended:
+        present = {job_id: job for job_id, job in present.items() if runs_on(job, view)}
     named = {job.job_id for job in running}
     for job_id, job in present.items():
-        if job_id not in named and runs_on(job, overlay):
+        if job_id not in named and runs_on(job, view):
             return Refusal(
                 "invalid", f"{job_id} runs on the same GPUs and is not named; name it, or stop it before"
             )
@@ -192,31 +195,33 @@ def _not_together(
 
 def _places(
     state: CellState,
-    overlay: Overlay,
+    view: ClusterView,
     running: Sequence[JobState],
     waiting: Sequence[tuple[JobState, Demand]],
     nodes: Sequence[str],
 ) -> tuple[tuple[Placed, ...], tuple[TaskPlacement, ...]] | Refusal:
     """Places of the waiting members, each beside the members before it."""
-    gone = overlay.gone if running else frozenset()
+    gone: Container[str] = view.ended if running else ()
     held = [_held(state, running, rank, gone) for rank in range(len(nodes))]
     parts: list[TaskPlacement] = []
+    undos: list[Undo] = []
     placed = []
     for job, demand in waiting:
         places = []
         for rank, (node_id, need) in enumerate(zip(nodes, demand.needs(), strict=True)):
-            node, beside = overlay.node(node_id), held[rank]
+            node, beside = view.node(node_id), held[rank]
             if node is None:
                 lacking, shared = "no such node", 0
             else:
                 shared = _shared_cores(node, beside)
                 lacking = _unusable(state, node, need, demand) or _lacking(node, need, beside, shared)
             if node is None or lacking:
-                overlay.take_back(parts)
+                for undo in reversed(undos):
+                    undo()
                 return Refusal("infeasible", f"task {rank} of {job.job_id} on {node_id}: {lacking}")
             place = _beside(node, job, demand, rank, beside, shared)
             parts.append(own_part(place, beside))
-            node.give(parts[-1])
+            undos.append(view.claim_places(parts[-1:]))
             beside.append(place)
             places.append(place)
         placed.append(Placed(job, tuple(places)))
@@ -258,16 +263,13 @@ def _lacking(node: NodeState, need: ResourceVector, held: Sequence[TaskPlacement
         most_mbps = max([place.bandwidth_mbps for place in held])
     if need.gpus and promised_mib > (has_mib := node.gpu_memory_mib):
         return f"all members need {promised_mib} MiB of each GPU, which has {has_mib}"
-    cores = max(0, need.cores - shared.bit_count())
-    bandwidth_mbps = max(0, need.bandwidth_mbps - most_mbps)
-    for what, has, wants in (
-        ("cores", node.free_core_mask.bit_count(), cores),
-        ("MiB of memory", node.free_host_memory_mib, need.host_memory_mib),
-        ("Mbit/s", node.free_bandwidth_mbps, bandwidth_mbps),
-    ):
-        if has < wants:
-            return f"{has} {what} are free, {wants} more needed"
-    return ""
+    more = replace(
+        need,
+        cores=max(0, need.cores - shared.bit_count()),
+        bandwidth_mbps=max(0, need.bandwidth_mbps - most_mbps),
+    )
+    cores = node.free_core_mask.bit_count()
+    return short_of(cores, node.free_host_memory_mib, node.free_bandwidth_mbps, more, " more")
 
 
 def _shared_cores(node: NodeState, held: Sequence[TaskPlacement]) -> int:

@@ -17,11 +17,10 @@ small jobs out of the 4-GPU sub-array. Source: CODA §V-C.
 from collections.abc import Iterator
 from itertools import islice
 
-from penstock.cluster.trial import Fit, Trial
+from penstock.cluster.view import ClusterView, Fit, Undo
 from penstock.ledger.fold.evolve_arrays import gpus_of
 from penstock.ledger.state.arrays import LARGE_GPUS
 from penstock.ledger.state.index import bits
-from penstock.ledger.state.job.demand import Demand
 from penstock.ledger.state.job.job_state import JobState
 from penstock.ledger.state.state import CellState
 from penstock.model.decisions.arrays import ArraysSized
@@ -84,7 +83,7 @@ class _Taking:
 
     def __init__(self, state: CellState, job: JobState, settings: Coda, loses_ms: int | None) -> None:
         self._state, self._job, self._settings, self._loses_ms = state, job, settings, loses_ms
-        self._trial = Trial(state)
+        self._trial = ClusterView(state)
         self._stops: list[JobState] = []
         self._moves: list[MovesOut] = []
         self._large = large_nodes(state)
@@ -100,7 +99,7 @@ class _Taking:
             ordinal = self._worker()
             if ordinal is None:
                 return None
-            self._trial.claim(Demand(1, demand.worker, where=demand.where), (ordinal,))
+            self._trial.claim_task(demand.worker, ordinal)
             fit.append(ordinal)
         if not self._stops and not self._moves:
             return None
@@ -175,12 +174,13 @@ class _Taking:
         released: list[JobState] = []
         moves: list[MovesOut] = []
         stops: list[JobState] = []
+        undos: dict[str, Undo] = {}
         moved_gpus = 0
         if may_move and trial.free(ordinal).gpus < need.gpus:
             for job in self._movable(ordinal):
                 if trial.free(ordinal).gpus >= need.gpus:
                     break
-                trial.release(job)
+                undos[job.job_id] = trial.release(job)
                 released.append(job)
         if trial.free(ordinal).gpus >= need.gpus or need.gpu_share_milli < WHOLE_GPU:
             over = self._state.node(ordinal).borrowed_cores
@@ -188,12 +188,12 @@ class _Taking:
                 if over <= 0 or trial.free(ordinal).fits(need):
                     break
                 over -= _cores_on(self._state, job, ordinal)
-                trial.release(job)
+                undos[job.job_id] = trial.release(job)
                 stops.append(job)
         fits = trial.free(ordinal).fits(need)
         if fits:
             for job in list(reversed(stops)):
-                trial.keep(job)
+                undos[job.job_id]()
                 if trial.free(ordinal).fits(need):
                     stops.remove(job)
                 else:
@@ -203,7 +203,7 @@ class _Taking:
             moves = found or []
             moved_gpus = sum(move.job.demand.worker.gpus for move in moves)
         for job in reversed([*released, *stops]):
-            trial.keep(job)
+            undos[job.job_id]()
         if not fits:
             return None
         lost = sum(_lost(self._state, job) for job in stops)
@@ -215,7 +215,7 @@ class _Taking:
         found = []
         for job_id in state.node(ordinal).tasks.values():
             job = state.jobs[job_id]
-            if array_of(job) != SMALL or job_id in self._trial.released:
+            if array_of(job) != SMALL or job_id in self._trial.ended:
                 continue
             if job.demand.tasks > 1 or job.demand.worker.gpu_share_milli < WHOLE_GPU:
                 continue
@@ -236,7 +236,7 @@ class _Taking:
             and job.preemptible
             and job.reclaims < self._settings.max_reclaims
             and self._loses_little(job)
-            and job.job_id not in self._trial.released
+            and job.job_id not in self._trial.ended
         ]
         return sorted(found, key=lambda job: (-(job.placed_ms or 0), -job.order))
 
@@ -248,7 +248,7 @@ class _Taking:
 
     def _elsewhere(self, jobs: list[JobState]) -> list[MovesOut] | None:
         """A node of the 1-GPU sub-array for each of these jobs; None: one of them fits nowhere."""
-        trial, found = Trial(self._state), []
+        trial, found = ClusterView(self._state), []
         avoid = self._large | self._own | self._others
         for move in self._moves:
             trial.claim(move.job.demand, self._fit_of(move))

@@ -17,7 +17,7 @@ from itertools import islice
 from math import inf
 from typing import NamedTuple
 
-from penstock.cluster.trial import Fit, Trial, living_places
+from penstock.cluster.view import ClusterView, Fit, living_places
 from penstock.ledger.fold.plans import units_of_proposals
 from penstock.ledger.state.index import bits, set_of
 from penstock.ledger.state.job.demand import Demand
@@ -150,7 +150,7 @@ class MakeWay:
     def _wait_ms(self, state: CellState, job: JobState, option: ShapeOption | None, avoid: int) -> float:
         """Time until enough running jobs have ended by themselves; infinite where that is not known, 0 where
         the job fits now."""
-        trial, demand = Trial(state), _demand(job, option)
+        trial, demand = ClusterView(state), _demand(job, option)
         if _fit(trial, job, option, avoid) is not None:
             return 0.0
         suited = state.index.eligible(demand.worker, job.spec.where) & ~avoid
@@ -190,7 +190,7 @@ class MakeWay:
         left_ms, shapes = 1_000.0 * remaining_s(state, job), self._shapes(state, job)
         if left_ms == inf or not shapes:
             return None
-        trial = Trial(state)
+        trial = ClusterView(state)
         trial.release(job)
         other = _fit(trial, waiting.job, waiting.option, avoid)
         if other is None:
@@ -250,7 +250,7 @@ def _demand(job: JobState, option: ShapeOption | None) -> Demand:
     return job.demand if option is None else job.demand_of(option.workers)
 
 
-def _fit(trial: Trial, job: JobState, option: ShapeOption | None, avoid: int) -> Fit | None:
+def _fit(trial: ClusterView, job: JobState, option: ShapeOption | None, avoid: int) -> Fit | None:
     """Places the job on other nodes than these: the workers on as many nodes as the option has, those with
     the fewest free GPUs first, else by first fit; None: there are too few."""
     if option is None:

@@ -3,9 +3,9 @@ of the nodes.
 
 A stage of the profile selects the jobs that shall run, by numbers of GPUs
 (`penstock.scheduling.stages.protocols.Preemption`). Here all jobs that shall start get nodes on a copy
-(`Trial`), those with the largest workers first, so that small jobs do not take what a large one needs. No job
-is stopped for a job that would then not fit: because of GPU models, cores, memory, or because free GPUs are
-spread over nodes. Such a job is left out, and the stage selects again.
+(`ClusterView`), those with the largest workers first, so that small jobs do not take what a large one needs.
+No job is stopped for a job that would then not fit: because of GPU models, cores, memory, or because free
+GPUs are spread over nodes. Such a job is left out, and the stage selects again.
 
 Where enough GPUs are free but spread, smaller jobs move. Where another resource is lacking, running jobs that
 come later in the order are stopped.
@@ -19,12 +19,13 @@ from typing import NamedTuple
 
 from penstock.cluster.assignment import Plan
 from penstock.cluster.gang import Gang, place_greedily
-from penstock.cluster.trial import Fit, Trial, living_places
+from penstock.cluster.view import ClusterView, Fit, Undo, living_places
 from penstock.ledger.state.index import bits, set_of
 from penstock.ledger.state.job.demand import Demand, DemandKey
 from penstock.ledger.state.job.job_state import JobState
 from penstock.ledger.state.state import CellState
 from penstock.model.nouns.transitions import JobStatus
+from penstock.scheduling.make_room.clearing import clear_for
 from penstock.scheduling.scheduling_pass import Starts, Trying, Waits, in_turn, scheduling_pass
 from penstock.scheduling.stages.protocols import Preemption, Selection
 
@@ -106,7 +107,7 @@ class _Arranging(Trying[DemandKey, Fit]):
     ) -> None:
         self._state, self._stage, self._selection, self._unmovable = state, stage, selection, unmovable
         self._stops: list[JobState] = []
-        self._trial = Trial(state, state.stopping.values())
+        self._trial = ClusterView(state, state.stopping.values())
         self._awaited = 0
         self._moved_for: dict[str, JobState] = {}
         self._fitted: Counter[DemandKey] = Counter()
@@ -187,13 +188,13 @@ class _Arranging(Trying[DemandKey, Fit]):
         out."""
         starts: list[Start] = []
         awaiting: list[Start] = []
-        now: Trial | None = None
+        now: ClusterView | None = None
         for start in self._fits:
             job, fit = start
             waits = job.status is not JobStatus.QUEUED
             if not waits and self._awaited & set_of(fit):
                 if now is None:
-                    now = Trial(self._state)
+                    now = ClusterView(self._state)
                     for other in starts:
                         now.claim(other.job.demand, other.fit)
                 waits = not now.holds(job.demand, fit)
@@ -231,7 +232,7 @@ class _Arranging(Trying[DemandKey, Fit]):
         cause = self._moved_for.get(job.job_id)
         if fit is None and (waits or cause is not None):
             if demand.key not in self._unmovable:
-                moved = tuple(self._trial.clear_for(demand))
+                moved = tuple(clear_for(self._trial, demand))
             if moved or (waits and self._give_up(job)):
                 self._awaited = self._trial.awaited()
                 fit = self._trial.fit(demand)
@@ -250,21 +251,20 @@ class _Arranging(Trying[DemandKey, Fit]):
         not necessary; returns whether it fits."""
         trial, demand = self._trial, job.demand
         suited = self._state.index.eligible(demand.worker, demand.where) & self._state.index.placeable
-        released: list[JobState] = []
+        released: list[tuple[JobState, Undo]] = []
         for other in islice(self._stage.later(self._state, job), MAX_GIVING_UP):
             there = any(self._state.nodes[place.node_id].bit & suited for place in living_places(other))
-            if other.job_id in trial.released or not there:
+            if other.job_id in trial.ended or not there:
                 continue
-            trial.release(other)
-            released.append(other)
+            released.append((other, trial.release(other)))
             if trial.fit(demand) is not None:
                 break
         else:
-            for other in released:
-                trial.keep(other)
+            for _, undo in released:
+                undo()
             return False
-        for other in reversed(released):
-            trial.keep(other)
+        for other, undo in reversed(released):
+            undo()
             if trial.fit(demand) is None:
                 trial.release(other)
                 self._stops.append(other)
@@ -296,7 +296,7 @@ def keeps_room(state: CellState, plan: Plan, start: Start, rest: Sequence[Start]
     fit = fit_of(state, demand, plan.nodes)
     if not rest or fit == start.fit:
         return True
-    trial = Trial(state)
+    trial = ClusterView(state)
     trial.claim(demand, fit)
     for other, _ in rest:
         found = trial.fit(other.demand)

@@ -20,8 +20,7 @@ from itertools import islice
 from math import ceil, inf
 from typing import NamedTuple
 
-from penstock.cluster.overlay import Placed
-from penstock.cluster.trial import Fit, Trial
+from penstock.cluster.view import ClusterView, Fit, Placed
 from penstock.ledger.fold.plans import reserved_nodes, units_of_profile, units_of_reclaim
 from penstock.ledger.state.index import set_of
 from penstock.ledger.state.job.demand import DemandKey
@@ -30,7 +29,7 @@ from penstock.ledger.state.state import CellState
 from penstock.model.nouns.transitions import JobStatus, TaskStatus
 from penstock.model.nouns.types import within_ms
 from penstock.scheduling.make_room.preemption import node_ids
-from penstock.scheduling.make_room.succession import NextMembers
+from penstock.scheduling.make_room.succession import Succession
 from penstock.scheduling.place.borrowing import reserved_for
 from penstock.scheduling.scheduling_pass import (
     Reclaims,
@@ -200,7 +199,7 @@ class _Line(Trying[Alike, tuple[JobState, Fit]]):
     def __init__(self, state: CellState, profile: Profile, waiting: Sequence[JobState]) -> None:
         self._state, self._profile = state, profile
         self._waiting = list(waiting)
-        self._trial = Trial(state)
+        self._trial = ClusterView(state)
         self._fits = MAX_FITS
         self._reserved_nodes = set_of(
             state.nodes[node_id].ordinal for node_id in reserved_nodes(state) if node_id in state.nodes
@@ -288,5 +287,5 @@ def _placed(state: CellState, job: JobState, nodes: Sequence[str], near: Sequenc
     """
     several = len(set(nodes)) > 1
     after = {one.job.job_id for one in near if one.saves or not several}
-    found = NextMembers(state, after).give([(job, nodes)])
+    found = Succession(ClusterView(state), after).place([(job, nodes)])
     return found[0] if found and found[0].after else None

@@ -24,7 +24,7 @@ from math import inf
 
 from penstock.cluster.assignment import Plan
 from penstock.cluster.gang import EVERYWHERE, workers_by_gpus
-from penstock.cluster.trial import Fit, Trial, living_places
+from penstock.cluster.view import ClusterView, Fit, living_places
 from penstock.ledger.derived.groups import others
 from penstock.ledger.state.index import bits, set_of
 from penstock.ledger.state.job.demand import Demand, DemandKey
@@ -51,7 +51,7 @@ class Reservation:
     def __init__(self, place: Together, waits: Callable[[JobState], bool] = lambda job: True) -> None:
         self._place, self._waits = place, waits
         self._made_for: tuple[int, int, PlanUnit] | None = None
-        self._trial: Trial | None = None
+        self._trial: ClusterView | None = None
         self._ends: JobRows[tuple[int]] = JobRows(runs=by_end)
         self._demands: JobRows[DemandKey] = JobRows(lambda _, job: (job.demand_key, job.order))
 
@@ -99,12 +99,12 @@ class Reservation:
         demands = (state.jobs[entries[0][2]].demand for entries in self._demands.waiting.values())
         return any(state.index.candidates(one.worker, one.where) for one in demands)
 
-    def _then(self, state: CellState, unit: PlanUnit) -> Trial:
+    def _then(self, state: CellState, unit: PlanUnit) -> ClusterView:
         """The reserved nodes at the expected time, after the job has started."""
         made_for = state.change_log.count, state.progress_log.count, unit
         if self._made_for == made_for and self._trial is not None and self._trial.state is state:
             return self._trial
-        self._made_for, self._trial = made_for, Trial(state)
+        self._made_for, self._trial = made_for, ClusterView(state)
         ended: dict[str, JobState] = {}
         for node_id in dict.fromkeys(unit.nodes):
             node = state.nodes.get(node_id)
@@ -173,7 +173,7 @@ class _Ended:
 
     def __init__(self, state: CellState, demand: Demand, suited: int) -> None:
         self._state, self._demand, self._suited = state, demand, suited
-        self._trial, self._tried = Trial(state), False
+        self._trial, self._tried = ClusterView(state), False
         self._needs = set(demand.needs())
         self._left: list[tuple[JobState, int]] = []
         """Jobs that have ended and are not released in the trial, and their nodes."""

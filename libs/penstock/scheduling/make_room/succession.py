@@ -5,11 +5,15 @@ Possible where each task's memory and bandwidth are free already, and it lacks o
 tasks whose GPUs it gets: the node delays a task until its GPUs are free, and for no other resource.
 """
 
-from collections.abc import Container, Iterable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Container, Sequence
+from dataclasses import dataclass
+from functools import partial
+
+from msgspec.structs import replace
 
 from penstock.cluster.assignment import place_on
-from penstock.cluster.overlay import Gangs, Placed, lacking_of, unusable
+from penstock.cluster.reasons import unusable, why_not
+from penstock.cluster.view import ClusterView, Gangs, Placed, Undo
 from penstock.ledger.derived.groups import booked
 from penstock.ledger.state.job.job_state import JobState
 from penstock.ledger.state.masks import mask_of, take_lowest
@@ -31,16 +35,14 @@ class _Leaving:
     gpu_mask: int
     core_mask: int
 
+    def hand_over(self, place: TaskPlacement) -> Undo:
+        """Allocates what the place has of these resources to a successor."""
+        undo = partial(self._hold, self.gpu_mask, self.core_mask)
+        self._hold(self.gpu_mask & ~mask_of(place.gpus), self.core_mask & ~mask_of(place.cores))
+        return undo
 
-@dataclass(slots=True)
-class _Node:
-    """A node, less the trial placements."""
-
-    node: NodeState
-    leaving: list[_Leaving]
-
-    def copy(self) -> "_Node":
-        return _Node(self.node.copy(), [replace(leaving) for leaving in self.leaving])
+    def _hold(self, gpu_mask: int, core_mask: int) -> None:
+        self.gpu_mask, self.core_mask = gpu_mask, core_mask
 
 
 def _leaving(
@@ -59,56 +61,46 @@ def _leaving(
     return _Leaving(job, gpus, mask_of(part.cores)) if gpus else None
 
 
-class NextMembers:
-    """Nodes of a cell with the resources of tasks that are being stopped; units are placed on trial, one
-    after the other.
+class Succession:
+    """Places gangs on a view's nodes, one after the other, and on what the tasks leave that are being stopped
+    there.
 
     `ending`: ids of running jobs that are about to end by themselves: they count as being stopped, too.
     """
 
-    def __init__(self, state: CellState, ending: Container[str] = frozenset()) -> None:
-        self._state = state
+    def __init__(self, view: ClusterView, ending: Container[str] = frozenset()) -> None:
+        self._view = view
         self._ending = ending
-        self._nodes: dict[str, _Node] = {}
-        self._taken: dict[str, list[TaskPlacement]] = {}
-        """Node → places booked on it before its copy was made."""
+        self._left: dict[str, list[_Leaving]] = {}
 
-    def give(self, gangs: Gangs) -> tuple[Placed, ...] | None:
-        """Places for all gangs, booked on the trial; None, and nothing is booked, where a task could start
-        too early, has no room, or no predecessor exists."""
-        trial: dict[str, _Node] = {}
-        found = [self._gang(job, nodes, trial) for job, nodes in gangs]
+    def place(self, gangs: Gangs) -> tuple[Placed, ...] | None:
+        """Places for all gangs, booked on the view; None, and nothing is booked, where a task could start too
+        early, has no room, or no predecessor exists."""
+        undos: list[Undo] = []
+        found = [self._gang(job, nodes, undos) for job, nodes in gangs]
         placed = tuple(one for one in found if one is not None)
         after = {name for one in placed for name in one.after}
-        stopped = (job for name in after if (job := self._state.jobs[name]).status is JobStatus.STOPPING)
+        jobs, several = self._view.state.jobs, len({node_id for _, nodes in gangs for node_id in nodes}) > 1
+        stopped = (job for name in after if (job := jobs[name]).status is JobStatus.STOPPING)
         grace_ms = max((job.spec.grace_ms for job in stopped), default=0)
-        if len(placed) < len(gangs) or not after or (len(trial) > 1 and grace_ms > MAX_RENDEZVOUS_MS):
+        if len(placed) < len(gangs) or not after or (several and grace_ms > MAX_RENDEZVOUS_MS):
+            for undo in reversed(undos):
+                undo()
             return None
-        self._nodes |= trial
         return placed
 
-    def take(self, places: Iterable[TaskPlacement]) -> None:
-        """Books places on free resources that were found on another overlay."""
-        for place in places:
-            node = self._nodes.get(place.node_id)
-            if node is None:
-                self._taken.setdefault(place.node_id, []).append(place)
-            else:
-                node.node.give(place)
-
-    def _gang(self, job: JobState, nodes: Sequence[str], trial: dict[str, _Node]) -> Placed | None:
-        state, job = self._state, job if job.spec.min_workers is None else job.shaped(len(nodes))
+    def _gang(self, job: JobState, nodes: Sequence[str], undos: list[Undo]) -> Placed | None:
+        state, job = self._view.state, job if job.spec.min_workers is None else job.shaped(len(nodes))
         demand = job.demand
         tasks: list[TaskPlacement] = []
         after: dict[str, JobState] = {}
         for rank, node_id in enumerate(nodes):
-            known = state.nodes.get(node_id)
+            node = self._view.node(node_id)
             need = demand.worker if rank < demand.workers else demand.parameter_server
-            if known is None or unusable(state, known, need, demand.where):
+            if node is None or unusable(state, node, need, demand.where):
                 return None
-            node = trial[node_id] = trial.get(node_id) or self._node(node_id).copy()
-            before = _before(state, node, need, demand.where)
-            place = None if before is None else _give(node, job, rank, need, before)
+            before = _before(state, node, self._left_on(node), need, demand.where)
+            place = None if before is None else self._task(node, job, rank, need, before, undos)
             if before is None or place is None:
                 return None
             tasks.append(place)
@@ -116,66 +108,67 @@ class NextMembers:
         in_order = sorted(after.values(), key=lambda other: other.order)
         return Placed(job, tuple(tasks), tuple(other.job_id for other in in_order))
 
-    def _node(self, node_id: str) -> _Node:
-        found = self._nodes.get(node_id)
+    def _left_on(self, node: NodeState) -> list[_Leaving]:
+        """What the node's tasks leave, as far as no successor has it yet."""
+        found = self._left.get(node.spec.node_id)
         if found is None:
-            state, node = self._state, self._state.nodes[node_id]
+            state = self._view.state
             jobs = ((task_id, state.jobs[job_id]) for task_id, job_id in node.tasks.items())
             left = (
                 _leaving(state, node, job, task_id, ending=job.job_id in self._ending)
                 for task_id, job in jobs
             )
-            found = self._nodes[node_id] = _Node(node.copy(), [one for one in left if one is not None])
-            for place in self._taken.pop(node_id, ()):
-                found.node.give(place)
+            found = self._left[node.spec.node_id] = [one for one in left if one is not None]
         return found
+
+    def _task(
+        self,
+        node: NodeState,
+        job: JobState,
+        rank: int,
+        need: ResourceVector,
+        before: Sequence[tuple[_Leaving, int]],
+        undos: list[Undo],
+    ) -> TaskPlacement | None:
+        """Books what the task's place takes of the node beyond its predecessors, and returns the place; None
+        where cores are lacking."""
+        own = cores = node.free_core_mask
+        gpus: list[int] = []
+        for leaving, count in before:
+            cores |= leaving.core_mask
+            gpus += take_lowest(leaving.gpu_mask, count)
+        if need.cores > cores.bit_count():
+            return None
+        if not before:
+            place = part = place_on(node, job, job.demand, rank)
+        else:
+            gpus += take_lowest(node.healthy_gpu_mask, need.gpus - len(gpus))
+            place = place_on(node, job, job.demand, rank, tuple(sorted(gpus)), cores)
+            part = replace(
+                place,
+                gpus=tuple(gpu for gpu in place.gpus if node.free_gpu_mask >> gpu & 1),
+                cores=tuple(core for core in place.cores if own >> core & 1),
+            )
+        undos.append(self._view.claim_places((part,)))
+        undos += [leaving.hand_over(place) for leaving, _ in before]
+        return place
 
 
 def _before(
-    state: CellState, node: _Node, need: ResourceVector, where: Where
+    state: CellState, node: NodeState, leaving: Sequence[_Leaving], need: ResourceVector, where: Where
 ) -> list[tuple[_Leaving, int]] | None:
     """Predecessors whose GPUs the task gets in addition to free ones, and how many of each: as few
     predecessors as possible. None: too few GPUs, memory or bandwidth."""
-    free = node.node
-    if need.host_memory_mib > free.free_host_memory_mib or need.bandwidth_mbps > free.free_bandwidth_mbps:
+    if need.host_memory_mib > node.free_host_memory_mib or need.bandwidth_mbps > node.free_bandwidth_mbps:
         return None
     if not need.gpus or need.gpu_share_milli < WHOLE_GPU:
-        return None if lacking_of(state, free, need, where) else []
-    lacking = need.gpus - free.healthy_gpu_mask.bit_count()
+        return None if why_not(state, node, need, where) else []
+    lacking = need.gpus - node.healthy_gpu_mask.bit_count()
     found: list[tuple[_Leaving, int]] = []
-    for leaving in sorted(node.leaving, key=lambda one: -one.gpu_mask.bit_count()):
+    for one in sorted(leaving, key=lambda one: -one.gpu_mask.bit_count()):
         if lacking <= 0:
             break
-        if count := min(lacking, leaving.gpu_mask.bit_count()):
-            found.append((leaving, count))
+        if count := min(lacking, one.gpu_mask.bit_count()):
+            found.append((one, count))
             lacking -= count
     return found if lacking <= 0 else None
-
-
-def _give(
-    node: _Node, job: JobState, rank: int, need: ResourceVector, before: Sequence[tuple[_Leaving, int]]
-) -> TaskPlacement | None:
-    """Books the task's place on the node and returns it; None where cores are lacking."""
-    free = node.node
-    if not before:
-        if need.cores > free.free_core_mask.bit_count():
-            return None
-        place = place_on(free, job, job.demand, rank)
-        free.give(place)
-        return place
-    own = cores = free.free_core_mask
-    gpus: list[int] = []
-    for leaving, count in before:
-        cores |= leaving.core_mask
-        gpus += take_lowest(leaving.gpu_mask, count)
-    if need.cores > cores.bit_count():
-        return None
-    gpus += take_lowest(free.healthy_gpu_mask, need.gpus - len(gpus))
-    free.free_core_mask = cores
-    place = place_on(free, job, job.demand, rank, tuple(sorted(gpus)))
-    for leaving, _ in before:
-        leaving.gpu_mask &= ~mask_of(place.gpus)
-        leaving.core_mask &= ~mask_of(place.cores)
-    free.free_core_mask = own
-    free.give(place)
-    return place

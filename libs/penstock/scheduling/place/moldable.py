@@ -15,7 +15,7 @@ from msgspec.structs import replace
 
 from penstock.cluster.assignment import Plan
 from penstock.cluster.chance import LazyRng
-from penstock.cluster.gang import tasks_that_fit
+from penstock.cluster.view import ClusterView
 from penstock.ledger.state.job.job_state import JobState
 from penstock.ledger.state.state import CellState
 from penstock.model.nouns.types import MAX_TEXT, ShapeOption
@@ -32,7 +32,7 @@ def place_moldable(
     """As `choose`, for a waiting job with a range of workers; None where not even its minimum, which is its
     present number, fits."""
     fewest = job.spec.fewest_workers
-    fitting = tasks_that_fit(state, job.demand_of(job.spec.workers))
+    fitting = ClusterView(state).tasks_that_fit(job.demand_of(job.spec.workers))
     if fitting < fewest:
         return None
     wanted, why = (fitting, MOST) if stage is None else stage.shape(state, job, fitting)

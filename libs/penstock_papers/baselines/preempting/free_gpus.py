@@ -2,12 +2,12 @@
 
 GPUs of jobs that are being stopped count as free. Such a count ignores how free GPUs are spread over nodes,
 and cores and memory: a plan made with it is tried on the nodes before any job is stopped
-(`penstock.cluster.trial`).
+(`penstock.cluster.view`).
 """
 
 from typing import NamedTuple
 
-from penstock.cluster.trial import living_places
+from penstock.cluster.view import living_places
 from penstock.ledger.derived.groups import frees_gpus
 from penstock.ledger.derived.succession import successors
 from penstock.ledger.state.job.demand import DemandKey

@@ -18,7 +18,7 @@ from heapq import heappop, merge
 from itertools import chain
 from math import ceil
 
-from penstock.cluster.trial import held_places
+from penstock.cluster.view import held_places
 from penstock.ledger.derived.groups import holds_first
 from penstock.ledger.derived.succession import beyond, successors
 from penstock.ledger.state.job.demand import DemandKey

@@ -8,10 +8,9 @@ from collections.abc import Callable, Iterator, Mapping
 from types import MappingProxyType
 from typing import Any
 
-from penstock.cluster.assignment import assign
 from penstock.cluster.capacity import never_fits
 from penstock.cluster.chance import LazyRng
-from penstock.cluster.gang import tasks_that_fit
+from penstock.cluster.view import ClusterView, assign
 from penstock.errors import one_line
 from penstock.ledger.fold.evolve_tasks import job_of_task
 from penstock.ledger.fold.plans import proposal_key, reserved_nodes, units_of_proposals
@@ -159,7 +158,7 @@ class Decider:
             return
         regroup, of_plan, demand = self.profile.regroup, False, job.demand
         if regroup is not None and regroups(demand) and may_help(state, regroup):
-            of_plan = not regroup.beside or tasks_that_fit(state, demand) < demand.tasks
+            of_plan = not regroup.beside or ClusterView(state).tasks_that_fit(demand) < demand.tasks
         if of_plan or regroup is None or regroup.beside:
             yield from window.arrived(state, regroups=of_plan)
         if state.in_window:

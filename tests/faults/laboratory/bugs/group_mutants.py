@@ -149,10 +149,10 @@ def _() -> None:
 
 @mutant("a group that waits starts before the stops are proven", faults=FAULTS, **CELL)
 def _() -> None:
-    real = allocation.Room.form
+    real = allocation.Allocation.form
 
     def form(self: Any, members: Any, *, waits: bool, fit_then: bool = False) -> Any:
-        with posing(self, "_now", self._then):
+        with posing(self, "_now", self.then):
             return real(self, members, waits=waits, fit_then=fit_then)
 
     replace(real, form)

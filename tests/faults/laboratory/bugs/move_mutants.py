@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from typing import Any
 
-from penstock.cluster import overlay
+from penstock.cluster import reasons
 from penstock.ledger.fold import evolve_jobs, evolve_moves
 from penstock.ledger.state.job.job_state import JobState
 from penstock.ledger.state.state import CellState
@@ -152,10 +152,10 @@ def _() -> None:
 
     def without(state: CellState, job: JobState, nodes: Any) -> Any:
         then = real(state, job, nodes)
-        for node in then.values():
+        for node in [state.nodes[node_id] for node_id in dict.fromkeys(nodes) if node_id in state.nodes]:
             for task_id, job_id in node.tasks.items():
                 if job_id != job.job_id:
-                    node.take_back(state.jobs[job_id].tasks[task_id].place)
+                    then.release_places([state.jobs[job_id].tasks[task_id].place])
         return then
 
     replace(real, without)
@@ -168,7 +168,7 @@ def _() -> None:
 
 @mutant("a move goes to a node out of use", faults="move,cordon,late", first=4)
 def _() -> None:
-    real = overlay.lacking_of
+    real = reasons.why_not
 
     def lacking(state: CellState, node: Any, need: Any, gpu_models: Any) -> str:
         with posing(node, "cordon", None):

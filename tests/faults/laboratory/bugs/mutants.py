@@ -5,7 +5,7 @@ from typing import Any
 
 from msgspec import structs
 
-from penstock.cluster import assignment, capacity, overlay
+from penstock.cluster import capacity, view
 from penstock.ledger.fold import evolve, evolve_jobs, evolve_nodes
 from penstock.ledger.record import record
 from penstock.ledger.record.record import Head
@@ -425,7 +425,7 @@ def _() -> None:
 
 @mutant("half of a gang is placed")
 def _() -> None:
-    real = assignment.assign
+    real = view.assign
 
     def assign(*given: Any) -> PlacementDecided:
         found = real(*given)
@@ -436,7 +436,7 @@ def _() -> None:
 
 @mutant("two tasks of a gang get the same GPUs")
 def _() -> None:
-    real = assignment.assign
+    real = view.assign
 
     def assign(*given: Any) -> PlacementDecided:
         found = real(*given)
@@ -465,12 +465,12 @@ def _() -> None:
 
 @mutant("a proposal may take what is not free", faults="propose", first=2)
 def _() -> None:
-    real = overlay.Overlay._task
+    real = view.ClusterView._task
 
-    def task(self: overlay.Overlay, job: Any, demand: Any, rank: int, node_id: str) -> Any:
-        state = self._state
-        if node_id in state.nodes and node_id not in self._nodes:
-            node = self._nodes[node_id] = state.nodes[node_id].copy()
+    def task(self: view.ClusterView, job: Any, demand: Any, rank: int, node_id: str) -> Any:
+        state = self.state
+        if node_id in state.nodes and state.nodes[node_id].ordinal not in self._nodes:
+            node = self._own(state.nodes[node_id])
             for task_id, job_id in node.tasks.items():
                 node.take_back(state.jobs[job_id].tasks[task_id].place)
         return real(self, job, demand, rank, node_id)

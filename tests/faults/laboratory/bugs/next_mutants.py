@@ -4,7 +4,6 @@ from typing import Any
 
 from penstock.ledger.derived import groups, succession
 from penstock.ledger.fold import evolve_tasks
-from penstock.model.nouns.types import TaskPlacement
 from penstock.scheduling.make_room import succession as policy
 from penstock_services.node_reporter.core import gate, machine
 from penstock_services.node_reporter.core.state import Put
@@ -38,13 +37,14 @@ def _() -> None:
 
 @mutant("a next member takes cores of anybody who is being stopped", faults=FAULTS, **CELL, first=4)
 def _() -> None:
-    real = policy._give
+    real = policy.Succession._task
 
-    def give(node: Any, job: Any, rank: int, need: Any, before: Any) -> TaskPlacement | None:
-        lent = [leaving for leaving in node.leaving if before and leaving not in [one for one, _ in before]]
-        return real(node, job, rank, need, [*before, *((leaving, 0) for leaving in lent)])
+    def task(self: Any, node: Any, job: Any, rank: int, need: Any, before: Any, undos: Any) -> Any:
+        there = self._left_on(node) if before else ()
+        lent = [leaving for leaving in there if leaving not in [one for one, _ in before]]
+        return real(self, node, job, rank, need, [*before, *((leaving, 0) for leaving in lent)], undos)
 
-    replace(real, give)
+    replace(real, task)
 
 
 @mutant("a next member comes after a job that runs on", faults=FAULTS, **CELL)

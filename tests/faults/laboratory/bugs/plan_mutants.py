@@ -7,6 +7,7 @@ from typing import Any
 
 import msgspec
 
+from penstock.cluster.view import ClusterView
 from penstock.ledger.fold import plans
 from penstock.ledger.state.state import CellState
 from penstock.model.decisions.ledger_events import PlacementDecided
@@ -134,9 +135,9 @@ def _() -> None:
 
 @mutant("what one unit gets after a stop the next one gets as well", faults=FAULTS, first=100)
 def _() -> None:
-    real = succession.NextMembers.give
+    real = succession.Succession.place
 
     def give(self: Any, gangs: Any) -> Any:
-        return real(succession.NextMembers(self._state), gangs)
+        return real(succession.Succession(ClusterView(self._view.state)), gangs)
 
     replace(real, give)

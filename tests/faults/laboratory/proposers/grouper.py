@@ -1,7 +1,7 @@
 """A batcher that forms groups: waiting jobs are asked to share the GPUs of others, on a view of the cell that
 may be out of date."""
 
-from penstock.cluster.overlay import Overlay
+from penstock.cluster.view import ClusterView
 from penstock.ledger.state.job.job_state import JobState
 from penstock.ledger.state.state import CellState
 from penstock.model.nouns.transitions import JobStatus
@@ -32,7 +32,9 @@ class Grouper:
         rng = self._world.rng
         members = self._members(state)
         for _ in range(TRIES if rng.random() < 0.9 else 0):
-            if members and isinstance(formed(state, members, Overlay(state, ended=True)), Formed):
+            if members and isinstance(
+                formed(state, members, ClusterView(state, state.stopping.values())), Formed
+            ):
                 break
             members = self._members(state)
         if not members:

@@ -1,7 +1,7 @@
 """A proposer of placements: plans made on a view of the cell that may be long out of date."""
 
 from penstock.cluster.chance import LazyRng
-from penstock.cluster.trial import living_places
+from penstock.cluster.view import living_places
 from penstock.ledger.replica.replica import Replica
 from penstock.ledger.state.job.job_state import JobState
 from penstock.ledger.state.state import CellState

@@ -8,8 +8,8 @@ import pytest
 from msgspec.structs import replace
 
 from penstock.cli.queries.tables import gpu_state
-from penstock.cluster.overlay import Overlay
 from penstock.cluster.refusal import Refusal
+from penstock.cluster.view import ClusterView
 from penstock.ledger.check.check import check
 from penstock.ledger.replica.snapshot import dump, load
 from penstock.ledger.views import gpu_use
@@ -284,7 +284,7 @@ def test_nodes_jobs_and_numbers_that_do_not_suit_are_refused(cell: Cell) -> None
     """Each refusal names the job or the node, and what is wrong with it."""
 
     def said(*members: tuple[str, Sequence[str]]) -> str:
-        found = formed(cell.state, members, Overlay(cell.state))
+        found = formed(cell.state, members, ClusterView(cell.state))
         assert isinstance(found, Refusal), found
         return found.detail
 

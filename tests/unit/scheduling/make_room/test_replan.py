@@ -3,13 +3,14 @@
 import msgspec
 import pytest
 
-from penstock.cluster.trial import Trial
+from penstock.cluster.view import ClusterView
 from penstock.ledger.derived.succession import awaited
 from penstock.ledger.replica.snapshot import dump, load
 from penstock.ledger.state.job.demand import Demand
 from penstock.model.inputs.external_events import JobProgress, NodeChanged, NodeLeft, WorkProgressed
 from penstock.model.nouns.settings import PlacerSettings
 from penstock.model.nouns.transitions import JobStatus
+from penstock.scheduling.make_room.clearing import clear_for
 from penstock.scheduling.service import attained_s, remaining_s
 from penstock_papers.baselines.preempting.free_gpus import GpuKinds
 from penstock_papers.baselines.preempting.ordered import shortest_remaining_service
@@ -190,14 +191,17 @@ def test_a_trial_changes_nothing() -> None:
     state = driver.state
     before, runs = dump(state), driver.job("runs")
     pair = Demand(2, estimate(4).worker)
-    trial = Trial(state, (driver.job("waits"),))
-    assert trial.fit(pair) is None
-    assert [job.job_id for job in trial.clear_for(pair)] == ["runs"]
-    assert trial.fit(pair) == (0, 1)
-    trial.claim(pair, (0, 1))
-    assert trial.fit(Demand(1, estimate(1).worker)) is None
-    trial.keep(runs)
-    assert trial.free(0).gpus == -3, "the claim stands, though it no longer fits"
+    view = ClusterView(state, (driver.job("waits"),))
+    assert view.fit(pair) is None
+    assert clear_for(view, pair) == [runs]
+    assert view.fit(pair) == (0, 1)
+    view = ClusterView(state, (driver.job("waits"),))
+    undo = view.release(runs)
+    view.claim(pair, (0, 1))
+    assert (view.free(0).gpus, view.free(1).gpus) == (0, 0)
+    assert view.fit(Demand(1, estimate(1).worker)) is None
+    undo()
+    assert view.free(0).gpus == -3, "the claim stands, though it no longer fits"
     assert dump(state) == before
 
 

@@ -9,8 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from penstock.cluster.assignment import assign
 from penstock.cluster.chance import LazyRng
+from penstock.cluster.view import assign
 from penstock.ledger.check.check import check
 from penstock.ledger.replica.snapshot import dump, load
 from penstock.ledger.state.index import Share

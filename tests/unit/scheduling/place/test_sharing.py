@@ -4,9 +4,10 @@ import pytest
 from msgspec.structs import replace
 from pydantic import ValidationError
 
-from penstock.cluster.assignment import Plan, assign
+from penstock.cluster.assignment import Plan
 from penstock.cluster.chance import LazyRng
 from penstock.cluster.reasons import Reason
+from penstock.cluster.view import assign
 from penstock.ledger.check.check import check
 from penstock.ledger.state.job.job_state import JobState
 from penstock.ledger.state.state import CellState

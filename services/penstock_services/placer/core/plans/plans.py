@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from penstock.cluster.assignment import Plan
 from penstock.cluster.chance import LazyRng
+from penstock.cluster.view import ClusterView
 from penstock.ledger.state.index import set_of
 from penstock.ledger.state.job.job_state import JobState
 from penstock.ledger.state.state import CellState
@@ -25,7 +26,7 @@ from penstock.scheduling.make_room.preemption import (
     node_ids,
     place_as_tried,
 )
-from penstock.scheduling.make_room.succession import NextMembers
+from penstock.scheduling.make_room.succession import Succession
 from penstock.scheduling.stages.protocols import Choose, Profile
 from penstock_services.placer.core.common import (
     MAX_TASKS_PER_RECORD,
@@ -90,7 +91,7 @@ def _nexts(
         job = state.jobs[unit.job_id]
         if not job.in_line:
             continue
-        [found] = NextMembers(state).give([(job, unit.nodes)]) or [None]
+        [found] = Succession(ClusterView(state)).place([(job, unit.nodes)]) or [None]
         if found is None:
             continue
         if not space.holds(len(found.tasks)):

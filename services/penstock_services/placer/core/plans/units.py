@@ -12,16 +12,15 @@ from typing import NamedTuple
 
 from penstock.cluster.assignment import Plan
 from penstock.cluster.chance import LazyRng
-from penstock.cluster.overlay import Gangs, Placed
 from penstock.cluster.refusal import Refusal
-from penstock.cluster.trial import Trial
+from penstock.cluster.view import ClusterView, Gangs, Placed
 from penstock.ledger.fold.plans import reserved_nodes, units_of_proposals
 from penstock.ledger.state.index import set_of
 from penstock.ledger.state.job.job_state import JobState
 from penstock.ledger.state.state import CellState
 from penstock.model.decisions.plans import PlanUnit, Waiting
 from penstock.model.schema.event import Event
-from penstock.proposals.allocation import Room
+from penstock.proposals.allocation import Allocation
 from penstock.scheduling.groups.validate_groups import Formed
 from penstock.scheduling.make_room.preemption import Start, fit_of, place_as_tried
 from penstock.scheduling.stages.protocols import Choose
@@ -46,7 +45,7 @@ def carry_on(
     unchanged = still.units(state, units)
     if len(unchanged) == len(units):
         return
-    room = Room(state)
+    room = Allocation(state)
     left: list[PlanUnit] = []
     waits: list[list[PlanUnit]] = []
     starting: list[tuple[_Tried, Waiting]] = []
@@ -83,7 +82,7 @@ class _Tried(NamedTuple):
     group: Formed | None = None
 
 
-def _tried(room: Room, unit: Waiting, gangs: Gangs, *, made_way: bool) -> _Tried | None:
+def _tried(room: Allocation, unit: Waiting, gangs: Gangs, *, made_way: bool) -> _Tried | None:
     """None: it would not fit even when all stops are proven. A unit that still has to make way itself is not
     tried before it has."""
     if not all(job.in_line for job, _ in gangs):
@@ -119,7 +118,7 @@ def on_its_nodes(state: CellState, profile: str, job: JobState) -> Plan | None:
     if unit is None or unit.proposed is not None or not set(unit.nodes) <= state.nodes.keys():
         return None
     fit = fit_of(state, job.demand, unit.nodes)
-    if len(fit) != job.demand.tasks or not Trial(state).holds(job.demand, fit):
+    if len(fit) != job.demand.tasks or not ClusterView(state).holds(job.demand, fit):
         return None
     return place_as_tried(profile, state, Start(job, fit))
 
@@ -129,7 +128,7 @@ def first_fit(profile: str) -> Choose:
 
     def chosen(state: CellState, job: JobState, rng: LazyRng) -> Plan | None:
         del rng
-        fit = Trial(state).fit(job.demand, reserved(state))
+        fit = ClusterView(state).fit(job.demand, reserved(state))
         return None if fit is None else place_as_tried(profile, state, Start(job, fit))
 
     return chosen

@@ -4,7 +4,7 @@ until it starts."""
 from collections.abc import Collection, Iterator, Sequence
 
 from penstock.cluster.refusal import Refusal
-from penstock.cluster.trial import living_places
+from penstock.cluster.view import living_places
 from penstock.ledger.fold.evolve_arrays import without_gpus
 from penstock.ledger.fold.plans import units_of_profile, units_of_reclaim
 from penstock.ledger.state.job.job_state import JobState
