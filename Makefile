@@ -16,7 +16,7 @@ PYTEST := $(BIN)/python -m pytest -n auto --dist loadscope --no-loadscope-reorde
 # A shell that forbids bytecode would have hundreds of processes compile the same modules again.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help venv lock demo test pytest-command lint compiled schemas docs sbom audit bench restore-drill papers golden faults wheels deploy-check upgrade-check chaos liveness mutants long live pytorch up kafka jaeger roles clean
+.PHONY: help venv lock demo test pytest-command lint compiled schemas docs client sbom audit bench restore-drill papers golden faults wheels deploy-check upgrade-check chaos liveness mutants long live pytorch up kafka jaeger roles clean
 
 pytest-command:
 	@echo $(PYTEST)
@@ -46,7 +46,7 @@ test: venv ## Lint, then every test of the CI run
 compiled: venv  # one process compiles the test modules beside lint, else each of six would compile all of them
 	-@$(BIN)/python -m pytest --collect-only -qq -n 0 >/dev/null
 
-lint: venv ## ruff, mypy strict, import contracts, clocks in tests, words of pages, references to decisions, schema drift
+lint: venv ## ruff, mypy strict, import contracts, clocks in tests, words of pages, references to decisions, drift of what is generated
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy --num-workers auto >/dev/null 2>&1 || $(BIN)/mypy  # its workers must answer within 3 s, which they do not on a busy machine
@@ -56,6 +56,7 @@ lint: venv ## ruff, mypy strict, import contracts, clocks in tests, words of pag
 	$(BIN)/python -m infra.lints.decisions
 	$(BIN)/python -m infra.codegen.schemas --check
 	$(BIN)/python -m infra.codegen.docs --check
+	$(BIN)/python -m infra.codegen.blocking_client --check
 
 sbom: venv ## Write sbom.json, a CycloneDX bill of materials of the locked packages (offline)
 	@$(BIN)/python -m infra.supply_chain sbom sbom.json
@@ -65,6 +66,9 @@ audit: venv ## Audit the locked packages for known vulnerabilities; says so wher
 
 schemas: venv ## Generate schemas/ from the event models
 	$(BIN)/python -m infra.codegen.schemas
+
+client: venv ## Generate the blocking client from the asynchronous one
+	$(BIN)/python -m infra.codegen.blocking_client
 
 bench: venv ## Measure, write bench.json, print it as a table
 	$(BIN)/python -m tests.bench

@@ -37,8 +37,7 @@ LONGEST_NAME = 24  # columns of the names in a list of commands
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """One command, or a group of commands. `help`: one line, the same as the first of the function's
-    docstring."""
+    """One command, or a group of commands. `help`: the first paragraph of the function's docstring."""
 
     help: str
     target: str = ""

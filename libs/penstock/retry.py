@@ -1,7 +1,6 @@
 """Retry with exponential back-off: how long to pause between attempts, and a loop that repeats one until it
 works."""
 
-import asyncio
 from collections.abc import Awaitable, Callable
 from typing import TypeVar
 
@@ -42,6 +41,8 @@ async def retry(
     Raises the last error when the next attempt would begin later than `limit_s` after the first. `on_failure`
     gets each error that is followed by another attempt, and the pause before it in seconds.
     """
+    import asyncio  # it takes long to import, and blocking programs use `Backoff` alone
+
     loop = asyncio.get_running_loop()
     began_s = loop.time()
     backoff = Backoff(first_s, longest_s)

@@ -235,17 +235,17 @@ PANELS: Mapping[str, Mapping[str, Entry]] = MappingProxyType(
                 entries={
                     "job": Entry(
                         "Show one job: requested and allocated resources, tasks and times.",
-                        "penstock.cli.queries.inspect:describe_job",
+                        "penstock.cli.queries.describe:describe_job",
                     ),
                     "node": Entry(
                         "Show one node: capacity, GPUs and the jobs on them.",
-                        "penstock.cli.queries.inspect:describe_node",
+                        "penstock.cli.queries.describe:describe_node",
                     ),
                 },
             ),
             "why": Entry(
                 "Explain a job's placement, or why it still waits; now, or as of a past time or record.",
-                "penstock.cli.queries.inspect:why",
+                "penstock.cli.queries.explain:why",
                 examples=(
                     "penstock why nightly",
                     "penstock why nightly --at 5m",

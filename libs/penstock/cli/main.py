@@ -23,6 +23,8 @@ def main() -> None:
     usable_streams()
     signal.signal(signal.SIGINT, signal.SIG_DFL)
     signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # `penstock get jobs | head` ends quietly
+    # Where click is installed, httpx imports its own command line: 90 modules that no command of ours needs.
+    sys.modules["httpx._main"] = None  # type: ignore[assignment]
     from penstock.cli.app import run
 
     signal.signal(signal.SIGINT, signal.default_int_handler)

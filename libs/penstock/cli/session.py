@@ -33,11 +33,11 @@ class Session:
 
         @asynccontextmanager
         async def opened() -> AsyncIterator["Live"]:
-            from penstock.client import AsyncClient
+            from penstock.client import AsyncClient, sessions
 
             async with (
                 AsyncClient(self.server, token_file=self.token_file, ca=self.ca, tries=1) as client,
-                client.session(path, body) as found,
+                sessions.opened(client, path, body) as found,
             ):
                 yield found
 

@@ -5,15 +5,27 @@ import asyncio
 import json
 from base64 import b64decode
 from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from typing import Any
 
 import httpcore
 import httpx
 
+from penstock.client.aio.client import AsyncClient
 from penstock.client.connection import Connection
 from penstock.client.errors import GatewayFault, Unreachable
+from penstock.client.streams import ENDLESS
 from penstock.keepalive import keep_alive
-from penstock.session_lines import CHUNK_BYTES, READ_BYTES, WINDOW_BYTES, BadLine, Lines, line
+from penstock.session_lines import (
+    CHUNK_BYTES,
+    PROTOCOL,
+    READ_BYTES,
+    UPGRADE,
+    WINDOW_BYTES,
+    BadLine,
+    Lines,
+    line,
+)
 
 OUTPUTS = ("stdout", "stderr")
 BROKEN = (httpcore.NetworkError, httpcore.TimeoutException, OSError)
@@ -81,3 +93,20 @@ class Session:
     def _broken(self, error: Exception) -> Unreachable:
         why = str(error) or type(error).__name__
         return Unreachable(f"the connection to {self._connection.server} broke ({why})")
+
+
+@asynccontextmanager
+async def opened(client: AsyncClient, path: str, body: Any) -> AsyncIterator[Session]:
+    """A session with what runs for this request. Raises `ClientError`."""
+    connection = client._connection
+    try:
+        async with client._http.stream("POST", path, json=body, headers=UPGRADE, timeout=ENDLESS) as response:
+            if response.status_code != httpx.codes.SWITCHING_PROTOCOLS:
+                if response.is_error:
+                    await response.aread()
+                    raise connection.refused(response)
+                remedy = "a proxy before it has to pass `Upgrade` on"
+                raise GatewayFault(f"{connection.server} does not go over to {PROTOCOL}; {remedy}")
+            yield Session(connection, response)
+    except httpx.HTTPError as error:
+        raise connection.unreachable(error) from error

@@ -1,11 +1,8 @@
 """Server-sent events with reconnection: the position to resume from, the bound on attempts, and the time
 limit of a wait."""
 
-import socket
-import threading
 import time
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Iterable
 from typing import Any, NamedTuple
 
 import httpx
@@ -15,7 +12,7 @@ import msgspec
 from penstock.client.connection import TIMEOUT_S, Connection
 from penstock.client.errors import ClientError, GatewayFault, WaitTimeout
 from penstock.client.models import Event, Job
-from penstock.client.steps import FIRST_PAUSE_S, LAST_PAUSE_S, PASSING
+from penstock.client.requests import FIRST_PAUSE_S, LAST_PAUSE_S, PASSING
 from penstock.model.inputs.followers import MAX_FOLLOWED
 from penstock.retry import Backoff
 
@@ -118,6 +115,10 @@ class Waiting:
         """`seconds`, or the time left if that is less; the time left counts as `least_s` at least."""
         return seconds if self.left_s is None else min(seconds, max(self.left_s, least_s))
 
+    def patience_s(self, seconds: float) -> float:
+        """Time limit of one request of this wait, of `seconds` at most."""
+        return self.at_most_s(seconds, LEAST_S)
+
     def found(self, jobs: Iterable[Job]) -> list[Job]:
         """The jobs that have ended; the others become `pending`."""
         by_id = {job.job_id: job for job in jobs}
@@ -148,23 +149,3 @@ class Waiting:
 
     def stream_timeout(self) -> httpx.Timeout:
         return httpx.Timeout(self.at_most_s(TIMEOUT_S, LEAST_S), read=self.at_most_s(SILENCE_S, LEAST_S))
-
-    @contextmanager
-    def cutting(self, response: httpx.Response) -> Iterator[None]:
-        """Shuts the response's connection down at the end, which wakes a read that waits longer."""
-        if self.left_s is None:
-            yield
-            return
-        end = response.extensions["network_stream"].get_extra_info("socket")
-        timer = threading.Timer(self.left_s, _shut_down, (end,))
-        timer.daemon = True
-        timer.start()
-        try:
-            yield
-        finally:
-            timer.cancel()
-
-
-def _shut_down(end: socket.socket) -> None:
-    with suppress(OSError):  # it is closed already
-        end.shutdown(socket.SHUT_RDWR)

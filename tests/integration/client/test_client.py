@@ -31,8 +31,9 @@ from penstock.client import (
     Unreachable,
     WaitTimeout,
 )
-from penstock.client import steps as client_steps
 from penstock.client import streams as client_streams
+from penstock.client.aio import gateway as awaited_gateway
+from penstock.client.sync import gateway as blocking_gateway
 from penstock.exits import Exit
 from penstock.model.nouns.types import JobSpec
 from penstock.model.schema.topics import Topic
@@ -332,7 +333,11 @@ async def test_errors_are_exceptions_with_fields_and_remedies(
         pytest.raises(Unreachable, match="penstock up"),
     ):
         await asyncio.to_thread(unreachable.status)
-    for module in (client_steps, client_streams):  # so that a wait which made all attempts would never end
+    for module in (
+        awaited_gateway,
+        blocking_gateway,
+        client_streams,
+    ):  # so that a wait which made all attempts would never end
         for pause in ("FIRST_PAUSE_S", "LAST_PAUSE_S"):
             monkeypatch.setattr(module, pause, DAY_S)
     async with AsyncClient("http://127.0.0.1:9") as away:
@@ -356,7 +361,7 @@ def test_both_clients_have_the_same_methods(blocking: type, awaited: type) -> No
         {
             name: signature(method)
             for name, method in inspect.getmembers(kind, inspect.isfunction)
-            if name[0] != "_" and name != "session"  # bytes go both ways at once: an event loop's affair
+            if name[0] != "_"
         }
         for kind in (blocking, awaited)
     ]

@@ -11,7 +11,7 @@ from unittest.mock import patch
 
 import httpx
 
-from penstock.client import aio, connection, steps, streams, sync
+from penstock.client import connection, requests, streams
 from penstock.errors import LogError
 from penstock.log.over import LogOver
 from penstock.log.port import Log, Message, Partition, Reader, Record
@@ -177,10 +177,9 @@ async def running(dsn: str, ca: Path | None = None, **changes: Any) -> AsyncIter
 @contextmanager
 def _unhurried_clients() -> Iterator[None]:
     """Their requests take as long as they take; what the caller limits is limited as ever."""
-    new = steps.Request.__new__
+    new = requests.Request.__new__
     with ExitStack() as stack:
-        for module in (aio, sync, streams):
-            stack.enter_context(patch.object(module, "LEAST_S", DAY_S))
+        stack.enter_context(patch.object(streams, "LEAST_S", DAY_S))
         for used in (connection, streams):
             stack.enter_context(patch.object(used, "TIMEOUT_S", DAY_S))
         stack.enter_context(patch.object(new, "__defaults__", (*(new.__defaults__ or ())[:-1], DAY_S)))

@@ -1,6 +1,7 @@
 """The command line without a gateway: its help, its exit codes, what it shows, and how it fails."""
 
 import contextlib
+import inspect
 import shlex
 import subprocess
 import sys
@@ -114,8 +115,8 @@ def test_the_list_of_commands_says_what_the_commands_say() -> None:
     for path, entry in commands():
         if entry.target:
             module, _, function = entry.target.partition(":")
-            first_line = (getattr(import_module(module), function).__doc__ or "").splitlines()[0]
-            assert first_line == entry.help, path
+            docstring = inspect.getdoc(getattr(import_module(module), function)) or ""
+            assert " ".join(docstring.partition("\n\n")[0].split()) == entry.help, path
 
 
 @pytest.mark.parametrize("example", [line for _, entry in commands() for line in entry.examples])

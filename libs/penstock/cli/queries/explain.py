@@ -1,20 +1,61 @@
-"""Text of `penstock why`: why a job waits, or why it was placed where it is."""
+"""`penstock why`: why a job waits, or why it was placed where it is."""
 
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Annotated, Any
 
-from rich.console import Console
+import typer
 from rich.markup import escape
 
-from penstock.cli.following.event_text import adjustment, checkpoint, move, moved, reason_of
-from penstock.cli.output import duration, short_id, state
+from penstock.cli.common import JobArgument, Output, find_job, gateway
+from penstock.cli.following.event_text import adjustment, checkpoint, first_of_kind, move, moved, reason_of
+from penstock.cli.moments import moment
+from penstock.cli.output import Format, duration, present, short_id, state
 from penstock.cli.queries import deadlines
 from penstock.cli.queries.tables import as_of, clock, gpu_names
+from penstock.client.connection import TIMEOUT_S, WORKER_TIMEOUT_S
+from penstock.exits import Exit, Stop
 from penstock.screen import console, plain_table
 from penstock.text.counting import count
 
+if TYPE_CHECKING:
+    from rich.console import Console
+
 MAX_NODES_SHOWN = 4
 MAX_TASKS_SHOWN = 8
+
+At = Annotated[
+    str | None,
+    typer.Option(metavar="10:42|5m|SEQ", help="As of this time, this long ago, or this record."),
+]
+
+
+def why(ctx: typer.Context, job: JobArgument, at: At = None, output: Output = Format.TABLE) -> None:
+    """Explain a job's placement, or why it still waits; now, or as of a past time or record."""
+    client = gateway(ctx)
+    found = find_job(client, job)
+    past = {} if at is None else moment(at, found["now_ms"])
+    _refuse_before(found, past)
+    bound_s = WORKER_TIMEOUT_S if past else TIMEOUT_S
+    answer = client.get(f"/v1/jobs/{found['job_id']}/why", patience_s=bound_s, **past)
+    new = first_of_kind(found.get("estimate") or {})
+    spec = found.get("spec") or {}
+    tie = tied(spec, answer.get("unfollowed_ms"))
+    shown = {**answer, "retry_of": spec.get("retry_of"), "tied": "" if found["outcome"] else tie}
+    present(answer, output, lambda: show(shown, new, wide=output is Format.WIDE))
+
+
+def _refuse_before(job: dict[str, Any], past: dict[str, int]) -> None:
+    """Raises `Stop` for a moment before the job's submission."""
+    if past.get("at_ms", job["submitted_ms"]) < job["submitted_ms"]:
+        when = clock(past["at_ms"])
+    elif past.get("at", job["submitted_seq"]) < job["submitted_seq"]:
+        when = f"record {past['at']}"
+    else:
+        return
+    submitted = f"{clock(job['submitted_ms'])}, with record {job['submitted_seq']}"
+    raise Stop(
+        Exit.PROBLEM, f"job {job['job_id']} was submitted at {submitted}; there is nothing of it as of {when}"
+    )
 
 
 def show(answer: Mapping[str, Any], first_of_kind: str = "", *, wide: bool = False) -> None:
@@ -43,7 +84,7 @@ def show(answer: Mapping[str, Any], first_of_kind: str = "", *, wide: bool = Fal
         screen.print(f"[bold]Next:[/] {escape(answer['next_step'])}", soft_wrap=True)
 
 
-def _show_job(answer: Mapping[str, Any], screen: Console) -> None:
+def _show_job(answer: Mapping[str, Any], screen: "Console") -> None:
     """What is known of the job, whether it waits or runs."""
     for part in ("text", "detail"):
         if answer.get(part):

@@ -14,7 +14,7 @@ import orjson
 import pytest
 import pytest_asyncio
 
-from penstock.client import AsyncClient
+from penstock.client import AsyncClient, sessions
 from penstock.model.inputs.command_runs import JobCommandRun
 from penstock.model.nouns.nodes import LogServer
 from penstock.model.nouns.types import Environment, JobSpec
@@ -152,7 +152,7 @@ async def test_a_shell_in_a_task_has_the_terminal_of_its_user(
         await cell.caught_up()
         async with AsyncClient(cell.url) as client:
             body = {"command": ["sh", "-c", "cat; exit 5"], "stdin": True}
-            async with client.session("/v1/jobs/j/exec", body) as session:
+            async with sessions.opened(client, "/v1/jobs/j/exec", body) as session:
                 data = os.urandom(3 * WINDOW_BYTES)
                 sending = asyncio.ensure_future(session.send(data))
                 found, frames = b"", session.frames()
