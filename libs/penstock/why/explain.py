@@ -137,6 +137,7 @@ def _explain(state: CellState, job_id: str, now_ms: int, line: Line | None) -> E
         fits_now = not state.frozen and profile.place.place(state, job, rng) is not None
         reason, detail = _reason(state, job, profile, fits_now, now_ms)
         claim = profile.order.claim(state, job) if profile.order is not None and job.in_line else ""
+        place = None if line.places is None else line.places.get(job_id)
     except Exception as error:  # noqa: BLE001 - the policy's bug is the answer
         return _waiting(state, job, Reason.POLICY_FAILED, one_line(error), "later")
     failed = state.failed_choices
@@ -144,7 +145,6 @@ def _explain(state: CellState, job_id: str, now_ms: int, line: Line | None) -> E
         reason, detail = Reason.POLICY_FAILED, failed.error
     now = fits_now and reason is not Reason.OUTRANKED
     found = _waiting(state, job, reason, detail, "now" if now else "later")
-    place = None if line.places is None else line.places.get(job_id)
     if place is not None:
         found = structs.replace(found, position=place + 1, ahead=place)
     return structs.replace(found, claim=claim)

@@ -4,11 +4,13 @@ A profile without its own order uses arrival: the first job may be overtaken onl
 bounded number of jobs that do not fit is skipped.
 """
 
-from collections.abc import Iterable, Mapping, MutableMapping
+from collections.abc import Iterable, Iterator, Mapping, MutableMapping
+from functools import lru_cache
 from typing import NamedTuple
 
 from penstock.ledger.state.job.job_state import JobState
 from penstock.ledger.state.state import CellState
+from penstock.model.nouns.settings import PlacerSettings
 from penstock.scheduling.profiles import profile_for
 from penstock.scheduling.stages.protocols import Profile, Turns
 
@@ -21,17 +23,61 @@ class Line(NamedTuple):
     """Job → its position, from 0; None: by arrival."""
 
 
+class Places(Mapping[str, int]):
+    """Job → its position, from 0, in order. The order is computed only as far as it is asked for, so the
+    state must not change until then."""
+
+    def __init__(self, ids: Iterator[str]) -> None:
+        self._ids = ids
+        self._order: list[str] = []
+        self._found: dict[str, int] = {}
+
+    def __getitem__(self, job_id: str) -> int:
+        found = self._found.get(job_id)
+        while found is None:
+            later = self._next()
+            if later is None:
+                raise KeyError(job_id)
+            found = self._found.get(job_id)
+        return found
+
+    def __iter__(self) -> Iterator[str]:
+        number = 0
+        while number < len(self._order) or self._next() is not None:
+            yield self._order[number]
+            number += 1
+
+    def __len__(self) -> int:
+        while self._next() is not None:
+            pass
+        return len(self._order)
+
+    def _next(self) -> str | None:
+        job_id = next(self._ids, None)
+        if job_id is not None:
+            self._found[job_id] = len(self._order)
+            self._order.append(job_id)
+        return job_id
+
+
+@lru_cache(1)
+def _profile_of(settings: PlacerSettings) -> Profile:
+    """The profile, with its stages' caches from one answer to the next. Raises `UnknownProfile`."""
+    return profile_for(settings)
+
+
 def line_of(state: CellState, now_ms: int) -> Line:
-    """The queue's order. O(jobs · log jobs) for a profile with its own order, else O(1)."""
-    profile = profile_for(state.settings)
+    """The queue's order. O(jobs · log jobs) for a profile with its own order, as far as the order is read;
+    else O(1)."""
+    profile = _profile_of(state.settings)
     if profile.preempt is not None:
         ranked = (job_id for job_id in profile.preempt.ranking(state) if state.jobs[job_id].in_line)
-        return Line(profile, {job_id: place for place, job_id in enumerate(ranked)})
+        return Line(profile, Places(ranked))
     if profile.order is None:
         return Line(profile, None)
     waiting = [state.jobs[job_id] for job_id in state.queue.values()]
     turns = profile.order.ranking(state, waiting, state.holding.values(), now_ms)
-    return Line(profile, {job.job_id: place for place, job in enumerate(all_start(turns))})
+    return Line(profile, Places(job.job_id for job in all_start(turns)))
 
 
 def all_start(turns: Turns) -> Iterable[JobState]:

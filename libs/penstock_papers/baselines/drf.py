@@ -1,8 +1,8 @@
 """`drf`: dominant resource fairness (DRF) between the owners of jobs.
 
 Source: Ghodsi et al., NSDI '11, Algorithm 1. An owner's dominant share is the largest of four shares: what
-the owner's tasks hold of GPUs (by share), cores, host memory and bandwidth, each divided by the total of the
-cell's nodes that are not gone. The next job is the earliest of the owner with the smallest dominant share
+the owner's leases hold (`penstock.scheduling.order.shares`) of GPUs (by share), cores, host memory and
+bandwidth, each divided by the total of the cell's nodes that are not gone. The next job is the earliest of the owner with the smallest dominant share
 (ties: the owner whose next job was submitted first). Placing it raises the share, and the choice is made
 again. No job is stopped: shares converge as jobs end. Nodes: first fit.
 
@@ -24,10 +24,11 @@ from penstock.scheduling.order.shares import (
     Amounts,
     Holdings,
     amounts,
+    at_least,
     capacity,
     dominant,
+    owner_of,
     plus,
-    wanted,
 )
 from penstock.scheduling.stages.protocols import Turns
 from penstock_papers.baselines.baselines import FirstFit
@@ -39,7 +40,7 @@ class DominantResourceFairness(FirstFit):
     def __init__(self, name: str = "drf") -> None:
         super().__init__(name)
         self._rows = JobRows(by_owner)
-        self._held = Holdings(job_holds)
+        self._held = Holdings(owner_of)
 
     def order(self, state: CellState) -> Iterator[str]:
         """O(changes since the last call + owners) for the first, O(log owners) for the others."""
@@ -48,13 +49,12 @@ class DominantResourceFairness(FirstFit):
         if not rows:
             return
         self._held.update(state)
-        total, held = capacity(state), self._held.by_owner
         heap: list[tuple[float, int, str, str, Iterator[Entry[tuple[str]]]]] = []
 
         def enter(owner: str, following: Iterator[Entry[tuple[str]]]) -> None:
             upcoming = next(following, None)
             if upcoming is not None:
-                share = dominant(held.get(owner, NOTHING), total)
+                share = self._held.share(owner)
                 heappush(heap, (share, upcoming[1], upcoming[2], owner, following))
 
         for (owner,), entries in rows.items():
@@ -71,7 +71,8 @@ class DominantResourceFairness(FirstFit):
     ) -> Turns:
         """An owner whose next job does not start is skipped."""
         del at_ms
-        total, held = capacity(state), wanted(holding)
+        held = self._held.if_held(state, holding)
+        total = at_least(capacity(state), held)
         lines: dict[str, list[JobState]] = {}
         for job in sorted(waiting, key=lambda job: job.order, reverse=True):
             lines.setdefault(job.spec.owner, []).append(job)
@@ -92,7 +93,7 @@ class DominantResourceFairness(FirstFit):
     def claim(self, state: CellState, job: JobState) -> str:
         """`ada holds 40% of the cell; submitted as record 812`."""
         self._held.update(state)
-        held = dominant(self._held.by_owner.get(job.spec.owner, NOTHING), capacity(state))
+        held = self._held.share(job.spec.owner)
         return f"{job.spec.owner} holds {held:.0%} of the cell; submitted as record {job.order}"
 
 

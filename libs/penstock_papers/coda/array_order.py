@@ -2,7 +2,8 @@
 
 Jobs with reserved nodes come first, then the 4-GPU sub-array, the 1-GPU sub-array and the CPU array: training
 has the higher priority (§V-A). In an array the next job is one of the owner who holds least of the dominant
-resource: GPUs in the GPU array, both sub-arrays together; cores held by jobs without GPUs in the CPU array.
+resource: GPUs in the GPU array, both sub-arrays together; cores held by jobs without GPUs in the CPU array,
+both counted from leases (`penstock.scheduling.order.shares`).
 Ties, and the jobs of one owner: by submission. Jobs whose cores were reclaimed are at the head of the CPU
 array, before all owners.
 
@@ -14,11 +15,12 @@ are tried, and may overtake it. The reclaim stage prevents starvation
 from collections.abc import Iterable, Iterator
 from heapq import heapify, heappop, heappush
 
-from penstock.ledger.fold.evolve_arrays import gpus_of, without_gpus
+from penstock.ledger.fold.evolve_arrays import without_gpus
 from penstock.ledger.fold.plans import units_of_profile
-from penstock.ledger.state.job.job_state import HOLDING, JobState
+from penstock.ledger.state.job.job_state import JobState
 from penstock.ledger.state.state import CellState
-from penstock.scheduling.order.job_rows import Changes, Entry, JobRows, goes_on
+from penstock.scheduling.order.job_rows import Entry, JobRows, goes_on
+from penstock.scheduling.order.shares import GPU, NOTHING, PARTS, Amounts, Holdings, amounts, plus
 from penstock.scheduling.place.arrays import CPU, LARGE, SMALL, Array, array_of
 from penstock.scheduling.stages.protocols import Turns
 
@@ -36,26 +38,25 @@ class ArrayOrder:
 
     def __init__(self) -> None:
         self.rows: JobRows[Row] = JobRows(_row)
-        self._holdings = _Holdings()
+        self._holdings = Holdings(_holder)
 
     def order(self, state: CellState) -> Iterator[str]:
         """O(changes since the last call + owners) for the first job, O(log owners) for the others."""
         self.rows.update(state)
-        held = self._holdings.of(state)
+        self._holdings.update(state)
         first = [unit.job_id for unit in units_of_profile(state) if state.jobs[unit.job_id].in_line]
         yield from first
         passed = frozenset(first)
         for array in ARRAYS:
-            yield from self._array(state, array, held, passed)
+            yield from self._array(state, array, passed)
 
     def waits(self, state: CellState, array: Array) -> bool:
         """Whether any job waits for this array."""
         self.rows.update(state)
         return any(row[0] == array for row in self.rows.waiting)
 
-    def _array(
-        self, state: CellState, array: Array, held: dict[Holder, int], passed: frozenset[str]
-    ) -> Iterator[str]:
+    def _array(self, state: CellState, array: Array, passed: frozenset[str]) -> Iterator[str]:
+        held = self._holdings.held
         heap: list[tuple[int, int, str, Row, Iterator[Entry[Row]]]] = []
         refused: set[Row] = set()
 
@@ -76,7 +77,7 @@ class ArrayOrder:
                 continue
             yield job_id
             if goes_on(state, job_id):
-                held = self._holdings.of(state)
+                self._holdings.update(state)
                 enter(row, following)
             else:
                 refused.add(row[2:])
@@ -86,9 +87,7 @@ class ArrayOrder:
     ) -> Turns:
         """A job that does not start is skipped, with the owner's other jobs of equal demand."""
         del at_ms
-        held: dict[Holder, int] = {}
-        for job in holding:
-            _add(held, job, _wants(job))
+        held = self._holdings.if_held(state, holding)
         lines: dict[Row, list[JobState]] = {}
         for job in sorted(waiting, key=lambda job: job.order, reverse=True):
             lines.setdefault(_row(state, job)[0], []).append(job)
@@ -102,7 +101,7 @@ class ArrayOrder:
                     continue
                 job = lines[row].pop()
                 if (yield job):
-                    _add(held, job, _wants(job))
+                    held[_holder(job)] = plus(held.get(_holder(job), NOTHING), amounts(job))
                     if lines[row]:
                         heappush(heap, _entry(held, row, lines[row]))
 
@@ -112,9 +111,10 @@ class ArrayOrder:
         if _row(state, job)[0][1] == HEAD:
             times = "once" if job.reclaims == 1 else f"{job.reclaims} times"
             return f"head of the {array}: its borrowed cores were reclaimed {times}"
-        held = self._holdings.of(state).get((array != CPU, job.spec.owner), 0)
-        what = "cores" if array == CPU else "GPUs"
-        return f"{array}; {job.spec.owner} holds {held} {what} of it; submitted as record {job.order}"
+        self._holdings.update(state)
+        held = _share(self._holdings.held, _row(state, job)[0])
+        has = f"{held / PARTS:g} cores" if array == CPU else f"{round(held / GPU, 2):g} GPUs"
+        return f"{array}; {job.spec.owner} holds {has} of it; submitted as record {job.order}"
 
 
 def _row(state: CellState, job: JobState) -> tuple[Row, float]:
@@ -123,46 +123,18 @@ def _row(state: CellState, job: JobState) -> tuple[Row, float]:
     return (array, owner, *job.demand_key), float(job.order)
 
 
-def _share(held: dict[Holder, int], row: Row) -> int:
+def _share(held: dict[Holder, Amounts], row: Row) -> int:
+    """What the owner holds of the array's dominant resource: `Amounts` of GPUs or cores. -1: the head."""
     array, owner = row[0], row[1]
-    return -1 if owner == HEAD else held.get((array != CPU, str(owner)), 0)
+    if owner == HEAD:
+        return -1
+    found = held.get((array != CPU, str(owner)), NOTHING)
+    return found[1] if array == CPU else found[0]
 
 
-def _entry(held: dict[Holder, int], row: Row, line: list[JobState]) -> tuple[int, int, str, Row]:
+def _entry(held: dict[Holder, Amounts], row: Row, line: list[JobState]) -> tuple[int, int, str, Row]:
     return _share(held, row), line[-1].order, line[-1].job_id, row
 
 
-def _add(held: dict[Holder, int], job: JobState, amount: int) -> None:
-    key = not without_gpus(job), job.spec.owner
-    held[key] = held.get(key, 0) + amount
-
-
-def _wants(job: JobState) -> int:
-    """GPUs, or cores of a job without GPUs."""
-    return job.demand.workers * job.demand.worker.cores if without_gpus(job) else gpus_of(job)
-
-
-class _Holdings:
-    """What owners hold in the two arrays, cached between calls; a function of the state alone."""
-
-    def __init__(self) -> None:
-        self._changes = Changes()
-        self._counted: dict[str, tuple[Holder, int]] = {}
-        self._held: dict[Holder, int] = {}
-
-    def of(self, state: CellState) -> dict[Holder, int]:
-        """O(changes since the last call)."""
-        changed, anew = self._changes.ids(state)
-        if anew:
-            self._counted.clear()
-            self._held.clear()
-        for job_id in changed:
-            before = self._counted.pop(job_id, None)
-            if before is not None:
-                self._held[before[0]] -= before[1]
-            job = state.jobs.get(job_id)
-            if job is not None and job.status in HOLDING:
-                amount = _wants(job)
-                _add(self._held, job, amount)
-                self._counted[job_id] = (not without_gpus(job), job.spec.owner), amount
-        return self._held
+def _holder(job: JobState) -> Holder:
+    return not without_gpus(job), job.spec.owner

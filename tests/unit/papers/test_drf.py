@@ -1,7 +1,6 @@
 """Dominant resource fairness: the source's own example, fairness in time, and the rule followed line by
 line."""
 
-from collections.abc import Callable
 from fractions import Fraction
 
 import numpy as np
@@ -17,9 +16,8 @@ from penstock.model.nouns.settings import PlacerSettings
 from penstock.model.nouns.transitions import JobStatus, TaskStatus
 from penstock.model.nouns.types import Estimate, JobSpec, ResourceVector
 from penstock.model.proposals import CoresProposed
-from penstock.scheduling.order.shares import NOTHING, Amounts, Holdings, amounts, plus
+from penstock.scheduling.order.shares import NOTHING, PARTS, Amounts, Holdings, owner_of, plus
 from penstock.why.explain import explain
-from penstock_papers.baselines.drf import job_holds
 from penstock_services.placer.core.step import Step
 from tests.support.cluster import builders as b
 from tests.support.cluster.driver import CellDriver
@@ -209,12 +207,18 @@ def test_the_rule_line_by_line(seed: int) -> None:
     assert placed > 40
 
 
-def counted(state: CellState, of: Callable[[JobState], Amounts]) -> dict[str, Amounts]:
-    """What owners hold, counted anew."""
+def counted(state: CellState) -> dict[str, Amounts]:
+    """What owners hold, counted anew, task by task."""
     held: dict[str, Amounts] = {}
     for job in state.holding.values():
-        held[job.spec.owner] = plus(held.get(job.spec.owner, NOTHING), of(job))
-    return {owner: found for owner, found in held.items() if any(found)}
+        for task in job.tasks.values():
+            place, mine = task.place, held.get(job.spec.owner, NOTHING)
+            if task.status is not TaskStatus.EXITED:
+                units = len(place.gpus) * place.gpu_share_milli, len(place.cores)
+                gpus, cores, memory, bandwidth = *units, place.host_memory_mib, place.bandwidth_mbps
+                more = gpus * PARTS, cores * PARTS, memory * PARTS, bandwidth * PARTS
+                held[job.spec.owner] = plus(mine, more)
+    return held
 
 
 @pytest.mark.parametrize("seed", range(4))
@@ -223,7 +227,7 @@ def test_holdings_follow_each_change(seed: int) -> None:
     miss many records."""
     rng = np.random.default_rng(seed)
     driver = cell(*(b.node(f"n{i}", gpus=4, cores=32, host_memory_mib=64 * GIB) for i in range(3)))
-    readers = [(of, Holdings(of), each) for of in (job_holds, amounts) for each in (1, 7)]
+    readers = [(Holdings(owner_of), each) for each in (1, 7)]
     for number in range(150):
         tasks = [task_id for node in driver.state.nodes.values() for task_id in node.tasks]
         choice = rng.random()
@@ -239,7 +243,7 @@ def test_holdings_follow_each_change(seed: int) -> None:
         else:
             need = b.need(gpus=int(rng.integers(0, 3)), cores=int(rng.integers(1, 5)))
             submit(driver, f"owner-{rng.integers(4)}", f"job-{number}", need, int(rng.integers(1, 4)))
-        for of, held, each in readers:
+        for holdings, each in readers:
             if number % each == 0:
-                held.update(driver.state)
-                assert held.by_owner == counted(driver.state, of)
+                holdings.update(driver.state)
+                assert holdings.held == counted(driver.state)

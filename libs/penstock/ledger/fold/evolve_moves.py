@@ -68,6 +68,7 @@ def move_decided(state: CellState, fact: MoveDecided) -> None:
     if fact.cause:
         job.migrations += 1
     job.rebalanced |= fact.cause == "rebalance"
+    state.change_log.add(job.job_id)
     job.version += 1
 
 

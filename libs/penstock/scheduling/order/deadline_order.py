@@ -19,7 +19,7 @@ from penstock.scheduling.order.deadlines import urgent
 from penstock.scheduling.order.fair import FairResponse
 from penstock.scheduling.order.genie import Genie
 from penstock.scheduling.order.job_rows import JobRows
-from penstock.scheduling.order.shares import NOTHING, amounts, capacity, dominant, plus, wanted
+from penstock.scheduling.order.shares import NOTHING, amounts, at_least, capacity, dominant, plus
 from penstock.scheduling.place.together import Together
 from penstock.scheduling.stages.protocols import Shape, Turns
 
@@ -73,8 +73,8 @@ class DeadlineOrder:
     ) -> Turns:
         """As `Order`."""
         left = {job.job_id: job for job in waiting}
-        holds = list(holding)
-        total, held = capacity(state), wanted(holds)
+        held = self._order.holdings.if_held(state, holding)
+        total = at_least(capacity(state), held)
         share = 1.0 / max(1, len({job.spec.owner for job in left.values()} | held.keys()))
         for job in self._pressing(state, [job for job in left.values() if job.spec.timed]):
             owner = job.spec.owner
@@ -82,9 +82,8 @@ class DeadlineOrder:
                 continue
             del left[job.job_id]
             if (yield job):
-                holds.append(job)
                 held[owner] = plus(held.get(owner, NOTHING), amounts(job))
-        yield from self._order.ranking(state, left.values(), holds, at_ms)
+        yield from self._order.turns(state, left.values(), held, at_ms)
 
     def claim(self, state: CellState, job: JobState) -> str:
         """As `Order`."""

@@ -2,8 +2,8 @@
 response ratio next.
 
 - Tenants below their share come first. A tenant (the job's owner) has reached its share when the largest
-  share of a resource that its jobs hold (dominant resource, Ghodsi et al., NSDI '11) is at least 1 / tenants
-  that wait or run.
+  share of a resource that its jobs hold (dominant resource, Ghodsi et al., NSDI '11; counted from leases:
+  `penstock.scheduling.order.shares`) is at least 1 / tenants that wait or run.
 - Among a tenant's jobs the highest priority comes first; those of the next one are tried once none of these
   fits. Priorities are not compared between tenants, so that no tenant gets more than others by claiming a
   higher priority.
@@ -20,16 +20,27 @@ response ratio next.
 - Ties: by submission.
 """
 
-from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Set
 from heapq import heappop, heappush
 from math import inf, sqrt
+from operator import attrgetter
+from typing import TypeVar
 
 from penstock.ledger.state.job.job_state import JobState
 from penstock.ledger.state.state import CellState
-from penstock.model.nouns.types import WHOLE_GPU
 from penstock.scheduling.order.job_rows import Entry, JobRows, goes_on
-from penstock.scheduling.order.shares import NOTHING, Holdings, amounts, capacity, dominant, plus, wanted
+from penstock.scheduling.order.shares import (
+    GPU,
+    NOTHING,
+    Amounts,
+    Holdings,
+    amounts,
+    at_least,
+    capacity,
+    dominant,
+    owner_of,
+    plus,
+)
 from penstock.scheduling.service import gpus_of, remaining_s
 from penstock.scheduling.stages.protocols import Turns
 
@@ -43,6 +54,8 @@ Row = tuple[str, int, tuple[object, ...], float]
 """(owner, priority, demand, r in s)."""
 Following = Iterator[Entry[Row]]
 """The jobs of a row that come next, in order."""
+T = TypeVar("T")
+_BY_ORDER = attrgetter("order")
 
 
 class FairResponse:
@@ -50,25 +63,23 @@ class FairResponse:
 
     def __init__(self) -> None:
         self._rows: JobRows[Row] = JobRows(_row)
-        self._held = Holdings(amounts)  # a gang counts as a whole until its last task has ended
+        self.holdings = Holdings(owner_of)
+        self._waits: Set[str] | None = None
+        """Tenants with waiting jobs; None: not computed since the rows changed."""
 
     def order(self, state: CellState) -> Iterator[str]:
         """O(changes since the last call + rows) for the first, O(log rows) for the others.
 
         A row whose first job does not start is skipped.
         """
-        self._rows.update(state)
-        self._held.update(state)
-        total, held = capacity(state), self._held.by_owner
-        tenants = {row[0] for row in self._rows.waiting} | held.keys()
-        share = 1.0 / max(1, len(tenants))
+        share_of, share = self.holdings.share, 1.0 / max(1, len(self._tenants(state)))
         reached: dict[str, bool] = {}  # owner → whether it has reached its share; until a job starts
         started = False  # only then an owner below its share may have reached it since
 
         def over(owner: str) -> bool:
             found = reached.get(owner)
             if found is None:
-                found = reached[owner] = dominant(held.get(owner, NOTHING), total) >= share
+                found = reached[owner] = share_of(owner) >= share
             return found
 
         heap: list[tuple[bool, float, int, str, Row, Following]] = []
@@ -87,7 +98,7 @@ class FairResponse:
 
         def descend(owner: str) -> None:
             if levels[owner]:
-                for entries in levels[owner].pop():
+                for _, entries in levels[owner].pop():
                     enter(iter(entries))
 
         for owner in levels:
@@ -101,7 +112,7 @@ class FairResponse:
             yield job_id
             tried[owner] -= 1
             if goes_on(state, job_id):
-                self._held.update(state)
+                self.holdings.update(state)
                 reached.clear()
                 started = True
                 enter(following)
@@ -111,60 +122,90 @@ class FairResponse:
     def ranking(
         self, state: CellState, waiting: Iterable[JobState], holding: Iterable[JobState], at_ms: int
     ) -> Turns:
-        """O((waiting + holding) · log waiting)."""
-        total, held = capacity(state), wanted(holding)
-        by_priority: dict[str, dict[int, list[JobState]]] = {}
-        for job in waiting:
-            by_priority.setdefault(job.spec.owner, {}).setdefault(job.spec.priority, []).append(job)
-        levels = {owner: [by[priority] for priority in sorted(by)] for owner, by in by_priority.items()}
-        share = 1.0 / max(1, len(levels.keys() | held.keys()))
-        heap: list[tuple[bool, float, int, JobState, Row]] = []
-        # Owner → rows of its current priority that are not skipped.
-        left: dict[str, Counter[Row]] = {owner: Counter() for owner in levels}
+        """O(holding + waiting · log waiting)."""
+        return self.turns(state, waiting, self.holdings.if_held(state, holding), at_ms)
 
-        def later(job: JobState, ratio: float) -> bool:
-            return dominant(held.get(job.spec.owner, NOTHING), total) >= share and not _overdue(job, ratio)
+    def turns(
+        self, state: CellState, waiting: Iterable[JobState], held: dict[str, Amounts], at_ms: int
+    ) -> Turns:
+        """As `ranking`. `held`: what tenants hold; what starts is added to it."""
+        total = at_least(capacity(state), held)
+        levels = self._levels_of(state, waiting)
+        share = 1.0 / max(1, len(levels.keys() | held.keys()))
+        reached = {owner for owner, amount in held.items() if dominant(amount, total) >= share}
+        heap: list[tuple[bool, float, int, JobState, Row, Iterator[JobState]]] = []
+        tried = dict.fromkeys(levels, 0)  # rows of the owner's current priority
+
+        def enter(row: Row, following: Iterator[JobState]) -> None:
+            job = next(following, None)
+            if job is not None:
+                ratio = _ratio(job, at_ms, row[-1])
+                later = row[0] in reached and not _overdue(job, ratio)
+                heappush(heap, (later, -ratio, job.order, job, row, following))
+                tried[row[0]] += 1
 
         def descend(owner: str) -> None:
-            if not left[owner] and levels[owner]:
-                for job in levels[owner].pop():
-                    row, _ = _row(state, job)
-                    ratio = _ratio(job, at_ms, row[-1])
-                    heappush(heap, (later(job, ratio), -ratio, job.order, job, row))
-                    left[owner][row] += 1
+            if levels[owner]:
+                for row, jobs in levels[owner].pop():
+                    enter(row, iter(jobs))
 
         for owner in levels:
             descend(owner)
         while heap:
-            comes_later, ratio, order, job, row = heappop(heap)
-            if not comes_later and later(job, -ratio):
-                heappush(heap, (True, ratio, order, job, row))
-                continue
-            rows = left[row[0]]
-            if row not in rows:
+            later, ratio, order, job, row, following = heappop(heap)
+            owner = row[0]
+            if not later and owner in reached and not _overdue(job, -ratio):
+                heappush(heap, (True, ratio, order, job, row, following))
                 continue
             started = yield job
+            tried[owner] -= 1
             if started:
-                held[row[0]] = plus(held.get(row[0], NOTHING), amounts(job))
-                rows[row] -= 1
-            if not started or not rows[row]:
-                del rows[row]  # no other job of the row can start, or there is none
-            descend(row[0])
+                if owner not in reached:
+                    held[owner] = plus(held.get(owner, NOTHING), amounts(job))
+                    if dominant(held[owner], total) >= share:
+                        reached.add(owner)
+                enter(row, following)
+            if not tried[owner]:
+                descend(owner)
+
+    def _levels_of(
+        self, state: CellState, waiting: Iterable[JobState]
+    ) -> dict[str, list[list[tuple[Row, list[JobState]]]]]:
+        """Owner → these jobs in rows by priority, the highest last. A row's jobs are in order of submission,
+        and so in order of their response ratios."""
+        self._update_rows(state)
+        known, rows = self._rows.row_of, dict[Row, list[JobState]]()
+        for job in waiting:
+            row = known(job.job_id) if state.jobs.get(job.job_id) is job else None
+            rows.setdefault(_row(state, job)[0] if row is None else row, []).append(job)
+        for jobs in rows.values():
+            if len(jobs) > 1:
+                jobs.sort(key=_BY_ORDER)
+        return _levels(rows)
 
     def below_share(self, state: CellState, owner: str) -> bool:
         """Whether the owner's jobs hold less than its share now."""
-        self._rows.update(state)
-        self._held.update(state)
-        tenants = {row[0] for row in self._rows.waiting} | self._held.by_owner.keys() | {owner}
-        return dominant(self._held.by_owner.get(owner, NOTHING), capacity(state)) < 1.0 / len(tenants)
+        tenants = self._tenants(state) | {owner}
+        return self.holdings.share(owner) < 1.0 / len(tenants)
+
+    def _tenants(self, state: CellState) -> Set[str]:
+        """Tenants that wait or hold anything now."""
+        self._update_rows(state)
+        self.holdings.update(state)
+        if self._waits is None:
+            self._waits = {row[0] for row in self._rows.waiting}
+        return self._waits | self.holdings.held.keys()
+
+    def _update_rows(self, state: CellState) -> None:
+        changed, anew = self._rows.update(state)
+        if changed or anew:
+            self._waits = None
 
     def claim(self, state: CellState, job: JobState) -> str:
         """`ada is below 1 / 3 of the cell, priority 5, has waited 2.1 times its r`."""
-        self._rows.update(state)
-        self._held.update(state)
         owner = job.spec.owner
-        tenants = len({row[0] for row in self._rows.waiting} | self._held.by_owner.keys() | {owner})
-        held = dominant(self._held.by_owner.get(owner, NOTHING), capacity(state))
+        tenants = len(self._tenants(state) | {owner})
+        held = self.holdings.share(owner)
         side = "at or above" if held >= 1.0 / tenants else "below"
         share = f"{owner} holds {held:.0%} of the cell, {side} its share of {1 / tenants:.0%}"
         waited = response_ratio(state, job) - 1
@@ -174,11 +215,11 @@ class FairResponse:
         )
 
 
-def _levels(rows: Mapping[Row, list[Entry[Row]]]) -> dict[str, list[list[list[Entry[Row]]]]]:
+def _levels(rows: Mapping[Row, T]) -> dict[str, list[list[tuple[Row, T]]]]:
     """Owner → the owner's rows by priority, the highest last."""
-    found: dict[str, dict[int, list[list[Entry[Row]]]]] = {}
-    for row, entries in rows.items():
-        found.setdefault(row[0], {}).setdefault(row[1], []).append(entries)
+    found: dict[str, dict[int, list[tuple[Row, T]]]] = {}
+    for row in rows.items():
+        found.setdefault(row[0][0], {}).setdefault(row[0][1], []).append(row)
     return {owner: [by[priority] for priority in sorted(by)] for owner, by in found.items()}
 
 
@@ -209,7 +250,7 @@ def patience(state: CellState, job: JobState) -> float:
     Its reservation idles many GPUs: on 4 nodes of 4 GPUs the mean completion time of `poisson/12-per-hour`,
     whose gangs of eight need half of the cell, is 1.7 times Liquid's without this factor.
     """
-    part = gpus_of(job) * WHOLE_GPU / max(1, capacity(state)[0])
+    part = gpus_of(job) * GPU / max(1, capacity(state)[0])
     return PATIENCE * min(MAX_WIDE, max(1.0, part / WIDE_PART) ** 2)
 
 

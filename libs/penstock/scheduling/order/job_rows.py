@@ -87,6 +87,11 @@ class JobRows(Generic[Row]):
             self._update(state, job_id)
         return changed, anew
 
+    def row_of(self, job_id: str) -> Row | None:
+        """The job's row as of the last `update`; None: it is in none."""
+        entered = self._entered.get(job_id)
+        return None if entered is None else entered[0][3]
+
     def _update(self, state: CellState, job_id: str) -> None:
         job = state.jobs.get(job_id)
         rows = found = None

@@ -1,18 +1,39 @@
-"""Tenants' shares of a cell: amounts of each resource that tenants hold or want, and their dominant share."""
+"""Tenants' shares of a cell, counted from leases: what each tenant holds of GPUs, cores, memory and bandwidth,
+and its dominant share.
 
-from collections.abc import Callable, Iterable
+Every GPU counts once. The tasks of one rank of a group hold one lease: its GPUs, cores and bandwidth count
+for its members in equal parts, each member's memory for the member itself. So members of one tenant count
+once, and members of several tenants share the lease between them. GPUs and cores of a task that another one
+succeeds count for the successor, to which they are promised. What is reserved for a job that moves counts for
+that job.
+
+The sum over tenants is what the nodes' leases hold, so the shares of a resource add up to at most 1.
+"""
+
+from collections.abc import Callable, Container, Iterable, Mapping
 from dataclasses import dataclass
+from math import lcm
+from operator import attrgetter
+from typing import Generic, TypeVar
 
+from penstock.ledger.derived.groups import others
+from penstock.ledger.derived.succession import beyond, successors
+from penstock.ledger.fold.evolve_moves import taken
 from penstock.ledger.state.job.job_state import HOLDING, JobState
 from penstock.ledger.state.state import CellState
-from penstock.model.nouns.types import WHOLE_GPU
+from penstock.model.decisions.groups import MAX_GROUP_MEMBERS
+from penstock.model.nouns.transitions import JobStatus, TaskStatus
+from penstock.model.nouns.types import WHOLE_GPU, TaskPlacement
 from penstock.scheduling.order.job_rows import Changes
 
+PARTS = lcm(*range(1, MAX_GROUP_MEMBERS + 1))
+"""Parts of a unit: the lease of a group divides into them without remainder, whatever its size."""
+GPU = PARTS * WHOLE_GPU
 Amounts = tuple[int, int, int, int]
-"""Thousandths of GPUs, cores, MiB of host memory, Mbit/s."""
-
-
+"""GPUs × `GPU`; cores, MiB of host memory and Mbit/s, each × `PARTS`."""
 NOTHING: Amounts = (0, 0, 0, 0)
+Tenant = TypeVar("Tenant")
+_JOB_ID = attrgetter("job_id")  # a forecast asks for that of all running jobs, many times
 
 
 def plus(one: Amounts, other: Amounts) -> Amounts:
@@ -27,7 +48,7 @@ def capacity(state: CellState) -> Amounts:
     """Total capacity of all nodes that are not gone."""
     total = NOTHING
     for shape, nodes in state.index.shape.items():
-        count = (nodes & ~state.index.gone).bit_count()
+        count = (nodes & ~state.index.gone).bit_count() * PARTS
         total = plus(
             total,
             (
@@ -41,10 +62,10 @@ def capacity(state: CellState) -> Amounts:
 
 
 def amounts(job: JobState) -> Amounts:
-    """Demand of the whole gang."""
+    """Demand of the whole gang: what it will hold once it has started alone."""
     demand = job.demand
-    workers, worker = demand.workers, demand.worker
-    servers, server = demand.parameter_servers, demand.parameter_server
+    workers, worker = demand.workers * PARTS, demand.worker
+    servers, server = demand.parameter_servers * PARTS, demand.parameter_server
     return (
         workers * worker.gpus * worker.gpu_share_milli + servers * server.gpus * server.gpu_share_milli,
         workers * worker.cores + servers * server.cores,
@@ -53,67 +74,176 @@ def amounts(job: JobState) -> Amounts:
     )
 
 
-def wanted(jobs: Iterable[JobState]) -> dict[str, Amounts]:
-    """Owner → demand of the owner's jobs among these."""
-    found: dict[str, Amounts] = {}
-    for job in jobs:
-        found[job.spec.owner] = plus(found.get(job.spec.owner, NOTHING), amounts(job))
-    return found
+def leased(state: CellState, job: JobState, gone: Container[str] = frozenset()) -> Amounts:
+    """What counts for the job of the leases of its tasks that are not proven ended, and of its reservation.
+    O(tasks); for a job that is being stopped or followed O(tasks of its nodes). `gone`: jobs that do not
+    count."""
+    followed = job.followed or job.status is JobStatus.STOPPING
+    gpus = cores = memory_mib = bandwidth_mbps = 0
+    for task in job.tasks.values():
+        if task.status is TaskStatus.EXITED:
+            continue
+        place = task.place
+        memory_mib += place.host_memory_mib
+        if job.group:
+            lease = [place, *others(state, job, place.rank, gone)]
+            part = PARTS // len(lease)
+            gpus += len({gpu for one in lease for gpu in one.gpus}) * WHOLE_GPU * part
+            cores += len({core for one in lease for core in one.cores}) * part
+            bandwidth_mbps += max([one.bandwidth_mbps for one in lease]) * part
+            continue
+        if followed:
+            place = beyond(place, list(successors(state, job, place, gone)))
+        gpus += len(place.gpus) * place.gpu_share_milli * PARTS
+        cores += len(place.cores) * PARTS
+        bandwidth_mbps += place.bandwidth_mbps * PARTS
+    held = gpus, cores, memory_mib * PARTS, bandwidth_mbps
+    return plus(held, _reserved(job)) if job.target else held
+
+
+def _reserved(job: JobState) -> Amounts:
+    """What is reserved for its move beyond what its tasks hold."""
+    held = NOTHING
+    for node_id in dict.fromkeys(place.node_id for place in job.target):
+        for place in taken(job, node_id):
+            held = plus(held, _whole(place))
+    return held
+
+
+def _whole(place: TaskPlacement) -> Amounts:
+    return (
+        len(place.gpus) * place.gpu_share_milli * PARTS,
+        len(place.cores) * PARTS,
+        place.host_memory_mib * PARTS,
+        place.bandwidth_mbps * PARTS,
+    )
+
+
+def owner_of(job: JobState) -> str:
+    """The job's tenant."""
+    return job.spec.owner
 
 
 @dataclass(slots=True)
-class _Held:
-    """A job and what it held at that version."""
+class _Held(Generic[Tenant]):
+    """A job and what counted for it at that version."""
 
     job: JobState
     version: int
-    owner: str
+    after: tuple[str, ...]
+    """Its predecessors: their amounts depend on it."""
+    tenant: Tenant
     amounts: Amounts
 
 
-class Holdings:
-    """What the jobs of each owner hold. `of`: what one job does; it changes with the job's version alone."""
+class Holdings(Generic[Tenant]):
+    """What each tenant holds, kept up to date with the changes of jobs; a function of the state alone.
 
-    def __init__(self, of: Callable[[JobState], Amounts]) -> None:
-        self.by_owner: dict[str, Amounts] = {}
-        self._of = of
+    `tenant_of`: who a job's leases count for. Raises TypeError if that cannot be hashed.
+    """
+
+    def __init__(self, tenant_of: Callable[[JobState], Tenant]) -> None:
+        self.held: dict[Tenant, Amounts] = {}
+        """Tenants that hold anything."""
+        self.total = NOTHING
+        """The cell's capacity; of a resource of which leases hold more than the nodes still have, so much."""
+        self._tenant_of = tenant_of
         self._changes = Changes()
-        self._jobs: dict[str, _Held] = {}
+        self._capacity: tuple[int, Amounts] = (-1, NOTHING)
+        self._jobs: dict[str, _Held[Tenant]] = {}
 
     def update(self, state: CellState) -> None:
         """O(changes since the last call)."""
         changed, anew = self._changes.ids(state)
         if anew:
-            self.by_owner.clear()
+            self.held.clear()
             self._jobs.clear()
+        elif not changed and state.capacity_version == self._capacity[0]:
+            return
+        if anew or state.capacity_version != self._capacity[0]:
+            self._capacity = state.capacity_version, capacity(state)
         jobs = self._jobs
+        beside: dict[str, None] = {}
+        """Jobs whose amounts depend on one that changed."""
         for job_id in changed:
             job, before = state.jobs.get(job_id), jobs.get(job_id)
+            if before is not None and before.after:
+                beside.update(dict.fromkeys(before.after))
             if job is None or job.status not in HOLDING:
                 if before is not None:
                     self._take(before)
                     del jobs[job_id]
-            elif before is None:
-                jobs[job_id] = self._give(job, self._of(job))
-            elif before.version != job.version or before.job is not job:
-                held = self._of(job)
-                if before.job is job and before.amounts == held:
-                    before.version = job.version
-                else:
-                    self._take(before)
-                    jobs[job_id] = self._give(job, held)
+            elif job.group:
+                beside.update(dict.fromkeys(state.groups[job.group]))
+            elif before is None or before.version != job.version or before.job is not job:
+                if job.after:
+                    beside.update(dict.fromkeys(job.after))
+                self._enter(state, job, before)
+        for job_id in beside:
+            job = state.jobs.get(job_id)
+            if job is not None and job.status in HOLDING:
+                self._enter(state, job, jobs.get(job_id))
+        self.total = at_least(self._capacity[1], self.held)
 
-    def _give(self, job: JobState, held: Amounts) -> _Held:
-        owner = job.spec.owner
-        self.by_owner[owner] = plus(self.by_owner.get(owner, NOTHING), held)
-        return _Held(job, job.version, owner, held)
+    def share(self, tenant: Tenant) -> float:
+        """The tenant's dominant share, 0 … 1, as of the last `update`."""
+        held = self.held.get(tenant)
+        return 0.0 if held is None else dominant(held, self.total)
 
-    def _take(self, before: _Held) -> None:
-        left = minus(self.by_owner.get(before.owner, NOTHING), before.amounts)
-        if any(left):
-            self.by_owner[before.owner] = left
-        else:
-            self.by_owner.pop(before.owner, None)
+    def if_held(self, state: CellState, holding: Iterable[JobState]) -> dict[Tenant, Amounts]:
+        """What tenants would hold if exactly these jobs held resources: jobs that hold some now have their
+        leases, all others their demand. A new dict. O(jobs), and O(leases) for jobs of now that are not among
+        them."""
+        self.update(state)
+        found = dict(self.held)
+        jobs = list(holding)
+        stay = dict(zip(map(_JOB_ID, jobs), jobs, strict=True))
+        for job_id in stay.keys() - self._jobs.keys():
+            _add(found, self._tenant_of(stay[job_id]), amounts(stay[job_id]))
+        gone = self._jobs.keys() - stay.keys()
+        beside: dict[str, None] = {}
+        for job_id in gone:
+            before = self._jobs[job_id]
+            _add(found, before.tenant, minus(NOTHING, before.amounts))
+            beside.update(dict.fromkeys(before.after))
+            if before.job.group:
+                beside.update(dict.fromkeys(state.groups[before.job.group]))
+        for job_id in beside:
+            if job_id in self._jobs and job_id not in gone:
+                before = self._jobs[job_id]
+                more = minus(leased(state, before.job, gone), before.amounts)
+                _add(found, before.tenant, more)
+        return found
+
+    def _enter(self, state: CellState, job: JobState, before: _Held[Tenant] | None) -> None:
+        held = leased(state, job)
+        if before is not None:
+            if before.job is job and before.amounts == held:
+                before.version, before.after = job.version, job.after
+                return
+            self._take(before)
+        tenant = self._tenant_of(job)
+        self._jobs[job.job_id] = _Held(job, job.version, job.after, tenant, held)
+        _add(self.held, tenant, held)
+
+    def _take(self, before: _Held[Tenant]) -> None:
+        _add(self.held, before.tenant, minus(NOTHING, before.amounts))
+
+
+def _add(held: dict[Tenant, Amounts], tenant: Tenant, more: Amounts) -> None:
+    """The tenant holds so much more; a tenant that holds nothing is left out."""
+    now = plus(held.get(tenant, NOTHING), more)
+    if any(now):
+        held[tenant] = now
+    else:
+        held.pop(tenant, None)
+
+
+def at_least(total: Amounts, held: Mapping[Tenant, Amounts]) -> Amounts:
+    """The larger of a capacity and of what tenants hold together, per resource: a node that shrank has less
+    than its tasks hold."""
+    gpus, cores, memory, bandwidth = map(max, total, map(sum, zip(NOTHING, *held.values(), strict=True)))
+    return gpus, cores, memory, bandwidth
 
 
 def dominant(held: Amounts, total: Amounts) -> float:

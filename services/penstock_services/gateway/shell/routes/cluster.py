@@ -2,6 +2,9 @@
 
 import asyncio
 from collections import Counter
+from collections.abc import Mapping
+from itertools import islice
+from operator import attrgetter
 from typing import Annotated, Any, NamedTuple
 
 import orjson
@@ -168,15 +171,10 @@ async def queue(request: Request, filters: Filtered, limit: Limit = 100) -> Resp
     there are of this kind."""
     follower, caller = gateway_of(request).follower, caller_of(request)
     state, now_ms = follower.state, follower.now_ms()
-    waiting = [job for job in filters.chosen(state, caller) if job.status in WAITING]
-    try:
-        line: Line | None = line_of(state, now_ms)
-    except Exception:  # noqa: BLE001 - a bug of the policy: each job's reason names it
-        line = None
-    places = (line.places if line is not None else None) or {}
-    waiting.sort(key=lambda job: (places.get(job.job_id, len(places)), job.order))
+    waiting = {job.job_id: job for job in filters.chosen(state, caller) if job.status in WAITING}
+    line, first = _first(state, waiting, limit, now_ms)
     rows: list[dict[str, object]] = []
-    for number, job in enumerate(waiting[:limit]):
+    for number, job in enumerate(first):
         row: dict[str, object] = {"job_id": job.job_id, "status": str(job.status)}
         if number < MAX_EXPLAINED:
             row |= as_written(explain(state, job.job_id, now_ms, line))
@@ -184,6 +182,26 @@ async def queue(request: Request, filters: Filtered, limit: Limit = 100) -> Resp
         rows.append(reason_for(caller, row, job.spec.owner))
     head = {"seq": state.seq, "record_ms": state.now_ms, "now_ms": now_ms, "waiting": len(waiting)}
     return answer({**head, "jobs": rows})
+
+
+def _first(
+    state: CellState, waiting: Mapping[str, JobState], limit: int, now_ms: int
+) -> tuple[Line | None, list[JobState]]:
+    """The order of the queue, and the first `limit` of these jobs in it; jobs that are not in the queue come
+    last, by submission. The order is None where the policy has a bug: each job's reason names it."""
+    line: Line | None = None
+    ids: list[str] = []
+    try:
+        line = line_of(state, now_ms)
+        order = () if line.places is None else line.places  # its truth would compute the whole order
+        ids = list(islice(filter(waiting.__contains__, order), limit))
+    except Exception:  # noqa: BLE001 - see above
+        line, ids = None, []
+    if len(ids) < limit:
+        found = set(ids)
+        rest = sorted((job for job in waiting.values() if job.job_id not in found), key=attrgetter("order"))
+        ids += [job.job_id for job in rest[: limit - len(ids)]]
+    return line, [waiting[job_id] for job_id in ids]
 
 
 @router.get("/deadlines", dependencies=[needs(Role.READ), Depends(require_live)])
