@@ -59,7 +59,8 @@ class NodeGreeted(NodeEvent, frozen=True, kw_only=True):
 @event
 class GpuFaulted("""
 ADDITIONS = "ADDITIONS: Mapping[type[Event], tuple[Addition, ...]] = MappingProxyType(\n    {\n"
-NEW_ROWS = f"""from penstock.model import estimates, external_events, ledger_events
+NEW_ROWS = f"""from penstock.model.decisions import ledger_events
+from penstock.model.inputs import estimates, external_events
 
 {ADDITIONS}        ledger_events.ColourChosen: (Addition(ANY),),
         external_events.NodeGreeted: (Addition(ANY),),
@@ -74,12 +75,12 @@ NEXT_VERSION = (
         f"FOLD_VERSION = {FOLD_VERSION + 1}",
     ),
     Change(
-        f"{MODEL}/additions.py",
+        f"{MODEL}/wire/additions.py",
         ADDITIONS,
         NEW_ROWS,
     ),
     # a decision of a new type, at each estimate
-    Change(f"{MODEL}/ledger_events.py", "@event\nclass StopDecided(", NEW_DECISION),
+    Change(f"{MODEL}/decisions/ledger_events.py", "@event\nclass StopDecided(", NEW_DECISION),
     Change(
         f"{PLACER}/core/decide.py",
         "        job = state.jobs.get(event.job_id)\n        if job is not None and job.in_line:\n           "
@@ -89,9 +90,9 @@ NEXT_VERSION = (
         " yield from self._arrived",
     ),
     # a report of a new type, before each joining
-    Change(f"{MODEL}/external_events.py", "@event\nclass GpuFaulted(", NEW_REPORT),
+    Change(f"{MODEL}/inputs/external_events.py", "@event\nclass GpuFaulted(", NEW_REPORT),
     Change(
-        f"{MODEL}/speakers.py",
+        f"{MODEL}/wire/speakers.py",
         "        external_events.GpuFaulted: _OF_ITSELF,\n",
         "        external_events.GpuFaulted: _OF_ITSELF,\n        external_events.NodeGreeted: _OF_ITSELF,\n",
     ),
@@ -105,7 +106,7 @@ NEXT_VERSION = (
     ),
     # new values, in each exit and each estimate
     Change(
-        f"{MODEL}/external_events.py",
+        f"{MODEL}/inputs/external_events.py",
         'Literal["", "host_memory", "gpu_memory"]',
         'Literal["", "host_memory", "gpu_memory", "patience"]',
     ),
@@ -115,7 +116,7 @@ NEXT_VERSION = (
         '("host_memory" if cause == "out_of_memory" else "patience")',
     ),
     Change(
-        f"{MODEL}/types.py",
+        f"{MODEL}/nouns/types.py",
         'Literal["user", "history", "model", "nearest", "default"]',
         'Literal["user", "history", "model", "nearest", "default", "oracle"]',
     ),
@@ -129,12 +130,12 @@ NEXT_VERSION = (
     ),
     # new optional fields, in what nodes say of themselves and in orders to them
     Change(
-        f"{MODEL}/nodes.py",
+        f"{MODEL}/nouns/nodes.py",
         '    rack: Identifier = "rack-0"\n',
         '    rack: Identifier = "rack-0"\n    colour: str = "green"\n',
     ),
     Change(
-        f"{MODEL}/orders.py",
+        f"{MODEL}/decisions/orders.py",
         '    prelaunch: bool = False\n    """It launches',
         '    colour: str = "green"\n    prelaunch: bool = False\n    """It launches',
     ),

@@ -25,7 +25,8 @@ from tests.unit.sdk.turns.played_changes import Played, in_line, numbered
 
 MEMBER = """
 import os, sys, time
-from penstock.sdk import stages, turns
+from penstock.sdk import stages
+from penstock.sdk.sharing import turns
 from penstock.sdk.stages import iteration, stage
 name, rounds, plan = sys.argv[1], int(sys.argv[2]), sys.argv[3].split(",")
 turns.MAX_WAIT_S = float(os.environ.get("BOUND", "3600"))
