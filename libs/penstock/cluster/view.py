@@ -296,6 +296,15 @@ class ClusterView:
                 break
         return demand.workers - left
 
+    def count(self, need: ResourceVector, ordinal: int, at_most: int) -> int:
+        """How many such tasks fit together on the node, at most so many."""
+        free, found = self.free(ordinal), 0
+        if need.gpu_share_milli == WHOLE_GPU:
+            return max(0, free.count(need, at_most))
+        while found < at_most and free.fits(need):
+            free, found = self._less(ordinal, free, need), found + 1
+        return found
+
     def holds(self, demand: Demand, fit: Fit) -> bool:
         """Whether the whole gang fits on these nodes."""
         left: dict[int, Free] = {}

@@ -7,9 +7,9 @@ reserved now are used by other jobs if these end in time, until the job with the
 
 Pure, and read only. A waiting moldable job has its fewest workers, or more where the profile's shape stage
 lets it wait for them; the job that is asked about has the workers that the caller gives it. A node counts
-with its GPUs (as shares), cores, host memory and bandwidth. Not modelled: memory of shared GPUs, network
-scores (every gang is placed by first fit), later reservations, and the cost of stops. So it is an estimate,
-with its assumptions in `Start.assumes`.
+with its GPUs (as shares), cores, host memory and bandwidth. Not modelled: network scores (every gang is
+placed by first fit), later reservations, and the cost of stops. So it is an estimate, with its assumptions in
+`Start.assumes`.
 """
 
 import heapq
@@ -19,17 +19,14 @@ from itertools import islice
 from math import inf
 from typing import NamedTuple
 
-from penstock.cluster.view import held_places
-from penstock.ledger.derived.groups import booked
+from penstock.cluster.view import ClusterView, Undo, held_places
 from penstock.ledger.state.index import bits
 from penstock.ledger.state.job.demand import Demand, DemandKey, vector_key
 from penstock.ledger.state.job.job_state import JobState
-from penstock.ledger.state.node.node_state import NodeState
 from penstock.ledger.state.state import CellState
-from penstock.model.nouns.allowed import Where, models_of
-from penstock.model.nouns.gpu_names import allows
+from penstock.model.nouns.allowed import Where
 from penstock.model.nouns.settings import MAX_OVERTAKES
-from penstock.model.nouns.types import MAX_GANG_TASKS, WHOLE_GPU, ResourceVector, TaskPlacement
+from penstock.model.nouns.types import MAX_GANG_TASKS, ResourceVector
 from penstock.scheduling.place.moldable import as_it_waits
 from penstock.scheduling.profiles import in_force
 from penstock.scheduling.scheduling_pass import Starts, Trying, Waits, scheduling_pass
@@ -76,62 +73,8 @@ class Start(NamedTuple):
     assumes: str = ""
 
 
-class Room:
-    """Free resources of one node in the forecast."""
-
-    __slots__ = ("bandwidth", "cores", "memory", "milli")
-
-    def __init__(self, node: NodeState) -> None:
-        self.milli = {slot: 0 for slot in range(len(node.gpu_uuids)) if node.present_gpu_mask >> slot & 1}
-        for slot in self.milli:
-            left = node.left_of(slot)
-            self.milli[slot] = 0 if left is None else left.milli
-        self.cores = node.free_core_mask.bit_count()
-        self.memory = node.free_host_memory_mib
-        self.bandwidth = node.free_bandwidth_mbps
-
-    def take(self, need: ResourceVector) -> list[int] | None:
-        """Takes the resources of one task and returns its slots; None where it does not fit."""
-        share = need.gpu_share_milli
-        slots = [slot for slot, milli in self.milli.items() if milli >= share][: need.gpus]
-        short = self.cores < need.cores or self.memory < need.host_memory_mib
-        if len(slots) < need.gpus or short or self.bandwidth < need.bandwidth_mbps:
-            return None
-        self._add(slots, -share, -need.cores, -need.host_memory_mib, -need.bandwidth_mbps)
-        return slots
-
-    def fits(self, need: ResourceVector) -> int:
-        """How many such tasks fit."""
-        found = MAX_GANG_TASKS
-        if need.gpus:
-            found = sum(milli // need.gpu_share_milli for milli in self.milli.values()) // need.gpus
-        for has, each in (
-            (self.cores, need.cores),
-            (self.memory, need.host_memory_mib),
-            (self.bandwidth, need.bandwidth_mbps),
-        ):
-            if each:
-                found = min(found, has // each)
-        return max(0, found)
-
-    def give_back(self, slots: list[int], need: ResourceVector) -> None:
-        self._add(slots, need.gpu_share_milli, need.cores, need.host_memory_mib, need.bandwidth_mbps)
-
-    def free(self, place: TaskPlacement) -> None:
-        """Frees the resources of a real task on the node, which has ended."""
-        slots = [slot for slot in place.gpus if slot in self.milli]
-        self._add(slots, place.gpu_share_milli, len(place.cores), place.host_memory_mib, place.bandwidth_mbps)
-
-    def _add(self, slots: list[int], milli: int, cores: int, memory: int, bandwidth: int) -> None:
-        for slot in slots:
-            self.milli[slot] = min(WHOLE_GPU, self.milli[slot] + milli)
-        self.cores += cores
-        self.memory += memory
-        self.bandwidth += bandwidth
-
-
-Taken = list[tuple[str, list[int], ResourceVector]]
-"""(node, slots, demand) per task."""
+Taken = list[tuple[int, Undo]]
+"""(ordinal of its node, undo of its claim) per task."""
 Alike = tuple[DemandKey, frozenset[str]]
 """(demand, nodes that are reserved for others)."""
 
@@ -186,7 +129,7 @@ def expected_starts(
 class _Fits:
     """`read`: how many of the changes are included."""
 
-    nodes: dict[str, int]
+    nodes: dict[int, int]
     read: int
 
 
@@ -211,11 +154,10 @@ class _Forecast(Trying[Alike, Taken]):
         self._now_ms = now_ms
         self._waiting = _looked_at(state, asked, line)
         self._holding = {job.job_id: job for job in state.holding.values()}
-        self._gone: set[str] = set()
-        self._rooms = {node_id: Room(node) for node_id, node in state.nodes.items() if node.placeable}
-        self._ordinals = {node_id: number for number, node_id in enumerate(self._rooms)}
-        self._changed: list[str] = []
-        """Nodes whose free resources have changed since the forecast began, in the order of the changes."""
+        self._view = ClusterView(state)
+        self._changed: list[int] = []
+        """Ordinals of nodes whose free resources have changed since the forecast began, in the order of the
+        changes."""
         self._fits: dict[tuple[object, ...], _Fits] = {}
         self._begun: dict[str, Taken] = {}
         self._overtaken: dict[str, int] = {}
@@ -299,45 +241,43 @@ class _Forecast(Trying[Alike, Taken]):
             fits = self._fitting(need, demand.where)
             if sum(fits.values()) < tasks:
                 return None
-            free.append([name for name in sorted(fits, key=self._ordinals.__getitem__) if name not in barred])
+            free.append([one for one in sorted(fits) if self._state.node_at[one] not in barred])
         taken: Taken = []
-        for (need, tasks), names in zip(roles, free, strict=True):
+        for (need, tasks), ordinals in zip(roles, free, strict=True):
             left = tasks
-            for name in names:
-                while left and (slots := self._rooms[name].take(need)) is not None:
-                    taken.append((name, slots, need))
+            for ordinal in ordinals:
+                while left and self._view.free(ordinal).fits(need):
+                    taken.append((ordinal, self._view.claim_task(need, ordinal)))
                     left -= 1
             if left:
                 self._give_back(taken)
                 return None
-        self._changed += dict.fromkeys(name for name, _, _ in taken)
+        self._changed += dict.fromkeys(ordinal for ordinal, _ in taken)
         return taken
 
     def _give_back(self, taken: Taken) -> None:
-        for name, slots, need in taken:
-            self._rooms[name].give_back(slots, need)
+        for _, undo in reversed(taken):
+            undo()
 
-    def _fitting(self, need: ResourceVector, where: Where) -> Mapping[str, int]:
-        """Node → how many such tasks fit, if at least one. Only nodes that have changed are examined
-        again."""
+    def _fitting(self, need: ResourceVector, where: Where) -> Mapping[int, int]:
+        """Ordinal of a node → how many such tasks fit, if at least one. Only nodes that have changed are
+        examined again."""
         key = (*vector_key(need), *where)
-        known = self._fits.get(key)
+        known, index = self._fits.get(key), self._state.index
         if known is None:
-            index = self._state.index
-            free = [self._state.node_at[ordinal] for ordinal in bits(index.candidates(need, where))]
             known = self._fits[key] = _Fits({}, 0)
-            changed = {*free, *self._changed}
+            changed = {*bits(index.candidates(need, where)), *self._changed}
         else:
             changed = set(self._changed[known.read :])
         known.read = len(self._changed)
         self._visits += len(changed)
-        for name in changed:
-            room, node = self._rooms.get(name), self._state.nodes[name]
-            count = room.fits(need) if room is not None and suits_node(node, need, where) else 0
+        eligible = index.eligible(need, where)
+        for ordinal in changed:
+            count = self._view.count(need, ordinal, MAX_GANG_TASKS) if eligible >> ordinal & 1 else 0
             if count:
-                known.nodes[name] = count
+                known.nodes[ordinal] = count
             else:
-                known.nodes.pop(name, None)
+                known.nodes.pop(ordinal, None)
         return known.nodes
 
     def _release(self, job_id: str) -> None:
@@ -345,13 +285,13 @@ class _Forecast(Trying[Alike, Taken]):
         if job_id in self._begun:
             taken = self._begun.pop(job_id)
             self._give_back(taken)
-            self._changed += dict.fromkeys(name for name, _, _ in taken)
+            self._changed += dict.fromkeys(ordinal for ordinal, _ in taken)
             return
-        self._gone.add(job_id)
-        for place in held_places(held):
-            if place.node_id in self._rooms:
-                self._rooms[place.node_id].free(booked(self._state, held, place, self._gone))
-                self._changed.append(place.node_id)
+        self._view.release(held)
+        self._view.release_places(held.target)
+        self._changed += dict.fromkeys(
+            self._state.nodes[place.node_id].ordinal for place in held_places(held)
+        )
 
 
 def _looked_at(state: CellState, asked: Sequence[JobState], line: Line) -> dict[str, JobState]:
@@ -372,22 +312,11 @@ def _looked_at(state: CellState, asked: Sequence[JobState], line: Line) -> dict[
     return found
 
 
-def suits_node(node: NodeState, need: ResourceVector, where: Where) -> bool:
-    """Whether the empty node could hold such a task."""
-    model = node.spec.gpus[0].model if node.spec.gpus else ""
-    if where and not where.allows(node.spec.terms):
-        return False
-    if need.gpus and not allows(models_of(where), model):
-        return False
-    return not need.gpus or node.gpu_memory_mib >= need.gpu_memory_mib
-
-
 def _holders(state: CellState, job: JobState, ends_ms: Mapping[str, int]) -> tuple[Holder, ...]:
     """Jobs that hold resources on nodes that suit a worker of this job, earliest end first."""
-    need, models = job.demand.worker, job.demand.where
-    suitable = {
-        name for name, node in state.nodes.items() if node.placeable and suits_node(node, need, models)
-    }
+    need, index = job.demand.worker, state.index
+    suited = bits(index.eligible(need, job.demand.where) & index.placeable)
+    suitable = {state.node_at[ordinal] for ordinal in suited}
     found = []
     for held in state.holding.values():
         places = [place for place in held_places(held) if place.node_id in suitable]
