@@ -153,6 +153,14 @@ def takes(kind: type[T]) -> Callable[[Callable[[typer.Context, T], R]], Callable
     return decorate
 
 
+def parsed(kind: type[T], words: Sequence[str], prog: str) -> T:
+    """The instance that a command whose options are these fields would get. Raises TyperException."""
+    app = new_app()
+    app.command()(takes(kind)(lambda _, options: options))
+    found: T = get_command(app).main(list(words), prog_name=prog, standalone_mode=False)
+    return found
+
+
 def run(
     command: Command,
     arguments: Sequence[str],

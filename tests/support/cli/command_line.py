@@ -3,15 +3,11 @@
 import shlex
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from functools import cache
-from typing import Any
-
-from typer.main import get_command
 
 from penstock.cli.app import run
 from penstock.cli.session import Session
-from penstock.commandline import new_app
-from penstock.simulator.commands.simulate import SimulateOptions, simulate
+from penstock.commandline import parsed
+from penstock.simulator.commands.simulate import SimulateOptions
 
 
 @dataclass(slots=True)
@@ -29,13 +25,6 @@ def penstock(*arguments: str, events: Iterable[bytes] = ()) -> int:
     return run(arguments, Recorded(shlex.join(["penstock", *arguments]), recorded=events))
 
 
-@cache
-def _simulate_command() -> Any:
-    app = new_app()
-    app.command()(simulate)
-    return get_command(app)
-
-
 def simulate_options(*arguments: str) -> SimulateOptions:
     """The options of `penstock simulate` with these arguments. Raises what typer raises."""
-    return SimulateOptions(**_simulate_command().make_context("simulate", list(arguments)).params)
+    return parsed(SimulateOptions, arguments, "simulate")

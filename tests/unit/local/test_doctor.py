@@ -191,7 +191,7 @@ def test_options_of_a_node_are_read_as_its_program_reads_them(tmp_path: Path, cl
     assert "--virtual-gpu" in wrong.found
     assert "penstock-node-reporter --help" in wrong.remedy
     assert (
-        "--virtual-gpus': Input should be less than or equal to 16"
+        "--virtual-gpus': 99 is not in the range 0<=x<=16"
         in by_name(env | {"PENSTOCK_NODE_OPTIONS": "--virtual-gpus 99"})["options"].found
     )
     found = by_name(env | {"PENSTOCK_NODE_OPTIONS": "--virtual-gpus 2 --address 192.0.2.7 --rack 'r 1'"})

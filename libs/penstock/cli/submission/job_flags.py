@@ -21,8 +21,12 @@ NODES = {"only": "only_node", "exclude": "exclude_node", "prefer": "prefer_node"
 
 
 def given(flags: Mapping[str, Any]) -> dict[str, Any]:
-    """The flags that were given."""
-    return {name: value for name, value in flags.items() if value not in (None, (), [])}
+    """The flags that were given; those that may be repeated as lists."""
+    return {
+        name: list(value) if isinstance(value, tuple) else value
+        for name, value in flags.items()
+        if value not in (None, (), [])
+    }
 
 
 def _set(params: Mapping[str, Any], names: Mapping[str, str]) -> dict[str, Any]:
@@ -43,11 +47,12 @@ def fields(ctx: typer.Context, known: Mapping[str, Any]) -> dict[str, Any]:
 def sections(ctx: typer.Context) -> dict[str, dict[str, Any]]:
     """Sections of the job file from flags. Raises `Stop`."""
     params = ctx.params
-    env = attach.with_term(params["interactive"], params["env"])
+    env, secret, label = (list(params[flag] or ()) for flag in ("env", "secret", "label"))
+    env = attach.with_term(params["interactive"], env)
     return {
         "resources": _set(params, NEEDS),
         "nodes": _set(params, NODES),
         "retry": {"max_attempts": params["max_attempts"]},
-        "env": jobspec.variables(env, params["secret"] or []),
-        "labels": jobspec.pairs(params["label"] or [], "--label"),
+        "env": jobspec.variables(env, secret),
+        "labels": jobspec.pairs(label, "--label"),
     }

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 from typer.exceptions import TyperException
 from typer.main import get_command
 
+from penstock import commandline
 from penstock.cli.operations.doctor import Finding, checked
 from penstock.errors import ConfigurationError
 from penstock.local.doctor.reach import dated, gateway_findings, names_of
@@ -71,7 +72,7 @@ def options_of(env: Mapping[str, str]) -> "Options":
             words += [option.opts[0], text]
     try:
         words += shlex.split(env.get(OPTIONS, ""))
-        found = command.make_context("penstock-node-reporter", words).params
+        return commandline.parsed(Options, words, "penstock-node-reporter")
     except ValueError as error:
         raise ConfigurationError(f"{OPTIONS}: {error}; mend its quotation marks") from error
     except TyperException as error:
@@ -80,7 +81,6 @@ def options_of(env: Mapping[str, str]) -> "Options":
             f"{OPTIONS}, or a variable of the same file: {problem}; `penstock-node-reporter --help` lists "
             "all options"
         ) from error
-    return Options(**{name: value for name, value in found.items() if name in Options.__slots__})
 
 
 def _address(options: "Options", log_url: str) -> Iterator[Finding]:
