@@ -79,7 +79,7 @@ def _compare(pair: _Pair) -> Iterator[Break]:
         if not _same_default(old, new):
             yield Break(
                 pair.field,
-                f"its default changed from {old!r} to {new!r}: records that leave it out would change meaning",
+                f"its default changed from {old!r} to {new!r}: records without it would change their meaning",
             )
 
 

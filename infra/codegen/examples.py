@@ -306,7 +306,8 @@ _DEAD_LETTERS: tuple[Event, ...] = (
         facts=(
             AmendedFact(
                 n=1,
-                data='{"timer_id":"cell:ending","at_ms":9007199254740992,"about":{"kind":"ending","id":"cell","attempt":0}}',
+                data='{"timer_id":"cell:ending","at_ms":9007199254740992,'
+                '"about":{"kind":"ending","id":"cell","attempt":0}}',
             ),
         ),
         by="ops/on-call",

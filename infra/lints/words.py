@@ -1,6 +1,8 @@
-"""Lint of Markdown pages: length of sentences, of table cells, of the README, and of all pages together.
+"""Lint of Markdown pages and of messages: length of sentences, table cells, the README, and all pages.
 
-A page that nobody finishes explains nothing. On every page but decision records:
+A page that nobody finishes explains nothing, nor does such a message. The messages of the product
+(`infra.lints.messages`) keep to the same bounds, their mean over all messages. On every page but decision
+records:
 
 - a sentence has at most 40 words, and the sentences of a page at most 20 in the mean
 - a cell of a table has at most 40 words
@@ -14,15 +16,17 @@ span of code is one word, and a link is its text.
 import re
 import statistics
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
 from infra.codegen.docs import documents
+from infra.lints.messages import messages
 
 ROOT = Path(__file__).resolve().parents[2]
 DECISIONS = "libs/penstock/decisions/"
 README = "README.md"
+PRODUCT = ("libs", "services")
 MAX_SENTENCE, MAX_MEAN, MAX_CELL = 40, 20.0, 40
 MAX_README, MAX_WORDS = 600, 70_000
 """In words, as `wc -w` counts them."""
@@ -84,6 +88,13 @@ def sentences(page: str) -> Iterator[tuple[int, str]]:
                 yield line, sentence
 
 
+def lengths(text: str) -> Iterator[tuple[int, str]]:
+    """(words, sentence) of each sentence of a message, in order."""
+    for sentence in END.split(ABBREVIATION.sub(r"\1 ", SPAN.sub("`code`", text))):
+        if words := len(WORD.findall(sentence)):
+            yield words, sentence
+
+
 def cells(page: str) -> Iterator[tuple[int, str]]:
     """(line, text) of each cell of a table."""
     for number, line in enumerate(_plain(CODE.sub(_blank, page)).splitlines(), 1):
@@ -108,10 +119,35 @@ def found(page: str, *, is_readme: bool = False) -> Iterator[Finding]:
         yield Finding(0, f"{counted(page)} words, {MAX_README} at most")
 
 
+def found_in_messages(modules: Mapping[str, str]) -> Iterator[str]:
+    """Every violation of the messages in these modules, name → source."""
+    all_words = []
+    for name, source in modules.items():
+        for line, message in messages(source):
+            for words, sentence in lengths(message):
+                all_words.append(words)
+                if words > MAX_SENTENCE:
+                    yield (
+                        f"{name}:{line}: a message with a sentence of {words} words, {MAX_SENTENCE} at most: "
+                        f"{sentence[:60]} …"
+                    )
+    if all_words and (mean := statistics.mean(all_words)) > MAX_MEAN:
+        yield f"messages: sentences of {mean:.1f} words in the mean, {MAX_MEAN:.0f} at most"
+
+
+def _modules() -> Mapping[str, str]:
+    paths = (path for folder in PRODUCT for path in sorted((ROOT / folder).rglob("*.py")))
+    return {path.relative_to(ROOT).as_posix(): path.read_text() for path in paths}
+
+
 def main(arguments: Sequence[str]) -> int:
-    """Prints what is wrong with these pages, or with all and their sum; 1 where anything is."""
+    """Prints what is wrong with these pages, or with all messages, all pages and their sum; 1 where anything
+    is."""
     pages = [Path(name).resolve() for name in arguments] or documents(ROOT)
     total, failed = 0, False
+    for text in () if arguments else found_in_messages(_modules()):
+        failed = True
+        print(text)
     for path in pages:
         page, name = path.read_text(), path.relative_to(ROOT).as_posix()
         total += counted(page)

@@ -75,8 +75,8 @@ class ReadersClock:
         self._read_s = 0.0
 
     def read(self, record_ms: int, stamp_ms: int | None = None) -> None:
-        """The latest record's time. `stamp_ms`: the log's stamp of a record that was there before the reader
-        started."""
+        """The latest record's time.
+        `stamp_ms`: the log's stamp of a record that was there before the reader started."""
         age_ms = 0 if stamp_ms is None else self._wall_ms() - stamp_ms
         self._read_ms = record_ms + (age_ms if 0 <= age_ms <= MAX_AGE_MS else 0)
         self._read_s = self._elapsed_s()

@@ -24,6 +24,7 @@ from typer.main import get_command
 
 from penstock.errors import ConfigurationError, PenstockError
 from penstock.exits import Exit, Stop
+from penstock.text.installing import installing
 from penstock.text.texts import is_utf8
 
 T = TypeVar("T")
@@ -44,7 +45,7 @@ class Entry:
     """`module:function`; empty: a group."""
     entries: Mapping[str, "Entry"] = field(default_factory=dict)
     extra: str = ""
-    """The extra to install for it, as in `pip install 'penstock[extra]'`."""
+    """The extra to install for it, as in `pip install '.[extra]'` of a checkout."""
     interspersed: bool = True
     """Whether options may follow arguments."""
     examples: tuple[str, ...] = ()
@@ -68,8 +69,8 @@ class LazyGroup(TyperGroup):
     entries: Mapping[str, Entry] = MappingProxyType({})
 
     def fill(self, panels: Mapping[str, Mapping[str, Entry]]) -> Self:
-        """Gives the group its commands by heading; to list, complete and suggest them, names and help are
-        enough."""
+        """Gives the group its commands by heading;
+        to list, complete and suggest them, names and help are enough."""
         self.panels = panels
         self.entries = {name: entry for entries in panels.values() for name, entry in entries.items()}
         self.commands = {name: TyperCommand(name, help=entry.help) for name, entry in self.entries.items()}
@@ -97,9 +98,7 @@ class LazyGroup(TyperGroup):
         except ModuleNotFoundError as error:
             if not entry.extra or str(error.name).startswith("penstock"):
                 raise
-            text = (
-                f"`{ctx.command_path} {cmd_name}` needs {error.name}; pip install 'penstock[{entry.extra}]'"
-            )
+            text = f"`{ctx.command_path} {cmd_name}` needs {error.name}; {installing(entry.extra)}"
             raise Stop(Exit.PROBLEM, text) from error
         app = new_app()
         examples = "\n".join(("\b\nExamples:", *(f"  {line}" for line in entry.examples)))
@@ -192,7 +191,7 @@ def run(
         wrong = next((word for word in arguments if not is_utf8(word)), None)
         if wrong is None:
             raise
-        return _report(prog, f"{wrong!a} is no UTF-8 text; write it in UTF-8", Exit.BAD_SPEC)
+        return _report(prog, f"{wrong!a} is not UTF-8 text; write it in UTF-8", Exit.BAD_SPEC)
     except OSError as error:
         lost = error.errno in LOST and error.filename is None
         if error.errno not in FULL and not lost:

@@ -25,8 +25,8 @@ class LogError(PenstockError):
 
 
 class AppendFailed(LogError):
-    """The append's outcome is unknown: a placer that writes to this log drops its state and folds again (LAW
-    3)."""
+    """The append's outcome is unknown:
+    a placer that writes to this log drops its state and folds again (LAW 3)."""
 
 
 class OffsetTaken(AppendFailed):

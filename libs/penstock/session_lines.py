@@ -48,8 +48,8 @@ def line(**fields: Any) -> bytes:
 
 
 def input_of(text: bytes) -> bytes | tuple[int, int] | None:
-    """What a line to the task says: bytes of input, rows and columns, None: the input has ended. Raises
-    `BadLine`."""
+    """What a line to the task says: bytes of input, rows and columns, None:
+    the input has ended. Raises `BadLine`."""
     try:
         found = json.loads(text)
         [(name, value)] = found.items()
@@ -69,7 +69,7 @@ def size_of(text: str) -> tuple[int, int]:
     try:
         return checked_size(*map(int, text.split("x")))
     except (ValueError, TypeError) as error:
-        raise BadLine(f"{text!r} is no size of a terminal; give one such as 24x80") from error
+        raise BadLine(f"{text!r} is not a size of a terminal; give one such as 24x80") from error
 
 
 def checked_size(rows: int, columns: int) -> tuple[int, int]:

@@ -1,5 +1,5 @@
-"""TLS of clients: the certificate authorities that they trust, and the remedy where client and server do not
-fit."""
+"""TLS of clients: the certificate authorities that they trust,
+and the remedy where client and server do not fit."""
 
 import socket
 import ssl
@@ -58,8 +58,7 @@ def misfit(
         if isinstance(cause, ssl.SSLCertVerificationError):
             return (
                 f"its certificate is not accepted ({cause.verify_message}): {setting} must name the "
-                "authority that signed "
-                f"it, and the certificate must name {host}; it is {ca}"
+                f"authority that signed it, and the certificate must name {host}; it is {ca}"
             )
         if isinstance(cause, ssl.SSLEOFError | ssl.SSLZeroReturnError | ssl.SSLSyscallError):
             return None

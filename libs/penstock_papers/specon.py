@@ -125,7 +125,7 @@ class SpeCon:
             job.job_id,
             (chosen,),
             "converged",
-            f"its loss falls slower and slower, and {count_of(own)} on {current} still gain; scores: {scores}",
+            f"its loss converges, and {count_of(own)} on {current} still improve; scores: {scores}",
         )
 
     def _rebalance(self, state: CellState, hosts: Sequence[Host]) -> Sequence[Migration]:

@@ -170,8 +170,8 @@ def _report(found: Sequence[Found], seconds: float) -> str:
     lines = [
         f"{len(found)} runs, {sum(run.records for run in found):,} records in {seconds:.0f} s",
         f"queues: {len(live)} runs, {sum(bool(run.what) for run in live)} stalled; in {beyond} of them the "
-        "queue was "
-        f"longer than the window, at most {max((run.longest_queue for run in live), default=0)} jobs",
+        f"queue was longer than the window, at most {max((run.longest_queue for run in live), default=0)} "
+        "jobs",
         f"ends of ranges, read by every reader: {len(ends)} runs, {sum(bool(run.what) for run in ends)} "
         "poisoned",
     ]

@@ -1,3 +1,4 @@
 """The published figures, and the models of the papers that the product is compared with."""
 
-import penstock.runtime.single_thread  # noqa: F401 - before any table imports numpy: each core has a simulation of its own
+# Before any table imports numpy, since each core has a simulation of its own.
+import penstock.runtime.single_thread  # noqa: F401

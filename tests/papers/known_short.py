@@ -26,13 +26,12 @@ KNOWN: Mapping[str, Sequence[str]] = {
     ),
     (
         "where GPUs are left over, a choice that is predicted to be just in time has poorer odds than all "
-        "GPUs "
-        "that help"
+        "GPUs that help"
     ): (
         "genie-scale-qos: 64 GPUs: GENIE",
         "genie-scale-qos: 128 GPUs: GENIE",
     ),
-    "table balance-bound: where a node's speed is shared in proportion, moves that cost nothing bring no more": (
+    "table balance-bound: where a node's speed is shared in proportion, free moves bring no more": (
         "balance: fixed: average",
         "balance: fixed: makespan",
         "balance: fixed: best job",
@@ -60,7 +59,7 @@ KNOWN: Mapping[str, Sequence[str]] = {
         "mixes-known-noise-0.5: 50 % on 1 GPU, load 50 %, penstock",
         "mixes-known-noise-1: 50 % on 1 GPU, load 50 %, penstock",
     ),
-    "where no job ever waited it would be 1.27: at a load of 50 % hardly any does (remarks of the same rows)": (
+    "without any waiting it would be 1.27: at a load of 50 % few jobs wait (remarks of the same rows)": (
         "interleave-mixes: geometric mean",
     ),
     (
@@ -72,8 +71,7 @@ KNOWN: Mapping[str, Sequence[str]] = {
     ),
     (
         "the published loss takes ten times the contention that its text describes: the same table has it "
-        "with "
-        "that much"
+        "with that much"
     ): (
         "coda-eliminator: 0.5 % of the CPU jobs with high demand, all models; cores are halved: the same "
         "while jobs wait",
@@ -87,8 +85,7 @@ KNOWN: Mapping[str, Sequence[str]] = {
     ),
     (
         "table sharing-ablation: on Gavel's pairs two of a kind leave each other little more than half of "
-        "their "
-        "speed"
+        "their speed"
     ): (
         "sharing-k80: CNN-MNIST*8, fits",
         "sharing-k80: NeuMF*4, fits",
@@ -101,13 +98,11 @@ KNOWN: Mapping[str, Sequence[str]] = {
     ),
     (
         "with `--alone`, an ablation without groups: Tiresias itself is worse there with finer queues "
-        "(decision "
-        "115)"
+        "(decision 115)"
     ): ("interleave-alone: trace4, first 400, run times unknown",),
     (
         "with `--long`: of equally heavy matchings another one is taken, which moves this percentile by up "
-        "to a "
-        "tenth"
+        "to a tenth"
     ): (
         "fig9-long: trace4, 99th percentile of JCTs, over srtf",
         "fig9-long: trace4, 99th percentile of JCTs, over srsf",

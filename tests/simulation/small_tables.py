@@ -11,7 +11,8 @@ STEPS = """placement,local_bsz,step_time,sync_time
 11,8,1.0,0.5
 11,32,2.5,0.5
 """
-PODS = """name,cpu_milli,memory_mib,num_gpu,gpu_milli,gpu_spec,qos,pod_phase,creation_time,deletion_time,scheduled_time
+PODS = """name,cpu_milli,memory_mib,num_gpu,gpu_milli,gpu_spec,qos,pod_phase,\
+creation_time,deletion_time,scheduled_time
 a,8000,1024,1,1000,,LS,Running,0,700,100
 b,24000,1024,4,1000,,LS,Running,0,1100,100
 c,4000,1024,1,460,,LS,Running,0,400,100
@@ -48,7 +49,8 @@ def write_tables(root: Path) -> Path:
             rows = "progress,iteration,metric,grad_sqr,grad_var\n10,1,0.1,1,0\n20,2,0.5,1,0\n"
             (folder / f"validation-{batch}.csv").write_text(rows)
     files = {
-        "muri/stage_profiles.csv": "model,num_gpu,batch_size,iteration_ms,storage_cpu_ms,gpu_ms,network_ms,startup_overhead_s\n"
+        "muri/stage_profiles.csv": "model,num_gpu,batch_size,iteration_ms,storage_cpu_ms,gpu_ms,network_ms,"
+        "startup_overhead_s\n"
         + "".join(
             f"vgg16,{gpus},16,{ms},50,40,{gpus},7\n"
             for gpus, ms in ((1, 100), (2, 150), (4, 200), (8, 300), (16, 400))

@@ -314,7 +314,7 @@ DOORS: dict[str, Door] = {
         "--help", PENSTOCK_SERVER=f"http://u:{canary}@h:1", PENSTOCK_DSN=f"postgresql://u:{canary}@h/d"
     ),
     "settings": lambda canary: repr(settings(canary)),
-    "settings refused": of_url(lambda found: Settings(log_url=[found], cell_index=found))("{}"),  # type: ignore[arg-type]
+    "settings refused": of_url(lambda found: Settings(log_url=[found], cell_index=found))("{}"),
     "folder of another log": of_url(two_logs)("{}"),
     "report": lambda canary: reported("--server", f"https://u:{canary}@gateway", "version"),
 }

@@ -49,7 +49,9 @@ print(json.dumps({
     "refused": refused,
     "generators": list(generators()),
     "job_models": job_models(),
-    "imported": [name for name, module in sys.modules.items() if module and name.startswith("penstock_papers")],
+    "imported": [
+        name for name, module in sys.modules.items() if module and name.startswith("penstock_papers")
+    ],
 }))
 """
 PROGRAMS = (
@@ -93,7 +95,7 @@ def test_every_program_starts_and_a_cell_decides(found: Mapping[str, object]) ->
 def test_its_own_profile_is_the_only_one_and_others_name_their_extra(found: Mapping[str, object]) -> None:
     """Who asks for another profile is told what has it."""
     assert found["profiles"] == [DEFAULT]
-    assert found["refused"] == "'srtf' is no profile; there are penstock; penstock[papers] has more"
+    assert found["refused"] == "'srtf' is not a profile; there are penstock; penstock[papers] has more"
     assert found["generators"] == ["poisson/10-per-hour", "poisson/60-per-hour"]
     assert "muri" not in found["job_models"]  # type: ignore[operator]
 

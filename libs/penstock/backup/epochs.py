@@ -17,8 +17,8 @@ REGISTER = "epochs.json"
 
 
 def highest(copies: Path, cell: str) -> int:
-    """The highest epoch of the cell that is registered in this folder; 0: none. Raises
-    `ConfigurationError`."""
+    """The highest epoch of the cell that is registered in this folder;
+    0: none. Raises `ConfigurationError`."""
     return _read(copies / REGISTER).get(cell, 0)
 
 
@@ -38,8 +38,8 @@ def enter(copies: Path, cell: str, epoch: int) -> None:
 
 
 def choose(known: int, wanted: int | None) -> int:
-    """The epoch to begin. Raises `ConfigurationError` for a wanted one that is not above those that are
-    known."""
+    """The epoch to begin. Raises `ConfigurationError` for a wanted one
+    that is not above those that are known."""
     epoch = known + 1 if wanted is None else wanted
     if not known < epoch <= MAX_EPOCH:
         raise ConfigurationError(f"--epoch: give one above {known}, up to {MAX_EPOCH}, not {epoch}")

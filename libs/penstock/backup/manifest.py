@@ -60,8 +60,8 @@ class CopiedSchema(msgspec.Struct, frozen=True):
 
 
 class CopiedFile(msgspec.Struct, frozen=True):
-    """A file that the environment variable names, or one in the folder that it names (`path` inside that
-    folder)."""
+    """A file that the environment variable names,
+    or one in the folder that it names (`path` inside that folder)."""
 
     variable: str
     path: str
@@ -122,8 +122,7 @@ def read_manifest(copy: Path) -> Manifest:
     except FileNotFoundError as error:
         raise ConfigurationError(
             f"{copy} holds no finished copy ({MANIFEST} is missing): name the folder of a `penstock backup` "
-            "that ended "
-            "with exit code 0"
+            "that ended with exit code 0"
         ) from error
     except (OSError, msgspec.MsgspecError, TypeError, KeyError) as error:
         raise ConfigurationError(f"{path} cannot be read ({error}): use another copy") from error
@@ -135,8 +134,8 @@ def archive_in(copy: Path) -> Archive:
 
 
 def digests(copy: Path, manifest: Manifest) -> Iterator[tuple[Path, str]]:
-    """Every file of the copy and its SHA-256, segments included. Raises `ConfigurationError` for a damaged
-    index."""
+    """Every file of the copy and its SHA-256, segments included.
+    Raises `ConfigurationError` for a damaged index."""
     archive = archive_in(copy)
     for part in manifest.partitions:
         if part.sha256:

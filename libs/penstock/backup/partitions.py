@@ -34,8 +34,8 @@ class HeadFollower:
         self._proven = self.head == GENESIS
 
     def take(self, record: Record) -> None:
-        """The ledger's next record. Raises `ConfigurationError` where the read models are of another
-        ledger."""
+        """The ledger's next record.
+        Raises `ConfigurationError` where the read models are of another ledger."""
         if record.offset == self.offset:
             self._proven = record_id(record.value) == self.head.id
         if record.offset <= self.offset:
@@ -54,9 +54,8 @@ class HeadFollower:
         if not self._proven:
             raise ConfigurationError(
                 f"PENSTOCK_DSN: its read models end with record {self.head.seq} ({self.head.id}) at offset "
-                f"{self.offset}, where "
-                "the ledger has no such record: log and database do not belong together; give both of one "
-                "cell"
+                f"{self.offset}, where the ledger has no such record: log and database do not belong "
+                "together; give both of one cell"
             )
 
     def found(self) -> CopiedHead:
@@ -122,9 +121,8 @@ async def copy_back(log: Log, archive: Archive, part: CopiedPartition, counted: 
         if offsets[0] != first or offsets[-1] != first + len(messages) - 1:
             raise LogError(
                 f"another program wrote to {place.topic} partition {place.index} while it was restored "
-                f"(offset {offsets[0]}, "
-                f"not {first}): stop all services and node-reporters, empty log and database, and restore "
-                "again"
+                f"(offset {offsets[0]}, not {first}): stop all services and node-reporters, empty log and "
+                "database, and restore again"
             )
         counted(real)
 
@@ -185,8 +183,8 @@ def _fillers(place: Partition, start: int, end: int) -> list[list[Message]]:
 
 
 async def check_chain(archive: Archive, part: CopiedPartition, head: CopiedHead, counted: Counted) -> None:
-    """Reads every record of the partition; of a whole ledger the chain must lead to `head`. Raises
-    `ConfigurationError`."""
+    """Reads every record of the partition;
+    of a whole ledger the chain must lead to `head`. Raises `ConfigurationError`."""
     follower = HeadFollower(None)
     for segment in archive.index(part.place).segments if part.sha256 else ():
         records = await asyncio.to_thread(archive.read, part.place, segment)
@@ -194,7 +192,6 @@ async def check_chain(archive: Archive, part: CopiedPartition, head: CopiedHead,
         counted(len(records))
     if part.first == 0 and follower.head != Head(head.seq, head.id, head.term):
         raise ConfigurationError(
-            f"the chain of the copied ledger ends at record {follower.head.seq} ({follower.head.id}), not at "
-            f"{head.seq} "
-            f"({head.id}) as the manifest says: use another copy"
+            f"the chain of the copied ledger ends at record {follower.head.seq} ({follower.head.id}), not "
+            f"at {head.seq} ({head.id}) as the manifest says: use another copy"
         )

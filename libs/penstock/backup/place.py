@@ -25,8 +25,8 @@ class Place(NamedTuple):
 
 @asynccontextmanager
 async def running_or_stopped(folder: Path | None) -> AsyncIterator[Place]:
-    """For a backup: of a folder whose `penstock up` runs, or of one that is stopped. Raises
-    `ConfigurationError`."""
+    """For a backup: of a folder whose `penstock up` runs,
+    or of one that is stopped. Raises `ConfigurationError`."""
     if folder is None:
         yield Place(Settings.from_env(), os.environ)
         return

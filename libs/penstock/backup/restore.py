@@ -91,8 +91,7 @@ def _check_cell(manifest: Manifest, settings: Settings) -> None:
     if given != (manifest.cell, manifest.cell_index):
         raise ConfigurationError(
             f"PENSTOCK_CELL, PENSTOCK_CELL_INDEX: the copy is of cell {manifest.cell} with index "
-            f"{manifest.cell_index}, "
-            f"not of {given[0]} with {given[1]}; set them as the copied cell had them"
+            f"{manifest.cell_index}, not of {given[0]} with {given[1]}; set them as the copied cell had them"
         )
 
 

@@ -98,8 +98,7 @@ def migrations_of(copied: CopiedSchema) -> list[Migration]:
     if tuple(migration.name for migration in known[: len(copied.migrations)]) != copied.migrations:
         raise ConfigurationError(
             f"the copy of {copied.name} has migration {copied.migrations[-1]}, which this version does not "
-            "know: restore it "
-            "with the version that made it, or a newer one"
+            "know: restore it with the version that made it, or a newer one"
         )
     return known[: len(copied.migrations)]
 

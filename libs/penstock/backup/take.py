@@ -124,8 +124,8 @@ async def _copy(
 
 
 class _Source(NamedTuple):
-    """The copied log and tables, as of the beginning of the copy. `follower`: of the ledger, the first of
-    `spans`."""
+    """The copied log and tables, as of the beginning of the copy.
+    `follower`: of the ledger, the first of `spans`."""
 
     log: Log
     spans: Sequence[Span]

@@ -1,5 +1,5 @@
-"""Verification of a copy, with nothing but its folder: every digest, and the chain of the ledger's
-records."""
+"""Verification of a copy, with nothing but its folder: every digest,
+and the chain of the ledger's records."""
 
 import asyncio
 from pathlib import Path
@@ -10,8 +10,8 @@ from penstock.backup.progress import Progress
 
 
 async def check_digests(copy: Path, manifest: Manifest) -> int:
-    """Reads every file; returns how many there are. Raises `ConfigurationError` for one that is missing or
-    altered."""
+    """Reads every file; returns how many there are.
+    Raises `ConfigurationError` for one that is missing or altered."""
 
     def check() -> int:
         count = 0
@@ -24,8 +24,8 @@ async def check_digests(copy: Path, manifest: Manifest) -> int:
 
 
 async def verify(copy: Path, progress: Progress) -> tuple[Manifest, int]:
-    """The manifest, and the number of files. Raises `ConfigurationError` for a copy that cannot be
-    restored."""
+    """The manifest, and the number of files.
+    Raises `ConfigurationError` for a copy that cannot be restored."""
     manifest = read_manifest(copy)
     progress.expect(manifest.partitions[0].records)
     count = await check_digests(copy, manifest)

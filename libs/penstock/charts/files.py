@@ -1,5 +1,5 @@
-"""Files of a report, the options `--report FILE.html` and `--png DIR`: checked before the work, written after
-it."""
+"""Files of a report, the options `--report FILE.html` and `--png DIR`: checked before the work,
+written after it."""
 
 import os
 from pathlib import Path
@@ -31,8 +31,8 @@ def check(page: Path | None, png: Path | None) -> None:
 
 
 def write(found: Page, page: Path | None, png: Path | None, errors: Console) -> None:
-    """Writes the files that were asked for and lists them on `errors`. Raises `BadCommand` where the disk
-    refuses."""
+    """Writes the files that were asked for and lists them on `errors`.
+    Raises `BadCommand` where the disk refuses."""
     if page is None and png is None:
         return
     from penstock.charts.render import html, save_all  # Altair takes 0.3 s

@@ -41,7 +41,8 @@ def html(page: Page) -> str:
         for number, drawing in enumerate(section.drawings)
         for place, panel in enumerate(drawing.panels)
     }
-    library = vl_convert.javascript_bundle()  # type: ignore[call-arg]  # its stub lacks the default; cached: 1.3 s
+    # Its stub lacks the default value; it takes 1.3 s, and the result is cached.
+    library = vl_convert.javascript_bundle()  # type: ignore[call-arg]
     return environment.get_template("page.html").render(
         page=page,
         charts=charts,

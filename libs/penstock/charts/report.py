@@ -1,5 +1,5 @@
-"""Data model of a report: sections with texts, tables and chart definitions; no chart library is loaded
-here."""
+"""Data model of a report: sections with texts, tables and chart definitions;
+no chart library is loaded here."""
 
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, NamedTuple, TypeAlias
@@ -45,8 +45,8 @@ class Drawing(NamedTuple):
 
 
 class Section(NamedTuple):
-    """One section. `key`: anchor and file name. `facts`: (label, text). `legend`: (name, colour) of all
-    panels."""
+    """One section. `key`: anchor and file name. `facts`: (label, text).
+    `legend`: (name, colour) of all panels."""
 
     key: str
     title: str

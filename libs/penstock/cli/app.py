@@ -77,7 +77,7 @@ PANELS: Mapping[str, Mapping[str, Entry]] = MappingProxyType(
                 },
             ),
             "report": Entry(
-                "Report and plot the history of a cell: where and when jobs ran, which waited, what was free.",
+                "Report and plot the history of a cell: where and when jobs ran and waited, what was free.",
                 f"{SIMULATOR}.report:report",
                 extra="simulator",
             ),
@@ -465,7 +465,7 @@ def run(arguments: Sequence[str], session: Session | None = None) -> int:
     """Runs one command line without the leading `penstock`; returns its exit code (`penstock.exits`)."""
     session = session or Session(without_passwords(shlex.join(["penstock", *arguments])))
     if zone := unknown_zone():
-        print(f"penstock: TZ={zone} is no time zone of this machine; times are in UTC", file=sys.stderr)
+        print(f"penstock: TZ={zone} is not a time zone of this machine; times are in UTC", file=sys.stderr)
     return commandline.run(tree(), hoist(arguments), "penstock", session, _remedy)
 
 

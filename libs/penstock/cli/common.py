@@ -1,5 +1,5 @@
-"""Shared parts of the commands: the gateway of this call, `-o`, and the search for a job by id, prefix or
-name."""
+"""Shared parts of the commands: the gateway of this call, `-o`,
+and the search for a job by id, prefix or name."""
 
 import re
 import threading

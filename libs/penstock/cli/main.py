@@ -13,7 +13,8 @@ def usable_streams() -> None:
     for number, name in enumerate(("stdin", "stdout", "stderr")):
         if getattr(sys, name) is None:
             os.open(os.devnull, os.O_RDWR)  # takes the lowest number, which is this one
-            setattr(sys, name, open(number, "w" if number else "r", closefd=False))  # noqa: SIM115 - until the end
+            stream = open(number, "w" if number else "r", closefd=False)  # noqa: SIM115 - until the end
+            setattr(sys, name, stream)
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="replace")
 

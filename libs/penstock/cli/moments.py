@@ -21,8 +21,8 @@ def moment(text: str, now_ms: int) -> dict[str, int]:
 
 
 def since(text: str | None, now_ms: int) -> dict[str, int | str]:
-    """The moment of `--since`: `since`, which counts by the clock of each node, or `since_ms`. Raises
-    `Stop`."""
+    """The moment of `--since`: `since`, which counts by the clock of each node,
+    or `since_ms`. Raises `Stop`."""
     if text is None:
         return {}
     if re.fullmatch(DURATION_PATTERN, text):

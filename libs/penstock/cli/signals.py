@@ -31,8 +31,8 @@ def exit_code(stop: KeyboardInterrupt) -> Exit:
 
 @contextmanager
 def terminable() -> Iterator[None]:
-    """SIGTERM raises `Terminated`, SIGHUP `HungUp` within the block; a signal that is ignored (`nohup`) stays
-    so."""
+    """SIGTERM raises `Terminated`, SIGHUP `HungUp` within the block;
+    a signal that is ignored (`nohup`) stays so."""
 
     def stopped(number: int, frame: object) -> None:
         raise Terminated if number == signal.SIGTERM else HungUp

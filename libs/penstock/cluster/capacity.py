@@ -42,15 +42,15 @@ class Shortfall(NamedTuple):
 
 
 def never_fits(state: CellState, demand: Demand) -> str | None:
-    """`reason: detail` when not even the empty cell can hold the gang, else None. None if there is no
-    node."""
+    """`reason: detail` when not even the empty cell can hold the gang, else None.
+    None if there is no node."""
     short = shortfall(state.index, demand)
     return None if short is None else f"{short.reason}: {short.detail}"
 
 
 def shortfall(index: NodeIndex, demand: Demand) -> Shortfall | None:
-    """The first resource that the empty cell lacks; O(shapes), and less for a gang that fits the first
-    ones."""
+    """The first resource that the empty cell lacks;
+    O(shapes), and less for a gang that fits the first ones."""
     roles = [("worker", demand.worker, demand.workers)]
     if demand.parameter_servers:
         roles.append(("parameter server", demand.parameter_server, demand.parameter_servers))

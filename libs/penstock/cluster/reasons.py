@@ -89,23 +89,22 @@ ADVICE: Mapping[Reason, Advice] = MappingProxyType(
         ),
         Reason.OVERTAKE_LIMIT: Advice(
             "The first job in the queue has been overtaken as often as allowed; all jobs behind it wait.",
-            "Wait until the first job in the queue is placed (`penstock queue` shows it), or cancel that job.",
+            "Wait until the first job in the queue starts (`penstock queue` shows it), or cancel that job.",
         ),
         Reason.BEHIND_IN_QUEUE: Advice(
             "Jobs before it in the queue come first.", "Wait; `penstock queue` shows the jobs ahead."
         ),
         Reason.OUTRANKED: Advice(
             "The profile prefers other jobs, and they need the GPUs.",
-            "Wait until one of them ends (`penstock top`), or ask for less: fewer GPUs or a shorter run rank "
-            "earlier "
-            "in most profiles.",
+            "Wait until one of them ends (`penstock top`), or ask for less: fewer GPUs or a shorter run "
+            "rank earlier in most profiles.",
         ),
         Reason.BATCH_WINDOW: Advice(
-            "Jobs arrive fast, and it waits for a plan for all of them.",
-            "Wait; without a plan it is tried by itself when the window is over.",
+            "Jobs arrive fast; it waits for a plan that places all of them.",
+            "Wait; if no plan comes in time, it is placed alone.",
         ),
         Reason.AWAITING_STOPS: Advice(
-            "Jobs that come later are being stopped for it; its nodes are reserved.",
+            "Lower-ranked jobs are being stopped for it; its nodes are reserved.",
             "Wait until they have stopped; `penstock describe` shows how long they may take.",
         ),
         Reason.NODES_KEPT: Advice(
@@ -124,11 +123,11 @@ ADVICE: Mapping[Reason, Advice] = MappingProxyType(
             "may place the job.",
         ),
         Reason.NODES_EXCLUDED: Advice(
-            "Nodes are not among those that the job allows (`nodes`).",
-            "Wait until others are free, or allow more of them.",
+            "The job does not allow these nodes (`nodes`).",
+            "Wait until an allowed node is free, or allow more nodes.",
         ),
         Reason.NODES_CORDONED: Advice(
-            "Nodes that could take it are cordoned; nothing new is placed there until an operator ends that.",
+            "Nodes that could take it are cordoned; no new job is placed there until they are uncordoned.",
             "Ask the operator who cordoned them (`penstock get nodes -o wide` names them), or end it with "
             "`penstock node uncordon`.",
         ),
@@ -136,11 +135,10 @@ ADVICE: Mapping[Reason, Advice] = MappingProxyType(
             "Nodes that could take it are suspect: jobs failed there one after another, whoever they "
             "belonged to.",
             "Wait for a probe, which starts there by itself; or look at the node (`penstock doctor` names "
-            "it) and use it "
-            "again with `penstock node uncordon`.",
+            "it) and use it again with `penstock node uncordon`.",
         ),
         Reason.NODES_SUSPECT: Advice(
-            "Nodes that could take it are silent; nothing new is placed there until they report again.",
+            "Nodes that could take it are silent; no new job is placed there until they report again.",
             "Check the silent nodes (`penstock get nodes`).",
         ),
         Reason.GPUS_TOO_FEW: Advice(
@@ -171,7 +169,7 @@ ADVICE: Mapping[Reason, Advice] = MappingProxyType(
             "Ask for less bandwidth per task, or wait.",
         ),
         Reason.GPU_NEIGHBOURS: Advice(
-            "Partly given GPUs have room for it, but it does not join the jobs there.",
+            "Shared GPUs have room for it, but the profile does not place it beside the jobs there.",
             "Wait until one of them ends, or ask for a share yourself (`gpu_share`), which is given wherever "
             "it fits.",
         ),
@@ -180,7 +178,7 @@ ADVICE: Mapping[Reason, Advice] = MappingProxyType(
             "Wait until more is free, or ask for fewer workers.",
         ),
         Reason.NEVER_FITS_NODES: Advice(
-            "No node of the cell is among those that the job allows (`nodes`).",
+            "The job allows no node of this cell (`nodes`).",
             "Correct `nodes` (`penstock get nodes -o wide` lists names and labels), or add such a node.",
         ),
         Reason.NEVER_FITS_GPUS: Advice(

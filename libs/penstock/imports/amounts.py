@@ -48,7 +48,7 @@ def amount(section: Keys, name: str, text: str, field: str) -> dict[str, Any]:
     value, ranged = least(text)
     found = cores(value) if field == "cores" else memory(value, bare_mib=1_024, binary=True)
     if found is None:
-        section.note(name, f"{text[:32]!r} is no amount; left out", needed=True)
+        section.note(name, f"{text[:32]!r} is not an amount; left out", needed=True)
         return {}
     if ranged:
         section.note(name, f"{text} is a range; {field} is exactly {found}")
@@ -70,7 +70,7 @@ def slurm_time(text: str) -> str | None:
         return None
     found = CLOCK.fullmatch(text.strip())
     if found is None:
-        raise ValueError(f"{text[:32]!r} is no time limit; left out")
+        raise ValueError(f"{text[:32]!r} is not a time limit; left out")
     days, first, second, third = (None if part is None else int(part) for part in found.groups())
     if days is not None:
         seconds = days * 86_400 + (first or 0) * 3_600 + (second or 0) * 60 + (third or 0)
@@ -88,7 +88,7 @@ def duration(text: str) -> str | None:
         return None
     found = re.fullmatch(r"([0-9]+(?:\.[0-9]+)?)\s*([smhdw]?)[a-z]*", plain)
     if found is None:
-        raise ValueError(f"{text[:32]!r} is no duration; left out")
+        raise ValueError(f"{text[:32]!r} is not a duration; left out")
     return show(round(float(found[1]) * SECONDS[found[2] or "s"] * 1_000), MS_PER_UNIT)
 
 

@@ -94,7 +94,7 @@ def convert(text: str, name: str) -> Imported:
     except yaml.MarkedYAMLError as error:
         mark_at = error.problem_mark
         where = f"line {mark_at.line + 1}, column {mark_at.column + 1}: " if mark_at else ""
-        raise NotConvertible(f"{where}is no valid YAML: {problem_of(error)}") from error
+        raise NotConvertible(f"{where}is not valid YAML: {problem_of(error)}") from error
     except (yaml.YAMLError, RecursionError) as error:
         raise NotConvertible("is neither YAML nor a script with #SBATCH lines") from error
     converted = [(document, _converted(document)) for document in documents]

@@ -37,7 +37,7 @@ class Keys:
         if isinstance(found, Mapping):
             self.found = {str(name): value for name, value in found.items()}
         elif found is not None:
-            self.note("", "is no mapping; left out", needed=True)
+            self.note("", "is not a mapping; left out", needed=True)
 
     def __contains__(self, name: str) -> bool:
         return self.found.get(name) is not None
@@ -62,7 +62,7 @@ class Keys:
             return value
         if isinstance(value, bool | int | float):
             return str(value).lower() if isinstance(value, bool) else str(value)
-        self.note(name, "is no text; left out", needed=True)
+        self.note(name, "is not a text; left out", needed=True)
         return None
 
     def whole(self, name: str) -> int | None:
@@ -73,7 +73,7 @@ class Keys:
         try:
             return int(text)
         except ValueError:
-            self.note(name, f"{text[:32]!r} is no whole number; left out", needed=True)
+            self.note(name, f"{text[:32]!r} is not a whole number; left out", needed=True)
             return None
 
     def part(self, name: str) -> "Keys":
@@ -89,7 +89,7 @@ class Keys:
             for number, one in enumerate(value):
                 yield Keys(one, f"{self.at(name)}[{number}]", self.notes)
         elif value is not None:
-            self.note(name, "is no list; left out", needed=True)
+            self.note(name, "is not a list; left out", needed=True)
 
     def texts(self, name: str) -> list[str]:
         """A list of texts, or the one that stands in its place."""
@@ -98,7 +98,7 @@ class Keys:
             return []
         items = value if isinstance(value, list) else [value]
         if not all(isinstance(one, str | int | float) for one in items):
-            self.note(name, "is no list of texts; left out", needed=True)
+            self.note(name, "is not a list of texts; left out", needed=True)
             return []
         return [str(one).lower() if isinstance(one, bool) else str(one) for one in items]
 

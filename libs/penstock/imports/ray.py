@@ -99,7 +99,7 @@ def _gpus(job: Keys, name: str) -> int:
     try:
         number = float(text or 0)
     except ValueError:
-        job.note(name, "is no number; left out", needed=True)
+        job.note(name, "is not a number; left out", needed=True)
         return 0
     if number % 1:
         job.note(name, f"{number:g} is rounded up; `gpu_share` is a part of one GPU")
@@ -129,7 +129,9 @@ def _runtime(runtime: Keys) -> tuple[dict[str, Any], list[str]]:
     folder = runtime.text("working_dir")
     if folder is not None and "://" in folder:
         runtime.note(
-            "working_dir", "is no folder of this machine; fetch it in the script, or give `sync`", needed=True
+            "working_dir",
+            "is not a folder of this machine; fetch it in the script, or give `sync`",
+            needed=True,
         )
     elif folder is not None:
         fields["sync"] = folder
@@ -182,7 +184,7 @@ def convert_manifest(found: Mapping[str, Any]) -> Imported:
         environment = yaml.safe_load(text) if text else None
     except yaml.YAMLError:
         environment = None
-        spec.note("runtimeEnvYAML", "is no valid YAML; left out", needed=True)
+        spec.note("runtimeEnvYAML", "is not valid YAML; left out", needed=True)
     more, before = _runtime(Keys(environment, "spec.runtimeEnvYAML", notes))
     fields |= more
     _cluster(spec, fields)

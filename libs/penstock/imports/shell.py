@@ -61,7 +61,8 @@ FUNCTIONS: Mapping[str, tuple[str, str]] = MappingProxyType(
     {
         "srun": (
             "srun() { local at=; while :; do case ${1-} in -w*|--nodelist*) at=1;; esac; case ${1-} in "
-            "--*=*|-[a-zA-Z]?*|-u|-l|--exclusive|--exact|--label|--overlap|--pty|--unbuffered|--kill-on-bad-exit) "
+            "--*=*|-[a-zA-Z]?*|-u|-l|--exclusive|--exact|--label|--overlap|--pty|--unbuffered|"
+            "--kill-on-bad-exit) "
             "shift;; -*) shift 2;; *) break;; esac; done; "
             'if [ "$at" ] && [ "${1-}" = hostname ]; then echo "${MASTER_ADDR:-127.0.0.1}"; else "$@"; fi; }',
             "each worker runs the whole script, so that it starts its command once, in the same worker; "
@@ -81,7 +82,7 @@ ABSENT: Mapping[str, tuple[str, bool]] = MappingProxyType(
         "mpiexec": ("starts processes by itself; each worker of Penstock is one process: remove it", True),
         "sbatch": ("is not there; submit by `penstock submit`", True),
         "module": (
-            "works where nodes have environment modules; else name programs by --conda, --venv or --container",
+            "works where nodes have environment modules; else use --conda, --venv or --container",
             False,
         ),
         "conda": (

@@ -73,7 +73,7 @@ def convert(found: Mapping[str, Any]) -> Imported:
         fields["sync"] = folder
     elif folder is not None:
         task.note(
-            "workdir", "is no folder of this machine; clone it in the script, or give `sync`", needed=True
+            "workdir", "is not a folder of this machine; clone it in the script, or give `sync`", needed=True
         )
     fields |= _variables(task)
     task.own_priority()
@@ -161,7 +161,7 @@ def accelerators(resources: Keys, name: str) -> tuple[list[str], int, float | No
     except ValueError:
         counts = set()
     if not models or not counts:
-        resources.note(name, "is no list of accelerators; write `gpus` and `gpu_models`", needed=True)
+        resources.note(name, "is not a list of accelerators; write `gpus` and `gpu_models`", needed=True)
         return [], 0, None
     if any(model.lower().startswith("tpu") for model in models):
         resources.note(name, "TPUs have no equivalent; there are GPUs alone", needed=True)

@@ -232,7 +232,7 @@ class Options:
             return None
         found = re.fullmatch(r"([0-9]+)(?:-[0-9]+)?", text)
         if found is None or int(found[1]) < 1:
-            self.note(name, f"{text[:32]!r} is no whole number; left out", needed=True)
+            self.note(name, f"{text[:32]!r} is not a whole number; left out", needed=True)
             return None
         if "-" in text:
             self.note(name, f"{text} is a range; {found[1]} is taken")
@@ -366,7 +366,7 @@ def _memory(options: Options, *, nodes: int, workers: int, cores: int, gpus: int
             continue
         amount = re.fullmatch(r"([0-9]+)([KMGT]?)B?", text, re.IGNORECASE)
         if amount is None:
-            options.note(name, f"{text[:32]!r} is no size; left out", needed=True)
+            options.note(name, f"{text[:32]!r} is not a size; left out", needed=True)
             continue
         size = memory(f"{int(amount[1]) * factor:.6f}{amount[2] or 'M'}", bare_mib=1, binary=True)
         if size is not None:

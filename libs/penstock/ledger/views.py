@@ -124,8 +124,8 @@ def move(job: JobState) -> Row | None:
 
 
 def unproven(nodes: Mapping[str, NodeState], job: JobState) -> list[dict[str, str]]:
-    """The job's tasks on silent nodes: whether they run, and whether a stop order has arrived, is not
-    known."""
+    """The job's tasks on silent nodes: whether they run,
+    and whether a stop order has arrived, is not known."""
     return [
         {
             "task_id": task_id,

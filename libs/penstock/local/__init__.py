@@ -1,2 +1,2 @@
-"""Local installation on one machine: embedded Postgres, all services, virtual nodes, the demo, `penstock
-doctor`."""
+"""Local installation on one machine: embedded Postgres, all services, virtual nodes,
+the demo, `penstock doctor`."""

@@ -58,8 +58,8 @@ def _run(work: Callable[[], Coroutine[Any, Any, int]], *, interrupted: Exit) -> 
 
 
 async def _until_stopped(work: Callable[[], Coroutine[Any, Any, int]], *, interrupted: Exit) -> int:
-    """Runs `work`; the first stop signal cancels it, further ones change nothing: the end is bounded in
-    time."""
+    """Runs `work`; the first stop signal cancels it, further ones change nothing:
+    the end is bounded in time."""
     from penstock.runtime.race import first_of
 
     stop = asyncio.Event()

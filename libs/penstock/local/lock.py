@@ -14,8 +14,8 @@ from penstock.text.redaction import without_password
 
 
 def announce(lock: IO[str], url: str) -> None:
-    """Writes this process's id and the gateway's URL into the lock file, for the message of a second
-    process."""
+    """Writes this process's id and the gateway's URL into the lock file,
+    for the message of a second process."""
     lock.seek(0)
     lock.truncate()
     json.dump({"pid": os.getpid(), "url": url}, lock)

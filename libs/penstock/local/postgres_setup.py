@@ -37,8 +37,8 @@ from penstock_services.gateway.shell.store import gateway_schema
 
 SERVICE_NAME = re.compile(r"[a-z][a-z-]{0,40}")
 READERS = ("batcher", "contention-guard", "estimator", "gateway", "migrator", "placer")
-"""Services that may read the read models and snapshots. All of them read the ledger, from which these are
-computed."""
+"""Services that may read the read models and snapshots.
+All of them read the ledger, from which these are computed."""
 
 
 def schemas(cell: str) -> dict[str, str]:
@@ -83,7 +83,7 @@ async def prepare(
     services = sorted({*owned, *READERS, *(rights if with_log else ())})
     for service in services:
         if not SERVICE_NAME.fullmatch(service):
-            raise ConfigurationError(f"--rights: {service!r} is no service; use small letters and -")
+            raise ConfigurationError(f"--rights: {service!r} is not a service; use small letters and -")
     if nodes and (not with_log or NODE_REPORTER not in rights):
         raise ConfigurationError(f"--node: needs the log in this database, and {NODE_REPORTER} in --rights")
     roles = {service: role_of(service) for service in services}

@@ -76,8 +76,8 @@ async def _serve(
 async def all_services(
     settings: Settings, log: Log | None, log_file: Path, failed: "asyncio.Future[None]"
 ) -> AsyncIterator[None]:
-    """Runs all services inside the block; `failed` gets the error of the first that cannot go on. Raises
-    `ServiceFailed`."""
+    """Runs all services inside the block;
+    `failed` gets the error of the first that cannot go on. Raises `ServiceFailed`."""
     stop = asyncio.Event()
     ready = {name: asyncio.Event() for name in NAMES}
     tasks: list[asyncio.Task[None]] = []

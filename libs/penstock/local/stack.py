@@ -70,8 +70,8 @@ class Running(NamedTuple):
 
     url: str
     failed: "asyncio.Future[None]"
-    """Pending while all is well; gets the first error of a service, node-reporter or server that cannot go
-    on."""
+    """Pending while all is well;
+    gets the first error of a service, node-reporter or server that cannot go on."""
 
     async def until_failure(self) -> None:
         """Never returns; raises that error."""

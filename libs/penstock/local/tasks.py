@@ -34,8 +34,8 @@ def end_leftover_tasks(nodes: Path) -> int:
 
 
 def reap_orphans() -> None:
-    """Reaps every ended child. To be called last: no other code may still wait for a child of this
-    process."""
+    """Reaps every ended child. To be called last:
+    no other code may still wait for a child of this process."""
     with suppress(ChildProcessError):
         while os.waitpid(-1, os.WNOHANG)[0]:
             continue

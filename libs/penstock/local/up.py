@@ -1,5 +1,5 @@
-"""`penstock up`: starts the local installation, prints each part that is up, and runs until it is
-interrupted."""
+"""`penstock up`: starts the local installation, prints each part that is up,
+and runs until it is interrupted."""
 
 import asyncio
 import os

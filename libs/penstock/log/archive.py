@@ -83,8 +83,8 @@ class Archive:
         self.folder = Path(folder)
 
     def index(self, partition: Partition) -> Index:
-        """The partition's index, empty where nothing is archived. Raises `ConfigurationError` for a damaged
-        one."""
+        """The partition's index, empty where nothing is archived.
+        Raises `ConfigurationError` for a damaged one."""
         path = self.folder_of(partition) / INDEX
         try:
             index = msgspec.json.decode(path.read_bytes(), type=Index)
@@ -136,8 +136,7 @@ class Archive:
         if found != digest:
             raise ConfigurationError(
                 f"segment {path} of the archive was altered: its sha256 is {found}, and {digest} in the "
-                "index. Restore it "
-                "from a copy"
+                "index. Restore it from a copy"
             )
         return packed
 

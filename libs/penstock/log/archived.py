@@ -54,28 +54,24 @@ class ArchivedLog(LogOver):
         if index.end < begin:
             raise ConfigurationError(
                 f"{where} up to offset {index.end}, and the log begins at {begin}: what lies between is "
-                "missing. Restore the "
-                "newest copy of the archive"
+                "missing. Restore the newest copy of the archive"
             )
         end = (await self.inner.end_offsets([place]))[place]
         if 0 < end < index.end:
             raise ConfigurationError(
                 f"{where} up to offset {index.end}, and the log ends at {end}: the log was restored from a "
-                "backup that is older than the "
-                "archive. Restore a newer backup of the log; or the copy of the archive that is as old as "
-                "the backup. Without "
-                f"one move {self.archive.folder} away: what lies before offset {begin} can then not be "
-                "looked back at"
+                "backup that is older than the archive. Restore a newer backup of the log; or the copy of "
+                f"the archive that is as old as the backup. Without one move {self.archive.folder} away: "
+                f"what lies before offset {begin} can then not be looked back at"
             )
         last = (await records_at(self.inner, {place: index.end - 1}))[place]
         if last is None or record_id(last.value) != index.last_id:
             there = "there is no record" if last is None else f"that is {record_id(last.value)}"
             raise ConfigurationError(
                 f"{where}, but of another log: its record at offset {index.end - 1} is {index.last_id}, and "
-                f"in this log {there}. "
-                "Give each log its own PENSTOCK_ARCHIVE; or, where this topic was created anew and accepted, "
-                "move its folder away; or, "
-                "where the log was restored from a backup, restore the copy of the archive that is as old"
+                f"in this log {there}. Give each log its own PENSTOCK_ARCHIVE; or, where this topic was "
+                "created anew and accepted, move its folder away; or, where the log was restored from a "
+                "backup, restore the copy of the archive that is as old"
             )
 
 

@@ -130,7 +130,7 @@ class GroupCommit:
                 self._resolve_partly(shares, error.outcomes)
             except PenstockError as error:
                 self._fail([call for call, _ in shares], error)
-            except Exception as error:  # noqa: BLE001 - passed to every caller below; the writer itself must live on
+            except Exception as error:  # noqa: BLE001 - every caller below gets it; the writer lives on
                 failed = AppendFailed(f"{self._name}: {type(error).__name__}: {error}")
                 failed.__cause__ = error
                 self._fail([call for call, _ in shares], failed)
@@ -175,8 +175,8 @@ class GroupCommit:
     def _resolve_partly(
         self, shares: list[tuple[_Call, int]], outcomes: Sequence[int | PenstockError]
     ) -> None:
-        """Resolves each call by its own messages only: a forbidden write of another call is not its
-        failure."""
+        """Resolves each call by its own messages only:
+        a forbidden write of another call is not its failure."""
         at = 0
         for call, count in shares:
             part = outcomes[at : at + count]

@@ -51,7 +51,7 @@ def read_rights(path: Path) -> Rights:
     except (OSError, yaml.YAMLError) as error:
         raise ConfigurationError(f"--rights {path}: {error}") from error
     if not isinstance(table, dict) or not all(isinstance(verbs, dict) for verbs in table.values()):
-        raise ConfigurationError(f"--rights {path}: is no table; see infra/kafka/acls.yaml")
+        raise ConfigurationError(f"--rights {path}: is not a table; see infra/kafka/acls.yaml")
     for identity, verbs in table.items():
         for verb, names in verbs.items():
             unknown = sorted(set(names) - ({GUARD_GROUPS} if verb == JOIN else set(Topic)))
@@ -122,8 +122,8 @@ def prepare_kafka(
         typer.Option(metavar="IDENTITY", help="Take away all rights of this identity, at once; repeatable."),
     ] = None,
 ) -> None:
-    """Prepare a Kafka for Penstock: its topics, and the rights of each service. May be run again at any
-    time."""
+    """Prepare a Kafka for Penstock: its topics, and the rights of each service.
+    May be run again at any time."""
     if not url:
         raise ConfigurationError(
             "URL: not given; give kafka://[user:password@]host:port, or set PENSTOCK_LOG"

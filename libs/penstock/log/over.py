@@ -1,5 +1,5 @@
-"""A log over another one: everything is the inner log's, but for what a subclass reads in a way of its
-own."""
+"""A log over another one: everything is the inner log's,
+but for what a subclass reads in a way of its own."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Self, TypeVar

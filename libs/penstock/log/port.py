@@ -80,8 +80,8 @@ class Log(Protocol):
 
     @property
     def conditional(self) -> bool:
-        """Whether `append` is a compare-and-append for messages with `at`, atomic over all partitions of one
-        batch."""
+        """Whether `append` is a compare-and-append for messages with `at`,
+        atomic over all partitions of one batch."""
         ...
 
     async def start(self) -> Self:

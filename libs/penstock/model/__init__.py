@@ -1,2 +1,2 @@
-"""Types of a cluster (cell, domain, rack, node, GPU, task, gang, job), events, and state transitions; pure
-values."""
+"""Types of a cluster (cell, domain, rack, node, GPU, task, gang, job), events,
+and state transitions; pure values."""

@@ -19,8 +19,8 @@ ANSWER_WITHIN_MS = 10_000
 
 
 class ReadVersion(Value, frozen=True, kw_only=True):
-    """A version of a job or node that a proposal was computed from; if it has changed, the proposal
-    conflicts."""
+    """A version of a job or node that a proposal was computed from;
+    if it has changed, the proposal conflicts."""
 
     kind: Literal["job", "node"]
     id: Identifier

@@ -44,7 +44,8 @@ class Allocation:
         """Whether a unit waits only for the next record."""
 
     def give(self, gangs: Gangs) -> tuple[Placed, ...] | str | None:
-        """Places for the unit's gangs; None: it waits for stops; or what is lacking even after them."""
+        """Allocates to the unit's gangs. Returns their places where they start, a text that names the lacking
+        resource where they do not fit even after all stops, and None where the unit waits for stops."""
         nodes = [node_id for _, names in gangs for node_id in names]
         if not self._blocked(nodes) and all(job.status is JobStatus.QUEUED for job, _ in gangs):
             found = self._now.place(gangs)
@@ -64,11 +65,12 @@ class Allocation:
         return None
 
     def form(self, members: Members, *, waits: bool, fit_then: bool = False) -> Formed | Refusal | None:
-        """A group; None: it waits for stops, only if `waits`; or why it cannot be formed, even after them.
-        Its members are never successors of other jobs.
+        """Forms a group, whose members are never successors of other jobs. Returns the group where it starts,
+        the refusal where it cannot be formed even after all stops, and None where it waits for stops (only if
+        `waits`).
 
-        `fit_then`: it is already known to fit when all jobs that are being stopped have ended; it is tested
-        again once no job is being stopped on its nodes.
+        `fit_then`: the group is known to fit after all stops; it is tested again once no job is being stopped
+        on its nodes.
         """
         nodes = [node_id for _, names in members for node_id in names]
         blocked = self._blocked(nodes)
@@ -129,7 +131,7 @@ class Allocation:
         if self._too_many(nodes):
             return f"{MAX_TASKS} tasks start in one record; propose it again"
         reserved = min(self._reserved.intersection(nodes), default=None)
-        return "" if reserved is None else f"what is free of {reserved} is reserved for a unit before it"
+        return "" if reserved is None else f"the free part of {reserved} is reserved for an earlier unit"
 
     def _taken(self, places: Sequence[TaskPlacement]) -> None:
         """Books these places on the later view, too. Where no job is being stopped there is only one view."""

@@ -38,13 +38,13 @@ def running(state: CellState, task_id: str) -> Running | Refusal:
     job = state.jobs.get(task_id.rsplit(".", 2)[0])
     task = None if job is None else job.tasks.get(task_id)
     if job is None or task is None:
-        return Refusal("unknown_job", f"{task_id} is no task of a job that runs")
+        return Refusal("unknown_job", f"{task_id} is not a task of a running job")
     node = state.nodes[task.place.node_id]
     if task.status is not TaskStatus.RUNNING or job_of_task(state, task.place.node_id, task_id) is not job:
         return Refusal("wrong_state", f"{task_id} is {task.status}, not running")
     if next_jobs := followers(state, job):
         return Refusal(
-            "wrong_state", f"{job.job_id} comes to its end: {', '.join(next_jobs)} gets its cores then"
+            "wrong_state", f"{job.job_id} is about to end, and {', '.join(next_jobs)} gets its cores"
         )
     if node.status is not NodeStatus.READY:
         return Refusal("wrong_state", f"{task_id} runs on {task.place.node_id}, which is {node.status}")
@@ -72,7 +72,7 @@ def refused(state: CellState, proposal: Adjusting) -> Refusal | None:
             )
         return None
     if proposal.cores > len(found.task.place.cores) and node_id in reserved_nodes(state):
-        return Refusal("infeasible", f"what is free of {node_id} is reserved for a proposed plan")
+        return Refusal("infeasible", f"the free part of {node_id} is reserved for a proposed plan")
     room = usable_cores(state, found)
     if proposal.cores > room:
         free = found.node.free_core_mask.bit_count()
@@ -85,8 +85,8 @@ def refused(state: CellState, proposal: Adjusting) -> Refusal | None:
 
 
 def cause_of(proposal: Adjusting) -> AdjustmentCause:
-    """Cause of the decision: a service that names none is bounded like one that does; an operator has no
-    cause."""
+    """Cause of the decision: a service that names none is bounded like one that does;
+    an operator has no cause."""
     return "" if proposal.by else proposal.cause or "other"
 
 
@@ -101,7 +101,7 @@ def _slows_training(state: CellState, found: Running, proposal: Adjusting) -> st
         least = min(found.task.placed_cores, len(found.task.place.cores))
         slows = proposal.cores < least and not _searched(state, found, proposal)
     if slows or proposal.cause == "contention":
-        return f"belongs to {found.job.job_id}, which has GPUs: such jobs are not slowed for others"
+        return f"belongs to {found.job.job_id}, which has GPUs: jobs with GPUs are not slowed"
     return None
 
 
@@ -144,7 +144,7 @@ def _adjusted_enough(found: Running, proposal: Adjusting) -> str | None:
     if cause == "probe" and found.job.group:
         return "is a member of a group, whose cores are held together"
     if cause in ("probe", "settled") and task.cores_settled:
-        return "has had its cores settled: that happens once per attempt"
+        return "has its final cores already: a search runs once per attempt"
     if cause == "probe" and task.core_probes >= MAX_CORE_PROBES:
         return (
             f"was tried with {task.core_probes} numbers of cores: no more than {MAX_CORE_PROBES} are allowed"
@@ -184,8 +184,8 @@ def usable_cores(state: CellState, found: Running) -> int:
 
 
 def cores_of(state: CellState, found: Running, count: int) -> tuple[int, ...]:
-    """`count` ≤ `usable_cores` cores: first its own, then its group's, then free ones, each lowest first;
-    ascending."""
+    """`count` ≤ `usable_cores` cores: first its own, then its group's, then free ones,
+    each lowest first; ascending."""
     own = _own(found)
     chosen: tuple[int, ...] = ()
     for mask in (own, _groups(state, found) & ~own, found.node.free_core_mask):

@@ -155,9 +155,9 @@ def moved_on(state: CellState, read: ReadVersion) -> str:
     """How a version that a proposal has read has changed; empty: it has not."""
     held = state.jobs.get(read.id) if read.kind == "job" else state.nodes.get(read.id)
     if held is None:
-        return f"{read.kind} {read.id} is not known any more"
+        return f"{read.kind} {read.id} no longer exists"
     if held.version != read.version:
-        return f"{read.kind} {read.id} was read at {read.version}, is at {held.version}"
+        return f"{read.kind} {read.id} was read at version {read.version}, and has version {held.version}"
     return ""
 
 
@@ -209,7 +209,7 @@ class _Validation:
         placed = self.room.give([(self._state.jobs[job.job_id], job.nodes) for job in unit.jobs])
         if placed is None and self._claims is not None:
             placed = (
-                "its nodes have room only after stops, which are for the job that comes first in the profile"
+                "its nodes have room only after stops, and the stops are for the first job of the profile"
             )
         return Refusal("infeasible", placed) if isinstance(placed, str) else placed
 
@@ -289,8 +289,8 @@ class _Validation:
         passed = self._state.jobs[self._head].plans_passed
         if passed >= in_force(self._state.settings).max_overtakes:
             why = (
-                f"{self._head} is first in the queue and {passed} plans have passed it: one has to start "
-                "it first"
+                f"{self._head} is first in the queue and {passed} plans have passed it: a plan must "
+                "start it first"
             )
             yield Refusal("wrong_state", why)
 

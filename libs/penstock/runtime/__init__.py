@@ -1,2 +1,2 @@
-"""Runtime of the services: process entry, settings, crash-only restart, Postgres, snapshots, process pool,
-tracing."""
+"""Runtime of the services: process entry, settings, crash-only restart, Postgres, snapshots,
+process pool, tracing."""

@@ -34,8 +34,8 @@ class Poisoned(PenstockError):
 
 
 def applying(place: str, call: Callable[[], Result]) -> Result:
-    """Runs `call`. Raises `UndecodableRecord`, and `Poisoned` with the input's place for any other
-    exception."""
+    """Runs `call`. Raises `UndecodableRecord`,
+    and `Poisoned` with the input's place for any other exception."""
     try:
         return call()
     except UndecodableRecord:

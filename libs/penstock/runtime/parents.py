@@ -1,5 +1,5 @@
-"""Parent and child processes on Linux (prctl): a child that ends with its parent, a parent that adopts
-orphans."""
+"""Parent and child processes on Linux (prctl): a child that ends with its parent,
+a parent that adopts orphans."""
 
 import ctypes
 import os

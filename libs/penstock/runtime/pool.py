@@ -59,8 +59,8 @@ def start_fork_server() -> None:
 
 
 def _begin_worker(niceness: int, pids: "SynchronizedArray[int]") -> None:
-    """Initialiser of a worker: it leaves signals from the terminal to its parent, ends with it, and uses one
-    core."""
+    """Initialiser of a worker: it leaves signals from the terminal to its parent, ends with it,
+    and uses one core."""
     threading.Thread(target=_end_with_parent, daemon=True).start()
     with pids.get_lock():
         closed = pids[CLOSED]
@@ -162,8 +162,8 @@ class WorkerPool:
             self._ending = asyncio.get_running_loop().call_later(self._idle_s, self.close)
 
     def close(self) -> None:
-        """Ends the workers and their tasks (their callers get `WorkerDied`); the next `run` starts new
-        ones."""
+        """Ends the workers and their tasks (their callers get `WorkerDied`);
+        the next `run` starts new ones."""
         if self._ending is not None:
             self._ending.cancel()
         executor, self._executor = self._executor, None

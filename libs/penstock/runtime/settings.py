@@ -80,7 +80,7 @@ class EnvironmentSettings(BaseSettings):
             case "value_error":  # a validator's message has its own remedy
                 return f"{variable}: {found['ctx']['error']}"
             case kind if kind.endswith("_parsing"):
-                problem = f"{env[str(variable)]!r} is no number"
+                problem = f"{env[str(variable)]!r} is not a number"
             case _:
                 problem = f"{env[str(variable)]} is out of range"
         return f"{variable}: {problem}; {field.title}"
@@ -142,7 +142,7 @@ class Settings(EnvironmentSettings):
 
 
 def _private(env: Mapping[str, str], variable: str) -> str:
-    """Content of the file that the variable names; empty without the variable. Raises
-    `ConfigurationError`."""
+    """Content of the file that the variable names;
+    empty without the variable. Raises `ConfigurationError`."""
     path = env.get(variable)
     return read_private_text(variable, Path(path))[0].strip() if path else ""

@@ -51,11 +51,19 @@ KNOWN_PROFILES = 4  # cached by `known_profile`
 
 
 def _penstock(settings: PlacerSettings, own: NoSettings) -> Profile:
-    """All stages together: jobs with the least slack to their deadline first, then tenants below their share,
-    then the highest response ratio; compact gangs; backfill behind a reservation; bursts by the grouping
-    genetic algorithm; interleaving when the cell is saturated; jobs that make way for urgent ones and those
-    with a deadline; moves that lower the sum of completion times; core counts adapted to running training
-    jobs, and throttling of jobs that slow one down."""
+    """All stages together:
+
+    - order: least slack to the deadline, then tenants below their share, then the highest response ratio
+    - place: compact gangs, on cores that are lent to jobs without GPUs where they are free
+    - shape: the number of workers with the shortest step
+    - backfill behind a reservation
+    - pre-launch on GPUs of jobs that are about to end
+    - bursts by the grouping genetic algorithm
+    - groups that take turns on GPUs when the cell is saturated
+    - make way: running jobs give their place to urgent jobs and jobs with a deadline
+    - moves that lower the sum of completion times
+    - guard: core counts of running trainings, and limits for jobs that slow a training down
+    """
     without = settings.without
     reclaims = "reclaim" not in without
     together = (Lending if reclaims else Together)(DEFAULT, settings.network_weight)
@@ -125,7 +133,7 @@ def definition_of(name: str) -> Definition:
     if found is None:
         there = names()
         more = "; penstock[papers] has more" if there == [DEFAULT] else ""
-        raise UnknownProfile(f"{name!r} is no profile; there are {', '.join(there)}{more}")
+        raise UnknownProfile(f"{name!r} is not a profile; there are {', '.join(there)}{more}")
     return found
 
 

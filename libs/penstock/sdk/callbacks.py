@@ -92,8 +92,8 @@ def lightning_callback() -> Any:
 
 
 def _base(name: str, modules: Iterable[str], below: str) -> type:
-    """The class of this name in the framework that the script has imported; `object` where it has imported
-    none."""
+    """The class of this name in the framework that the script has imported;
+    `object` where it has imported none."""
     for module in modules:
         framework = sys.modules.get(module)
         found = getattr(getattr(framework, below, None), name, None)

@@ -118,8 +118,8 @@ class Saver:
         signal.pthread_sigmask(signal.SIG_SETMASK, self._before.mask)
 
     def _in_child(self) -> None:
-        """In a process that the script has forked, such as a loader, the signals have their default
-        effect."""
+        """In a process that the script has forked, such as a loader,
+        the signals have their default effect."""
         for number in SIGNALS:
             if signal.getsignal(number) == self._on_signal:
                 signal.signal(number, signal.SIG_DFL)
@@ -147,13 +147,13 @@ class Saver:
             self._idle = False
 
     def boundary(self, done: SupportsInt) -> None:
-        """Saves between two iterations, after `done` of them, and raises SystemExit where the job is
-        stopped."""
+        """Saves between two iterations, after `done` of them,
+        and raises SystemExit where the job is stopped."""
         self.asked = False
         failed = False
         try:
             self._keep(int(done))
-        except Exception:  # noqa: BLE001 - of the script's own code: training goes on, the previous checkpoint stays
+        except Exception:  # noqa: BLE001 - the script's own code failed: its training goes on
             failed = True
             traceback.print_exc()
         if self._ends:

@@ -40,8 +40,8 @@ class Packed(NamedTuple):
 
     @property
     def summary(self) -> str:
-        """What is sent and what is not, by cause: `12 files and folders, 34 KiB; left out: data, 3 more
-        (.gitignore)`."""
+        """What is sent and what is not, by cause:
+        `12 files and folders, 34 KiB; left out: data, 3 more (.gitignore)`."""
         parts = []
         for cause, paths in self.left_out.items():
             more = f", {len(paths) - LARGEST_SHOWN} more" if len(paths) > LARGEST_SHOWN else ""
@@ -59,8 +59,8 @@ class Entry(NamedTuple):
 
 
 def pack(folder: Path) -> Packed:
-    """Archives a folder, without times and owners; of modes only the executable bit is included. Raises
-    `NotPackable`."""
+    """Archives a folder, without times and owners;
+    of modes only the executable bit is included. Raises `NotPackable`."""
     if not folder.is_dir():
         raise NotPackable(f"{folder} is not a folder; name the one with the job's code")
     left_out: dict[str, list[str]] = {}
@@ -127,8 +127,8 @@ def _walk(folder: Path, base: str, above: Sequence[Rule], left_out: dict[str, li
 
 
 def _stays_inside(path: Path, inside: str) -> None:
-    """Raises `NotPackable` for a link that leads out of the folder: on a node it would have another
-    target."""
+    """Raises `NotPackable` for a link that leads out of the folder:
+    on a node it would have another target."""
     target = os.readlink(path)
     depth = os.path.normpath(os.path.join(os.path.dirname(inside), target))
     if target.startswith("/") or depth.split("/")[0] == "..":

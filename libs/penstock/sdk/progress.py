@@ -195,8 +195,8 @@ class Meter:
         self._look_due = min(self._look_due, 1)
 
     def _look_again(self, done: int, now: float) -> None:
-        """Sets the next look at the clock after as many iterations as recently took `LOOK_S`; others cost a
-        comparison."""
+        """Sets the next look at the clock after as many iterations as recently took `LOOK_S`;
+        others cost a comparison."""
         passed_s, steps = now - self._looked_at, done - self._looked
         ahead = steps if passed_s <= 0 else int(LOOK_S * steps / passed_s)
         self._look_due = done + max(1, min(ahead, 2 * steps))

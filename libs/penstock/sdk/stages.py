@@ -235,8 +235,8 @@ def iteration() -> None:
 
 
 def waits() -> Waits:
-    """Waits of this process for turns of its group; zeros outside of one, and without calls of
-    `iteration`."""
+    """Waits of this process for turns of its group;
+    zeros outside of one, and without calls of `iteration`."""
     return _RECORDER.waits
 
 

@@ -114,9 +114,8 @@ def _charged(work: RestartingWork, options: Options, jobs: Sequence[TraceJob]) -
         own = f"checkpoints of its own, as far apart as {interval}, which its run time holds already"
     return (
         f"A job that is stopped saves for {save} and goes on where it was, after {launch} for launching; it "
-        f"has {own}, "
-        f"and goes back to the last one where it is killed before it has saved, {options.grace_ms / 1_000:g} "
-        "s after SIGTERM."
+        f"has {own}, and goes back to the last one where it is killed before it has saved, "
+        f"{options.grace_ms / 1_000:g} s after SIGTERM."
     )
 
 

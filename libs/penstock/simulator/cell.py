@@ -1,5 +1,5 @@
-"""The simulated cell: the placer's core with its ledger in memory, and the orders that follow from its
-decisions."""
+"""The simulated cell: the placer's core with its ledger in memory,
+and the orders that follow from its decisions."""
 
 from collections.abc import Callable, Sequence
 from time import perf_counter

@@ -21,8 +21,8 @@ class Standing(NamedTuple):
     results: Sequence[Result]
     means: Mapping[str, Mean]
     differences: Mapping[str, Mean]
-    """Differences to the first profile, seed by seed; empty for the first itself, and if no seed is
-    common."""
+    """Differences to the first profile, seed by seed;
+    empty for the first itself, and if no seed is common."""
 
 
 def deterministic(result: Result, *, seeded: bool) -> bool:
@@ -31,8 +31,8 @@ def deterministic(result: Result, *, seeded: bool) -> bool:
 
 
 def compare(names: Iterable[str], results: Sequence[Result], *, seeded: bool) -> Sequence[Standing]:
-    """Figures of the variants with at least one complete run, in the order given. Aborted runs do not
-    count."""
+    """Figures of the variants with at least one complete run, in the order given.
+    Aborted runs do not count."""
     found: list[Standing] = []
     for name in names:
         own = sorted((one for one in results if one.name == name and one.whole), key=lambda one: one.seed)

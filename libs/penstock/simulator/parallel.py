@@ -28,8 +28,8 @@ STOP_WITHIN_S = 20.0  # after Ctrl-C
 
 
 class Task(NamedTuple):
-    """A run to perform. `draws`: whether charts are wanted. `name`: of its variant; by default the
-    profile."""
+    """A run to perform. `draws`: whether charts are wanted. `name`: of its variant;
+    by default the profile."""
 
     profile: str
     seed: int
@@ -53,8 +53,8 @@ class Failed(NamedTuple):
 
 @dataclass(slots=True)
 class Outcome:
-    """`failed` and `results` in order of their ends, not sorted. `results` may hold stopped runs: not
-    `whole`."""
+    """`failed` and `results` in order of their ends, not sorted.
+    `results` may hold stopped runs: not `whole`."""
 
     results: list[Result] = field(default_factory=list)
     failed: list[Failed] = field(default_factory=list)

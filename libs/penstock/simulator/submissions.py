@@ -1,5 +1,5 @@
-"""Builds the submission of a trace's job: its job spec, and the estimator core's estimate of its
-resources."""
+"""Builds the submission of a trace's job: its job spec,
+and the estimator core's estimate of its resources."""
 
 from collections.abc import Callable
 from math import ceil
@@ -34,8 +34,8 @@ def saves_when_stopped(settings: PlacerSettings) -> Callable[[TraceJob], bool]:
 
 
 class Submissions:
-    """Submissions of one run. Jobs with equal requests share one spec and one estimate, except for their
-    names."""
+    """Submissions of one run. Jobs with equal requests share one spec and one estimate,
+    except for their names."""
 
     def __init__(
         self,

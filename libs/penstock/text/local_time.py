@@ -13,8 +13,8 @@ _DAYS_BACK = 3  # a time of day may lack on one day, and lie ahead on another
 
 
 class NotOneMoment(ValueError):
-    """A local time that occurs twice or never, where clocks are set back or forward. The message has the
-    remedy."""
+    """A local time that occurs twice or never, where clocks are set back or forward.
+    The message has the remedy."""
 
 
 def moment_ms(text: str) -> int:

@@ -63,8 +63,8 @@ def brief(value: object) -> str:
 
 
 def unquoted(message: str) -> str:
-    """A parser's message without its quotations from the text; the parser's own tokens stay (`','`, `'<block
-    end>'`)."""
+    """A parser's message without its quotations from the text;
+    the parser's own tokens stay (`','`, `'<block end>'`)."""
     return _QUOTED.sub("…", message)
 
 

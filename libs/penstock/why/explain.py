@@ -37,6 +37,8 @@ from penstock.scheduling.profiles import in_force
 from penstock.scheduling.stages.protocols import Order, Preemption, Profile
 from penstock.scheduling.stages.regroup import regroups, waits_for_plan
 from penstock.text.counting import count
+from penstock.text.spans import span
+from penstock.why.job_name import named
 from penstock.why.queue_position import Line, line_of
 
 WAITING_HELPS = (
@@ -156,7 +158,7 @@ def _reason(
     """The dominant reason of a job that the empty cell could hold."""
     if job.status is JobStatus.BACKOFF:
         timer = state.timers.get(timer_id(job.job_id, "backoff"))
-        wait = f"; it queues again in {max(0, timer.at_ms - now_ms)} ms" if timer else ""
+        wait = f"; it queues again in {span(max(0, timer.at_ms - now_ms))}" if timer else ""
         return Reason.BACKOFF, f"attempt {job.attempt} failed ({job.failure or 'no reason given'}){wait}"
     if state.frozen:
         return Reason.CELL_FROZEN, state.frozen
@@ -183,16 +185,19 @@ def _reason(
 def _beside_room(state: CellState, job: JobState, profile: Profile, now_ms: int) -> tuple[Reason, str]:
     """The reason of a job that fits, under a profile that stops no jobs or while a window is open."""
     if state.window_until_ms > now_ms:
-        return Reason.BATCH_WINDOW, f"the window is over in {state.window_until_ms - now_ms:,} ms"
+        return Reason.BATCH_WINDOW, f"the wait for a plan is over in {span(state.window_until_ms - now_ms)}"
     if waits_for_plan(state, profile.regroup) and regroups(job.demand):
-        return Reason.OUTRANKED, "the latest plan has room for other jobs only"
+        return Reason.OUTRANKED, "the latest plan gives the GPUs to other jobs"
     if others := _reserved_for_plans(state, job):
         return Reason.KEPT_FOR_OTHERS, others
     backfill = profile.backfill
     for other in state.planned.values() if backfill is not None else ():
         if other.proposed is None and backfill is not None and backfill.beside(state, job, other) is None:
             left_ms = (other.expected_ms or now_ms) - now_ms
-            return Reason.KEPT_FOR_OTHERS, f"{_expected(other.nodes, left_ms)}, for {other.job_id}"
+            return (
+                Reason.KEPT_FOR_OTHERS,
+                f"{_expected(other.nodes, left_ms)}, for {named(state, other.job_id)}",
+            )
     if profile.order is not None:
         return _own_order(state, job, profile.name, profile.order)
     return _turn(state, job, in_force(state.settings))
@@ -212,7 +217,7 @@ def _reserved_for_plans(state: CellState, job: JobState) -> str:
         if first.proposed is None
         else f"the plan {first.proposed.of.proposal_id} of {first.proposed.of.proposer}"
     )
-    return f"{', '.join(sorted(reserved)[:MAX_NAMED])}, for {first.job_id}, by {by}"
+    return f"{', '.join(sorted(reserved)[:MAX_NAMED])}, for {named(state, first.job_id)}, by {by}"
 
 
 def _turn(state: CellState, job: JobState, settings: PlacerSettings) -> tuple[Reason, str]:
@@ -222,13 +227,13 @@ def _turn(state: CellState, job: JobState, settings: PlacerSettings) -> tuple[Re
     if head is not None and head is not job and head.backfill_count >= settings.max_overtakes:
         return (
             Reason.OVERTAKE_LIMIT,
-            f"{head.job_id} has been overtaken {head.backfill_count} times; allowed are "
+            f"{named(state, head.job_id)} has been overtaken {head.backfill_count} times, the maximum is "
             f"{settings.max_overtakes}",
         )
     if ahead >= settings.backfill_window:
         return (
             Reason.BEHIND_IN_QUEUE,
-            f"{ahead} jobs are ahead; the first {settings.backfill_window} in the queue are tried",
+            f"{ahead} jobs are ahead; only the first {settings.backfill_window} in the queue may start",
         )
     return Reason.ABOUT_TO_START, ""
 
@@ -237,7 +242,7 @@ def _stopping_on(state: CellState, nodes: tuple[str, ...]) -> str:
     """`night on node-a1`: the jobs that are being stopped there; else only the nodes."""
     reserved = set(nodes)
     stopping = [
-        f"{job.job_id} on {', '.join(there)}"
+        f"{named(state, job.job_id)} on {', '.join(there)}"
         for _, job in sorted(state.stopping.items())
         if (there := sorted(reserved & {place.node_id for place in living_places(job)}))
     ]
@@ -247,10 +252,10 @@ def _stopping_on(state: CellState, nodes: tuple[str, ...]) -> str:
 
 
 def _expected(nodes: tuple[str, ...], left_ms: int) -> str:
-    """`node-a1, node-a2, expected in 300 s`."""
+    """`node-a1, node-a2, expected in 5 min`."""
     names = sorted(set(nodes))
     rest = f" and {len(names) - MAX_NAMED} others" if len(names) > MAX_NAMED else ""
-    when = f"expected in {left_ms // 1_000:,} s" if left_ms > 0 else f"expected {-left_ms // 1_000:,} s ago"
+    when = f"expected in {span(left_ms)}" if left_ms > 0 else f"expected {span(-left_ms)} ago"
     return f"{', '.join(names[:MAX_NAMED])}{rest}, {when}"
 
 
@@ -258,7 +263,7 @@ def _own_order(state: CellState, job: JobState, profile: str, stage: Order) -> t
     """The reason of a job that fits, where the policy's own order decides whether it is its turn."""
     if job.job_id in stage.order(state):
         return Reason.ABOUT_TO_START, ""
-    return Reason.BEHIND_IN_QUEUE, f"in the order of profile {profile} other jobs come first"
+    return Reason.BEHIND_IN_QUEUE, f"profile {profile} starts other jobs first"
 
 
 def _outranked(state: CellState, job: JobState, profile: str, stage: Preemption) -> str | None:
@@ -276,11 +281,11 @@ def _outranked(state: CellState, job: JobState, profile: str, stage: Preemption)
     if not before:
         return None
     claims = {name: stage.claim(state, state.jobs[name]) for name in (job.job_id, *before[:MAX_NAMED])}
-    names = ", ".join(f"{name} ({claims[name]})" for name in before[:MAX_NAMED])
+    names = ", ".join(f"{named(state, name)} ({claims[name]})" for name in before[:MAX_NAMED])
     more = f" and {len(before) - MAX_NAMED} others" if len(before) > MAX_NAMED else ""
     return (
         f"number {rank + 1} of {len(ranking)} in the order of profile {profile} ({claims[job.job_id]}); "
-        f"the GPUs go to jobs that come first: {names}{more}"
+        f"the GPUs go to earlier jobs: {names}{more}"
     )
 
 
@@ -298,7 +303,10 @@ def _lack(state: CellState, job: JobState) -> tuple[Reason, str]:
     if fit == demand.tasks and (apart := apart_text(state, job)):
         return Reason.GPU_NEIGHBOURS, apart
     if fit == demand.tasks:
-        return Reason.GANG_INCOMPLETE, "a plan exists, but not in the order in which the profile places"
+        return (
+            Reason.GANG_INCOMPLETE,
+            "all tasks would fit, but not in the order in which the profile places them",
+        )
     return Reason.GANG_INCOMPLETE, f"{fit} of {demand.tasks} tasks fit now, and all must start together"
 
 
@@ -342,8 +350,8 @@ def _most_lack(
         reason = Reason.GPUS_FRAGMENTED
     return (
         reason,
-        f"one {role} needs {count(need.gpus, 'GPU')} on one node; {free} are free on suitable nodes, at most "
-        f"{most} on one",
+        f"one {role} needs {count(need.gpus, 'GPU')} on one node; suitable nodes have {free} free, at most "
+        f"{most} on one node",
     )
 
 
@@ -386,15 +394,14 @@ def _turns_text(job: JobState, now_ms: int) -> str:
     turns = job.turns
     if turns is None:
         return ""
-    measured = "" if job.measured is None else f"; it does not wait for {job.measured:.0%} of its time"
+    measured = "" if job.measured is None else f" Measured: it runs for {job.measured:.0%} of its time"
     if job.short_ms is not None:
-        measured += f", less than promised since {(now_ms - job.short_ms) // 1_000:,} s"
+        measured += f", less than promised since {span(now_ms - job.short_ms)}"
     others = ", ".join(name for name in turns.job_ids if name != job.job_id)
     found = (
-        f" It takes turns there with {others}, as {job.group}: in the order {', '.join(turns.job_ids)}, an "
-        f"iteration of each in {turns.period_ms:,.0f} ms, "
-        f"efficiency {turns.efficiency:.2f}; it is expected to run at {job.speed:.0%} of its speed "
-        f"alone{measured}."
+        f" It takes turns there with {others}, as {job.group}, in the order {', '.join(turns.job_ids)}. "
+        f"One iteration of each takes {turns.period_ms:,.0f} ms, efficiency {turns.efficiency:.2f}. "
+        f"Expected: {job.speed:.0%} of its speed alone.{measured and measured + '.'}"
     )
     return f"{found} Considered: {turns.alternative}." if turns.alternative else found
 
@@ -405,24 +412,25 @@ def _holding(state: CellState, job: JobState, now_ms: int) -> Explanation:
     where = f"on {', '.join(nodes[:5])}{' and others' if len(nodes) > 5 else ''}"
     before = awaited(state, job)
     if before:
-        names = ", ".join(before[:MAX_NAMED])
-        text = f"It starts {where} as soon as it has ended there: {names}."
+        names = " and ".join(named(state, name) for name in before[:MAX_NAMED])
+        ended = f"{names} {'has' if len(before) == 1 else 'have'} ended there"
+        text = f"It starts {where} as soon as {ended}."
         if job.prelaunch:
-            text = f"It launches {where}, and has its GPUs as soon as it has ended there: {names}."
-        step = "Wait; those that end there may have to save."
+            text = f"It launches {where}, and gets its GPUs as soon as {ended}."
+        step = "Wait; a job that ends may save first."
     elif job.status is JobStatus.LAUNCHING:
         text, step = f"It is being started {where}.", "Wait; `penstock get nodes` shows whether they answer."
     elif job.status is JobStatus.RUNNING:
         text, step = f"It runs {where}.{_turns_text(job, now_ms)}", "Follow it with `penstock logs -f`."
     else:
         text = f"It is being stopped {where} ({job.stop_reason})."
-        step = "Wait; its resources are freed when every exit is proven."
+        step = "Wait; its resources are free when the end of each task is proven."
         if job.target and job.move is not None:
             text = (
                 f"It moves from {', '.join(nodes[:5])} to {', '.join(sorted(set(job.move.nodes))[:5])}, "
                 "where its place is reserved."
             )
-            step = "Wait; it starts there when every exit is proven."
+            step = "Wait; it starts there when the end of each task is proven."
         elif outcome := ENDS_AS.get(job.stop_reason or ""):
             text += f" It ends as {outcome} when every exit is proven."
     if shares := sharing_text(state, job):
@@ -438,8 +446,7 @@ def _holding(state: CellState, job: JobState, now_ms: int) -> Explanation:
         text += doubt_text(state, missing[0]["node_id"], now_ms)
         step = (
             "Its end is proven by a report, a new boot of the node, or its lease. If that machine is dead "
-            "for sure, say so: "
-            f"`penstock node fence {missing[0]['node_id']}`."
+            f"for certain, declare it dead: `penstock node fence {missing[0]['node_id']}`."
         )
     answer = not_waiting(state, job.job_id, job.status, text, step)
     if before:

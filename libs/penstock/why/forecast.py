@@ -39,17 +39,13 @@ MAX_VISITS = 20_000  # nodes examined: about 5 µs each
 VISITS_PER_TURN = 1 / 8  # cost of finding the next job in order
 MAX_NAMED = 5  # holders
 MAX_ALONE = 32  # forecasts under a profile that stops jobs, where each job needs a separate one
-ENDS = "jobs that run end as estimated (overdue ones now), no new job comes in between, "
+ENDS = "running jobs end as estimated (overdue jobs now), no new job arrives, and "
 BY_ARRIVAL = (
-    f"{ENDS}and those that wait start in order of arrival, with those that fit passing as far as "
-    "the profile lets them"
+    f"{ENDS}waiting jobs start in order of arrival, where jobs that fit may pass as far as the profile allows"
 )
-OWN_ORDER = (
-    f"{ENDS}waiting jobs start in the order of the profile as it will be then, and only the present "
-    "reservations hold"
-)
+OWN_ORDER = f"{ENDS}waiting jobs start in the profile's order at that time; reservations are the present ones"
 PREEMPTING = (
-    f"{ENDS}the order of the profile stays as it is now, and jobs that run and come later in it "
+    f"{ENDS}the profile's order stays as it is now; running jobs that come later in this order "
     "give way at once"
 )
 
@@ -100,7 +96,7 @@ def expected_start(state: CellState, job: JobState, ends_ms: Mapping[str, int], 
     try:
         starts_ms = _Forecast(state, [job], line, ends_ms, now_ms).starts().get(job.job_id)
     except TooFar:
-        return Start(None, "too many jobs and nodes are to be looked at", holders, assumes)
+        return Start(None, "too many jobs and nodes for a forecast", holders, assumes)
     return Start(starts_ms, "" if starts_ms is not None else _unknown(state, ends_ms), holders, assumes)
 
 
@@ -331,4 +327,4 @@ def _unknown(state: CellState, ends_ms: Mapping[str, int]) -> str:
     unknown = sum(held.job_id not in ends_ms for held in state.holding.values())
     if unknown:
         return f"the remaining time of {unknown} of {len(state.holding)} running jobs is not known"
-    return "what is known to end does not make enough room"
+    return "the jobs with a known end do not free enough resources"

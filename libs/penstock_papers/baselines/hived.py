@@ -198,8 +198,8 @@ class _Search:
         return min((-room, first, rack) for room, first, rack in rooms)[2]
 
     def _chosen(self, ordinal: int, gpus: int, workers: int, fit: int) -> tuple[int, ...]:
-        """The next worker's GPUs; where all remaining workers share a cell, each takes the next GPUs of
-        it."""
+        """The next worker's GPUs; where all remaining workers share a cell,
+        each takes the next GPUs of it."""
         at, promised = self._promised
         if at != ordinal or len(promised) < gpus:
             mask = self._free(ordinal)

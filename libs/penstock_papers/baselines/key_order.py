@@ -31,7 +31,8 @@ class KeyOrder:
     ) -> Turns:
         """A job that does not start is skipped."""
         del holding, at_ms
-        for job in sorted(waiting, key=lambda one: (self._key(state, one), one.order)):  # noqa: UP028 - a list takes no `send`
+        ordered = sorted(waiting, key=lambda one: (self._key(state, one), one.order))
+        for job in ordered:  # noqa: UP028 - a list takes no `send`
             yield job
 
     def claim(self, state: CellState, job: JobState) -> str:

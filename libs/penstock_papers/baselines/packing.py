@@ -64,8 +64,8 @@ class BestFit(_Relative):
 
 
 class DotProduct(_Relative):
-    """Prefers the smallest dot product of free resources and demand: 100 · (1 − ½ · (C/C̄ · c/C̄ + G/Ḡ ·
-    g/Ḡ))."""
+    """Prefers the smallest dot product of free resources and demand:
+    100 · (1 − ½ · (C/C̄ · c/C̄ + G/Ḡ · g/Ḡ))."""
 
     def score(self, rows: Rows, need: ResourceVector, table: NodeTable) -> Scored:
         cores, milli = self.largest

@@ -44,8 +44,8 @@ class ArrayPlace:
         self._order = order
 
     def place(self, state: CellState, job: JobState, rng: LazyRng) -> Plan | None:
-        """Places the job on nodes reserved for it if it fits there, else on nodes that are reserved for no
-        job."""
+        """Places the job on nodes reserved for it if it fits there,
+        else on nodes that are reserved for no job."""
         del rng
         own, others = reserved_for(state, job, state.planned.values())
         if own:

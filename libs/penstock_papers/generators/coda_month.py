@@ -75,8 +75,8 @@ def make(seed: int, days: int) -> Sequence[TraceJob]:
 
 
 def _running(rng: np.random.Generator) -> list[TraceJob]:
-    """Trainings that came before and would still run if all had started at once, with their remaining run
-    time."""
+    """Trainings that came before and would still run if all had started at once,
+    with their remaining run time."""
     before = [
         _training(rng, -rng.uniform(0.0, LONGEST_S))
         for _ in range(round(LONGEST_S / DAY_S * GPU_JOBS_PER_DAY))

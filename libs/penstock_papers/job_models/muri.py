@@ -197,8 +197,8 @@ class MuriWork(Work):
         return first
 
     def _next_arrival_s(self) -> float:
-        """The first one after this moment, of those with which completions may coincide; −infinite: there is
-        none."""
+        """The first one after this moment, of those with which completions may coincide;
+        −infinite: there is none."""
         following = bisect_right(self._arrivals_s, self._moment_s)
         return self._arrivals_s[following] if following < len(self._arrivals_s) else -inf
 

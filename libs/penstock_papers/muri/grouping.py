@@ -20,7 +20,7 @@ from functools import lru_cache
 from typing import NamedTuple
 
 from penstock.model.nouns.types import StageTimes
-from penstock.scheduling.groups.interleaving import RESOURCES, Interleaving, Prediction, Times, times_of
+from penstock.scheduling.groups.interleaving import Interleaving, Prediction, Times, times_of
 from penstock.scheduling.groups.planned_groups import FirstFit, PlannedGroups, Shape
 from penstock.scheduling.stages.regroup import Candidate, PlannedGroup
 from penstock_papers.muri.many_efficiencies import Unit, union_efficiencies
@@ -226,8 +226,11 @@ def _single(stages: StageTimes | None, memory_mib: int) -> _Kind:
     return _Kind(() if stages is None else (times_of(stages),), "", memory_mib)
 
 
+NO_TIMES: Times = (0.0, 0.0, 0.0, 0.0, 0.0)
+
+
 def _times(job: Candidate) -> Times:
-    return (0.0,) * (RESOURCES + 1) if job.stages is None else times_of(job.stages)  # type: ignore[return-value]
+    return NO_TIMES if job.stages is None else times_of(job.stages)
 
 
 def _united(one: _Group, other: _Group) -> _Group:

@@ -195,8 +195,8 @@ def _move(
     through: list[int],
     reached_by: dict[int, int],
 ) -> int:
-    """Moves units along the path found; `end` −1: the path ends with units of row `keeper` becoming
-    unassigned."""
+    """Moves units along the path found;
+    `end` −1: the path ends with units of row `keeper` becoming unassigned."""
     moved = rest if end < 0 else min(rest, spare[end])
     path: list[tuple[int, int, int]] = []
     """(row, column, 1 or −1)."""
@@ -298,8 +298,8 @@ def _trails(edges: Sequence[tuple[int, int]]) -> list[list[int]]:
 
 
 def _match_rest(left: list[int], weights: Weights, pairs: Pairs) -> None:
-    """Matches nodes that rounding left unmatched: greedily by weight while there are many, then by exhaustive
-    search."""
+    """Matches nodes that rounding left unmatched: greedily by weight while there are many,
+    then by exhaustive search."""
     kinds = range(len(left))
     heaviest = sorted(
         ((weights[one][other], -one, -other) for one in kinds for other in range(one, len(left))),

@@ -10,8 +10,8 @@ app = commandline.new_app()
 
 @app.command()
 def contention_guard() -> None:
-    """Run the contention-guard until SIGTERM; settings come from the environment
-    (`penstock.runtime.settings`)."""
+    """Run the contention-guard until SIGTERM;
+    settings come from the environment (`penstock.runtime.settings`)."""
     serve("contention-guard", run)
 
 

@@ -46,7 +46,7 @@ async def estimate_now(settings: Settings, spec: JobSpec) -> dict[str, Any]:
 
 
 async def profile_now(settings: Settings, asked: Mapping[str, Any]) -> dict[str, Any]:
-    """`{"ok": true, "seq": …}` and the answer of `profiling.profile`. Raises as `folded`, and
-    `NothingFits`."""
+    """`{"ok": true, "seq": …}` and the answer of `profiling.profile`.
+    Raises as `folded`, and `NothingFits`."""
     async with folded(settings) as estimator:
         return {"ok": True, "seq": estimator.state.seq, **await estimator.profile(Asked(**asked))}

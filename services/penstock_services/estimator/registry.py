@@ -99,8 +99,8 @@ async def models(settings: Settings) -> dict[str, Any]:
 
 @asynccontextmanager
 async def _connected(settings: Settings) -> AsyncIterator[asyncpg.Connection]:
-    """A connection to the estimator's schema, which is not created here. Raises `StoreError`,
-    `ConfigurationError`."""
+    """A connection to the estimator's schema, which is not created here.
+    Raises `StoreError`, `ConfigurationError`."""
     search_path = {"search_path": estimator_schema(settings.cell)}
     dsn = settings.need_dsn("the list of models")
     with store_errors("Postgres cannot be reached"):
@@ -117,8 +117,8 @@ async def _stored(connection: asyncpg.Connection, version: str | None = None) ->
         try:
             rows = await connection.fetch(
                 "SELECT version, kind, trained_seq, sha256, body, runs, first_run_ms, last_run_ms, metrics, "
-                "promoted "
-                "FROM models WHERE $1::text IS NULL OR version = $1 ORDER BY kind, trained_seq DESC LIMIT $2",
+                "promoted FROM models WHERE $1::text IS NULL OR version = $1 ORDER BY kind, trained_seq "
+                "DESC LIMIT $2",
                 version,
                 MAX_LISTED,
             )

@@ -9,6 +9,7 @@ from typing import Annotated, Any, Literal, NamedTuple
 
 import typer
 
+from penstock.text.installing import installing
 from penstock.charts import files
 from penstock.charts.report import Table
 from penstock.exits import BadCommand
@@ -61,7 +62,7 @@ def report(
     """
     if (page or png) and find_spec("altair") is None:
         option = "--report" if page else "--png"
-        raise BadCommand(f"{option} needs altair, which is not installed; pip install 'penstock[charts]'")
+        raise BadCommand(f"{option} needs altair, which is not installed; {installing('charts')}")
     files.check(page, png)
     state, session = State(Topic.JOBS, 0), ctx.find_root().obj
     errors, runs = console(stderr=True, soft_wrap=True), state.finished

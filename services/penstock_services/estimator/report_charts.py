@@ -124,10 +124,8 @@ def _pairs(pairs: Sequence[Pair]) -> Section:
         "pairs",
         "Estimate against use",
         "Each point is a run. On the diagonal an estimate was exactly right; right of it, it was too high. "
-        "The estimates of "
-        "GPU memory, host memory and cores are bounds: a run above the diagonal exceeded its bound. The "
-        "others are means, "
-        f"and dotted lines mark twice and half.{rest}",
+        "The estimates of GPU memory, host memory and cores are bounds: a run above the diagonal exceeded "
+        f"its bound. The others are means, and dotted lines mark twice and half.{rest}",
         [Drawing(panels, columns=COLUMNS)] if panels else (),
         legend=[(name_of(tier), colour_of(tier)) for tier in tiers],
     )
@@ -195,8 +193,8 @@ def _drifts(runs: Sequence[FinishedRun], pairs: Sequence[Pair]) -> Section:
         "drift",
         "Drift",
         "Estimate / use over time, by when the runs ended (UTC): the median, and the band that contains "
-        "eight of ten runs. "
-        f"At 1 the estimate is right; a step away from it is a change in code, data or library.{marks}",
+        "eight of ten runs. At 1 the estimate is right; a step away from it is a change in code, data or "
+        f"library.{marks}",
         [Drawing(panels)] if panels else (),
     )
 

@@ -1,5 +1,5 @@
-"""Tables of the estimator's report, for terminal and page: scores per tier, owners who over-ask, the worst
-estimates."""
+"""Tables of the estimator's report, for terminal and page: scores per tier,
+owners who over-ask, the worst estimates."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -17,8 +17,8 @@ TIERS: Mapping[str, tuple[str, str]] = MappingProxyType(
         USER: ("#CC79A7", "asked for by the user"),
     }
 )
-"""Tier → colour, name, in order of precedence. Source of the colours: Okabe and Ito, Color Universal Design,
-2008."""
+"""Tier → colour, name, in order of precedence.
+Source of the colours: Okabe and Ito, Color Universal Design, 2008."""
 OTHER_COLOUR = "#56B4E9"
 
 TITLES: Mapping[str, str] = MappingProxyType(
@@ -118,9 +118,7 @@ def summary(found: Accuracy) -> list[str]:
         eta = found.remaining
         lines.append(
             f"Remaining time, estimated at half of {eta.runs:,} runs: {eta.held.value:.1%} inside the "
-            f"{eta.level:.0%} interval "
-            f"({eta.held.low:.1%} to {eta.held.high:.1%} with 95% confidence); {eta.early:.1%} ended sooner, "
-            f"{eta.late:.1%} "
-            f"later; median error {eta.median_off - 1:.1%}."
+            f"{eta.level:.0%} interval ({eta.held.low:.1%} to {eta.held.high:.1%} with 95% confidence); "
+            f"{eta.early:.1%} ended sooner, {eta.late:.1%} later; median error {eta.median_off - 1:.1%}."
         )
     return lines

@@ -33,8 +33,8 @@ def token(
         str, typer.Option(help="Stored as TENANT/NAME with its actions; default: a part of the token's hash.")
     ] = "",
 ) -> None:
-    """Make a token for the gateway: its hash is added to the gateway's file, the token is printed to stdout
-    once."""
+    """Make a token for the gateway: its hash is added to the gateway's file,
+    the token is printed to stdout once."""
     made = secrets.token_urlsafe(TOKEN_BYTES)
     try:
         caller = Caller(frozenset(map(Role, filter(None, roles.split(",")))), tenant, node, name)

@@ -275,8 +275,8 @@ class Options:
     ] = None
 
     def with_folders(self) -> "Options":
-        """With absolute folders; those not given lie under PENSTOCK_STATE_DIR, else in the user's state
-        folder."""
+        """With absolute folders; those not given lie under PENSTOCK_STATE_DIR,
+        else in the user's state folder."""
         root = Path(os.environ.get("PENSTOCK_STATE_DIR") or Path.home() / ".local/state/penstock")
         own_state = root / "nodes" / self.node_id.replace("/", "%2F")
         state_dir = own_state if self.state_dir == BY_NODE else self.state_dir

@@ -127,7 +127,8 @@ async def _ran_s(path: Path) -> float:
     async with asyncio.timeout(JOB_TIMEOUT_S):
         while True:
             with contextlib.suppress(OSError):
-                found = re.search(r"^\d{19}$", path.read_text(), re.MULTILINE)  # noqa: ASYNC240 - a small local file
+                text = path.read_text()  # noqa: ASYNC240 - a small local file
+                found = re.search(r"^\d{19}$", text, re.MULTILINE)
                 if found is not None:
                     return int(found[0]) / 1e9
             await asyncio.sleep(0.02)

@@ -144,7 +144,8 @@ async def run(
     opened = WatchedLog(await open_log(settings.log_url, "estimator").start(), watch)
     await service.run(settings, stop, log=cast(Log, opened), ready=ready)
     await opened.close()
-    Path(sys.argv[1]).write_text(json.dumps([asdict(read) for read in watch.reads]))  # noqa: ASYNC240 - at the end
+    reads = json.dumps([asdict(read) for read in watch.reads])
+    Path(sys.argv[1]).write_text(reads)  # noqa: ASYNC240 - at the end
 
 
 if __name__ == "__main__":

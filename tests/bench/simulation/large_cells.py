@@ -90,10 +90,9 @@ def main(cells: dict[str, int], cases: list[Case], steps: int | None) -> None:
             print(
                 f"{cluster} {jobs_in_trace} jobs {case!s:<18} {found.events_per_s:>7,.0f} events/s, "
                 f"{found.cpu_s:,.0f} s; {found.steps} steps, {figures.events} events, {figures.records} "
-                "records, "
-                f"{figures.preemptions} preemptions, at most {found.most_waiting} waiting, "
-                f"{figures.unfinished_jobs} unfinished, mean JCT {figures.avg_jct_s:,.0f} s; "
-                f"ledger {figures.ledger_hash}",
+                f"records, {figures.preemptions} preemptions, at most {found.most_waiting} waiting, "
+                f"{figures.unfinished_jobs} unfinished, mean JCT {figures.avg_jct_s:,.0f} s; ledger "
+                f"{figures.ledger_hash}",
                 flush=True,
             )
 

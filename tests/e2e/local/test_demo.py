@@ -26,7 +26,7 @@ GROUPED = r"batcher  (?P<members>.+) share the GPU, asked for by batcher: take t
 TOGETHER = {f"{bound}-together" for bound in ("storage", "cpu", "gpu", "network")}
 MOVED = (
     r"migrator  digits-converges: (?P<here>node-\d) → (?P<there>node-\d), asked for by migrator: its loss "
-    r"falls slower and slower, and \d of 3 jobs .*",
+    r"converges, and \d of 3 jobs .*",
     r"migrator  digits-converges: moved from (?P<here>node-\d); its stop took .+ and cost .*; it goes on at "
     r"iteration (?P<saved>[\d,]+)",
     r"migrator  digits-converges: loss (?P<first>\S+) at iteration 1; (?P<before>\S+) at (?P<last>[\d,]+), "

@@ -44,7 +44,8 @@ print(hashlib.sha256("".join(found).encode()).hexdigest())
 SPY = """
 import os, re, sys
 found, seen = set(), 0
-places = [f"/proc/{pid}/{name}" for pid in os.listdir("/proc") if pid.isdigit() for name in ("environ", "cmdline")]
+pids = [name for name in os.listdir("/proc") if name.isdigit()]
+places = [f"/proc/{pid}/{name}" for pid in pids for name in ("environ", "cmdline")]
 places += [os.path.join(folder, name) for folder, _, names in os.walk(sys.argv[1]) for name in names]
 places = [place for place in places if os.path.isfile(place)]
 for place in places:

@@ -144,7 +144,8 @@ set -euo pipefail
 [[ $1 = -qr ]] && host="${{3%%:*}}" folder="${{3#*:}}"
 case $host in
 {inits}esac
-tar -C "$2" -cf - . | nsenter -t $init --all -- sh -c "umask 077; mkdir '$folder' && tar -C '$folder' --no-same-owner -xpf -"
+unpack="umask 077; mkdir '$folder' && tar -C '$folder' --no-same-owner -xpf -"
+tar -C "$2" -cf - . | nsenter -t $init --all -- sh -c "$unpack"
 """
     desk = found["desk"]
     desk.run(f"cat > /usr/local/bin/scp <<'END'\n{script}END\nchmod +x /usr/local/bin/scp")
@@ -271,7 +272,8 @@ for thief in {" ".join(SERVICES)}; do
     for file in /etc/penstock/$victim/* /proc/$pid/environ /proc/$pid/mem /var/lib/penstock/$victim/.; do
       runuser -u penstock-$thief -- test ! -r $file || echo "$thief reads $file"
     done
-    nsenter -t $own -m runuser -u penstock-$thief -- test ! -e /proc/$pid || echo "$thief sees the process of $victim"
+    nsenter -t $own -m runuser -u penstock-$thief -- test ! -e /proc/$pid ||
+      echo "$thief sees the process of $victim"
   done
   runuser -u penstock-$thief -- test -r /etc/penstock/$thief/log-url || echo "$thief does not read its own"
 done
@@ -285,7 +287,8 @@ def look_into_postgres(store: Machine) -> str:
         """
 cd /
 runuser -u postgres -- psql -At penstock <<'END'
-SELECT usename || ' is not encrypted' FROM pg_stat_activity JOIN pg_stat_ssl USING (pid) WHERE client_addr IS NOT NULL AND NOT ssl;
+SELECT usename || ' is not encrypted' FROM pg_stat_activity JOIN pg_stat_ssl USING (pid)
+    WHERE client_addr IS NOT NULL AND NOT ssl;
 SELECT rolname || ' is a superuser' FROM pg_roles WHERE rolsuper AND rolcanlogin AND rolname <> 'postgres';
 SELECT 'no connection' WHERE NOT EXISTS (SELECT FROM pg_stat_ssl WHERE ssl);
 END

@@ -312,9 +312,8 @@ async def test_a_plan_is_carried_out_unit_by_unit(system: System) -> None:
     done twice, late, or for a plan that is too large."""
     gateway, gate, ready = system.gateway, system.folder / "gate", system.folder / "ready"
     saves = (
-        f"trap 'while ! test -e {gate}; do sleep 0.05; done; exit 1' TERM; touch {ready}.$RANK; while "
-        ":; "
-        "do sleep 0.05; done"
+        f"trap 'while ! test -e {gate}; do sleep 0.05; done; exit 1' TERM; touch {ready}.$RANK; while :; do "
+        "sleep 0.05; done"
     )
     holds = gateway.submit(
         ["sh", "-c", saves], workers=4, resources={"gpus": 1, "cores": 1}, grace_ms=600_000

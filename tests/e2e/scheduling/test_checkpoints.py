@@ -45,7 +45,7 @@ def test_preempted_jobs_lose_nothing_behind_any_wrapper_or_are_said_to(srtf: Ins
         ids[name] = submitted(srtf, *flags, "--", "bash", "-c", script)
     mute = submitted(srtf, *flags, "--", *until_there(end))
     for name, job in ids.items():
-        wait_until(lambda name=name: len(rows(losses[name])) > 9, f"9 iterations of {name}")  # type: ignore[misc]
+        wait_until(lambda name=name: len(rows(losses[name])) > 9, f"9 iterations of {name}")
         assert srtf.run("checkpoint", job, "--reason", "a try").returncode == 0, name
     srtf.until(mute, "running")
     refused = srtf.run("checkpoint", mute)
@@ -56,7 +56,7 @@ def test_preempted_jobs_lose_nothing_behind_any_wrapper_or_are_said_to(srtf: Ins
     assert asked >= 9
     assert srtf.run(*quick).returncode == 0, "the long ones made way"
     for name in ids:
-        wait_until(lambda name=name: rows(losses[name])[-1][0] == 2, f"the second attempt of {name}")  # type: ignore[misc]
+        wait_until(lambda name=name: rows(losses[name])[-1][0] == 2, f"the second attempt of {name}")
     described = srtf.run("describe", "job", ids["direct"]).stdout
     assert "saves by the SDK" in described
     assert "of attempt 1, saved in" in described

@@ -216,7 +216,7 @@ def speeds_by_cores(training: Training) -> dict[int, float]:
             [row] = listed(training.up, "cores", training.name, str(cores), "--reason", "measures")["tasks"]
             assert (row["applied"], len(row["cores"]), row["problem"]) == (True, cores, "")
             since_s = time.monotonic()  # clock: tells which of the training's steps count
-            wait_until(lambda since_s=since_s: training.steps()[-1][0] > since_s + ROUND_S, "steps")  # type: ignore[misc]
+            wait_until(lambda since_s=since_s: training.steps()[-1][0] > since_s + ROUND_S, "steps")
             found_s += [step_s for at_s, step_s in training.steps() if at_s - step_s > since_s]
     return {cores: 1 / median(found_s) for cores, found_s in took_s.items()}
 

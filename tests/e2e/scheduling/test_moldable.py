@@ -30,7 +30,8 @@ def restore(path):
 
 checkpoint(save, restore)
 names = ("RANK", "WORLD_SIZE", "PENSTOCK_BATCH_SIZE", "PENSTOCK_GLOBAL_BATCH_SIZE")
-found = {name: int(os.environ[name]) for name in names} | {"begins": state["done"], "peers": len(json.loads(os.environ["PENSTOCK_PEERS"]))}
+peers = json.loads(os.environ["PENSTOCK_PEERS"])
+found = {name: int(os.environ[name]) for name in names} | {"begins": state["done"], "peers": len(peers)}
 attempt = os.environ["PENSTOCK_ATTEMPT"]
 written = place / f"{attempt}.{found['RANK']}.new"  # a name of its own: the workers start at the same moment
 written.write_text(json.dumps(found))

@@ -65,7 +65,7 @@ async def test_a_stop_behind_a_launcher_is_saved_once_and_ends_all_its_ranks(
             )
             await cell.order(order)
         for job in launched:
-            await await_until(lambda job=job: lines(tmp_path / job, "steps"), f"steps of {job}")  # type: ignore[misc]
+            await await_until(lambda job=job: lines(tmp_path / job, "steps"), f"steps of {job}")
         for step, (job, launcher) in enumerate(launched.items(), 10):
             task_id = f"{job}.1.w0"
             await cell.order(CheckpointTask(token=step, node_id=NODE, task_id=task_id))

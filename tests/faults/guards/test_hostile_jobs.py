@@ -147,7 +147,7 @@ async def attacked(
                 log = log_path(options.log_dir, f"job-{token}", task_id)
                 if name == "SIGTERM ignored":
                     await cell.until(external_events.TaskStarted, task_id=task_id)
-                    await await_until(lambda log=log: "deaf" in log.read_text(), f"the output of {name}")  # type: ignore[misc]
+                    await await_until(lambda log=log: "deaf" in log.read_text(), f"the output of {name}")
                     await cell.order(stop_order(token + 100, task_id, grace_ms=100))
                 exited = await cell.until(external_events.TaskExited, task_id=task_id)
                 ended = (exited.cause, exited.exit_code, exited.signal)

@@ -24,7 +24,9 @@ NOTICED_BY = {
     "a record need not name its parent": f"{GUARDS}::test_a_record_must_name_its_parent",
     "a record need not be the next one": f"{GUARDS}::test_a_record_must_be_the_next_one",
     "a record of an older term counts": f"{GUARDS}::test_a_record_must_be_of_the_current_term",
-    "a failed append to the ledger is not noticed": f"{GUARDS}::test_a_failed_append_to_the_ledger_costs_no_decision",
+    "a failed append to the ledger is not noticed": (
+        f"{GUARDS}::test_a_failed_append_to_the_ledger_costs_no_decision"
+    ),
     "a failed append of orders is not noticed": f"{GUARDS}::test_a_failed_append_of_orders_loses_none",
     "the estimator gives up after one failure": f"{GUARDS}::test_an_estimate_is_sent_until_it_arrives",
     "orders are sent before their record is read back": (

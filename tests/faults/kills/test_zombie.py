@@ -151,9 +151,9 @@ async def test_a_zombie_wakes_up(cell: FaultCell) -> None:
         # In turns, unless the machine is so busy that the standby placer took over without our doing.
         sleeper = in_office(cell, await records(cell))
         await stop_at_work(cell, sleeper, turn)
-        asleep = await await_until(lambda who=sleeper: replaced(cell, who), f"a successor of {sleeper}")  # type: ignore[misc]
+        asleep = await await_until(lambda who=sleeper: replaced(cell, who), f"a successor of {sleeper}")
         ended = len(replica.state.ended)
-        await cell.until(lambda n=ended: len(replica.state.ended) > n + 5, "jobs flow again")  # type: ignore[misc]
+        await cell.until(lambda n=ended: len(replica.state.ended) > n + 5, "jobs flow again")
         woken_ms = wall_ms()
         send(cell, sleeper, signal.SIGCONT)
         await asyncio.sleep(3 * TAKEOVER_MS / 1_000)  # clock: it must not take over, and could in this time

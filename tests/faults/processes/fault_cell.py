@@ -18,6 +18,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
 import asyncpg
@@ -100,6 +101,14 @@ def failpoint_cycle(prefix: str, rng: np.random.Generator, kills: Mapping[str, i
         name = min(map(str, rng.permutation(names)), key=lambda name: kills.get(name, 0))
         latest = MAX_PASSAGE if kills.get(name, 0) else EARLY_PASSAGE
         yield f"{name}:{1 if name in ONCE else int(rng.integers(1, latest + 1))}"
+
+
+def _is_ready_or_ended(process: Process) -> bool:
+    return process.ready.is_set() or process.ended.is_set()
+
+
+def _has(replica: Replica, seq: int) -> bool:
+    return replica.head.seq >= seq
 
 
 class Follower:
@@ -293,7 +302,7 @@ class FaultCell:
         for slot in slots:
             process = slot.process
             assert process is not None
-            await self.until(lambda p=process: p.ready.is_set() or p.ended.is_set(), f"{slot.name} is ready")  # type: ignore[misc]
+            await self.until(partial(_is_ready_or_ended, process), f"{slot.name} is ready")
 
     def judges(self, count: int, gpus: int = 4) -> list[Slot]:
         """Fake nodes n1 … n`count`."""
@@ -405,7 +414,7 @@ class FaultCell:
         head = self.follower.replica
         while True:
             seq = head.head.seq + times * int(self.rng.integers(*BETWEEN_KILLS))
-            await await_until(lambda seq=seq: head.head.seq >= seq, "work between two kills")  # type: ignore[misc]
+            await await_until(partial(_has, head, seq), "work between two kills")
             await asyncio.sleep(
                 float(self.rng.uniform(0, AFTER_RECORD_S))
             )  # clock: at any moment of its work

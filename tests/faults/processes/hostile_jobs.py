@@ -20,8 +20,9 @@ STATE, BYSTANDER, OUTSIDE, SLEEP = {state!r}, {bystander}, {outside!r}, "{sleep}
 CANARY = {canary!r}[0].encode() + {canary!r}[1].encode()
 KEY = os.environ["PENSTOCK_TASK_ID"] + "@" + os.environ["PENSTOCK_TOKEN"]
 CONFINED = open("/proc/1/comm").read().strip() == "penstock-shim"
-RECORD = json.dumps(dict(task_id=os.environ["PENSTOCK_TASK_ID"], token=int(os.environ["PENSTOCK_TOKEN"]), started_ms=1, exited_ms=2,
-    exit_code=0, signal=None, cpu_ms=0, max_rss_kib=0))
+RECORD = json.dumps(dict(
+    task_id=os.environ["PENSTOCK_TASK_ID"], token=int(os.environ["PENSTOCK_TOKEN"]),
+    started_ms=1, exited_ms=2, exit_code=0, signal=None, cpu_ms=0, max_rss_kib=0))
 def got(what): print("GOT", what, flush=True)
 def attempt(what, action, *arguments):
     try: action(*arguments)
@@ -117,7 +118,8 @@ for _ in range(3):
 attempt('the record', write, f'{STATE}/tasks/{KEY}/exit.json', RECORD); sys.exit(3)
 """,
     "exit record through other roots": """
-for pid in [name for name in os.listdir("/proc") if name.isdigit() and int(name) != os.getpid()] + [str(BYSTANDER)]:
+pids = [name for name in os.listdir("/proc") if name.isdigit() and int(name) != os.getpid()]
+for pid in pids + [str(BYSTANDER)]:
     for way in ("root", "cwd"):
         attempt('the record', write, f'/proc/{pid}/{way}{STATE}/tasks/{KEY}/exit.json', RECORD)
 sys.exit(3)
@@ -160,7 +162,8 @@ sys.exit(3)
     "the reporter's keyring": """
 found = ctypes.create_string_buffer(64)
 key = libc.syscall(250, 10, -3, b"user", b"planted", 0)  # KEYCTL_SEARCH, then KEYCTL_READ
-if key > 0 and libc.syscall(250, 11, key, found, 64) > 0 and CANARY in found.raw: got("the canary from a keyring")
+if key > 0 and libc.syscall(250, 11, key, found, 64) > 0 and CANARY in found.raw:
+    got("the canary from a keyring")
 sys.exit(3)
 """,
     "memory of the shim": """
@@ -179,7 +182,8 @@ if len(pids) > 5 or BYSTANDER in pids: got(f"{len(pids)} process ids")
 sys.exit(3)
 """,
     "files by handle": """
-class Handle(ctypes.Structure): _fields_ = [("bytes", ctypes.c_uint), ("type", ctypes.c_int), ("data", ctypes.c_char * 8)]
+class Handle(ctypes.Structure):
+    _fields_ = [("bytes", ctypes.c_uint), ("type", ctypes.c_int), ("data", ctypes.c_char * 8)]
 handle = Handle(8, 1, b"\\x02")
 attempt("a file handle", call, "open_by_handle_at", os.open("/", 0), ctypes.byref(handle), 0); sys.exit(3)
 """,
@@ -239,7 +243,8 @@ for path in glob.glob(f"/sys/fs/cgroup/memory/**/*@{KEY}/memory.limit_in_bytes",
 sys.exit(3)
 """,
     "a setuid program": """
-if os.getuid() and os.path.exists(OUTSIDE + "/id") and " euid=0" in os.popen(OUTSIDE + "/id").read(): got("root")
+if os.getuid() and os.path.exists(OUTSIDE + "/id") and " euid=0" in os.popen(OUTSIDE + "/id").read():
+    got("root")
 sys.exit(3)
 """,
     # ----------------------------------------------------------------------------------------------- to fill

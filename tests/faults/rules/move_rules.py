@@ -117,8 +117,7 @@ class MoveRules:
                 whole = place.get("gpu_share_milli", WHOLE_GPU) == self._share(other) == WHOLE_GPU
                 if whole and other not in own and set(slots) & set(place["gpus"]):
                     return (
-                        f"{place['task_id']} gets GPUs {place['gpus']} of {place['node_id']}, {other} "
-                        "has "
+                        f"{place['task_id']} gets GPUs {place['gpus']} of {place['node_id']}, {other} has "
                         f"{slots}"
                     )
         return None

@@ -289,7 +289,7 @@ async def test_a_batcher_that_hangs_costs_its_window_and_no_more(cell: Cell, tmp
 
 async def test_what_comes_late_twice_or_makes_no_sense_is_refused_and_recorded(cell: Cell) -> None:
     """A copy of a plan that was done, one from an earlier window, jobs and nodes that nobody knows, and bytes
-    that are no event."""
+    that are not an event."""
     async with cell.batcher():
         await cell.until_running(await cell.burst())
     [plan] = await cell.sent()

@@ -53,7 +53,11 @@ def temporary(postgres_folder: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Instead of /tmp, where other test processes have folders of their servers."""
     own = postgres_folder / "t"
     own.mkdir(0o755)
-    made = SimpleNamespace(mkdtemp=lambda prefix, dir: tempfile.mkdtemp(prefix=prefix, dir=own))  # noqa: A006 - the name in Python's library
+
+    def mkdtemp(prefix: str, **_: str) -> str:
+        return tempfile.mkdtemp(prefix=prefix, dir=own)
+
+    made = SimpleNamespace(mkdtemp=mkdtemp)
     monkeypatch.setattr("penstock.runtime.database.postgres_server.tempfile", made)
     return own
 

@@ -81,7 +81,7 @@ async def test_what_went_on_in_place_of_void_records_is_noticed(
         await following
 
 
-async def test_it_is_restored_between_the_last_look_and_the_term(cell: Cell) -> None:  # noqa: F811 - the fixture
+async def test_restored_between_the_last_look_and_the_term(cell: Cell) -> None:  # noqa: F811 - the fixture
     """A placer that has decided to take over sleeps. Meanwhile an older copy is put back, and what another
     placer writes there is void: the ledger is as long as it was, and the sleeper's term would follow a record
     that is gone, with tokens that were given out before."""

@@ -122,7 +122,7 @@ async def test_a_deleted_topic_is_not_created_by_its_readers_and_writers(
     assert await reader.read()
     async with raw_admin(kafka) as admin:
         await admin.delete_topics([partition.topic])
-    clients = [log._writers["ledger"]._producer.client, reader._consumer._client]  # type: ignore[union-attr, attr-defined]
+    clients = [log._writers["ledger"]._producer.client, reader._consumer._client]
     for client in clients:
         await client.force_metadata_update()
     await asyncio.sleep(CREATION_S)  # clock: in which the broker would create it

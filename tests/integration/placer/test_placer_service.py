@@ -298,7 +298,7 @@ async def test_an_append_of_unknown_outcome_begins_a_new_term(cell: Cell, after_
 
 @on_both_logs
 async def test_garbage_is_answered_and_stored(cell: Cell) -> None:
-    """Bytes that are no event get a ledger record and a dead letter; the next job is not held up."""
+    """Bytes that are not an event get a ledger record and a dead letter; the next job is not held up."""
     async with cell.placer():
         for topic in (Topic.JOBS, Topic.NODES, Topic.ESTIMATES, Topic.PROPOSALS):
             await cell.log("x").append([Message(Partition(topic, 0), b"\xff not json", (("ce_type", b"?"),))])

@@ -46,9 +46,9 @@ def drained() -> tuple[Replica, Batch]:
 async def kinds(connection: asyncpg.Connection) -> list[tuple[str, str, str]]:
     """(table, column, type) of every column of whole numbers that rows fill."""
     rows = await connection.fetch(
-        "SELECT relname::text, attname::text, format_type(atttypid, NULL) FROM pg_class JOIN pg_attribute ON "
-        "attrelid = pg_class.oid "
-        "WHERE relnamespace = 'penstock'::regnamespace AND relkind = 'r' AND attnum > 0 AND NOT attisdropped"
+        "SELECT relname::text, attname::text, format_type(atttypid, NULL) FROM pg_class JOIN pg_attribute "
+        "ON attrelid = pg_class.oid WHERE relnamespace = 'penstock'::regnamespace AND relkind = 'r' AND "
+        "attnum > 0 AND NOT attisdropped"
     )
     tables = (*REPLACED, "decisions", "events")
     return [tuple(row) for row in rows if row[0] in tables and row[2] in LARGEST]

@@ -57,7 +57,7 @@ def test_codas_walk_needs_history() -> None:
     assert first["alexnet"][1] < 0.7
     again = first
     for turn in range(2, 5):
-        before = again
-        again = settled(walk, lambda model: [PastJob(CATEGORY[model], before[model][0])])  # noqa: B023 used at once
+        past = {model: [PastJob(CATEGORY[model], cores)] for model, (cores, *_) in again.items()}
+        again = settled(walk, past.__getitem__)
         show(f"job {turn} of the same model, CODA's walk", again)
     assert min(share for _, share, _ in again.values()) >= 0.95

@@ -59,7 +59,8 @@ def mix(seed: int) -> str:
     lines = ["job_id,submit_s,duration_s,gpus,owner,model"]
     for number, kind in enumerate(kinds):
         lines.append(
-            f"j{number},{arrivals[number]:.0f},{max(1.0, runs_s[number]):.0f},{gpus[kind]},owner-{kind % OWNERS},kind-{kind}"
+            f"j{number},{arrivals[number]:.0f},{max(1.0, runs_s[number]):.0f},{gpus[kind]},"
+            f"owner-{kind % OWNERS},kind-{kind}"
         )
     return "\n".join(lines) + "\n"
 

@@ -27,7 +27,12 @@ NO_MATCHING = Grouping(split=False, matching=False)
 REACH_TRACE3_S = 80_000.0
 
 
-def simulate(trace: str, profile: str, grouping: Grouping = Grouping(), jobs: int | None = None) -> Figures:  # noqa: B008
+def simulate(
+    trace: str,
+    profile: str,
+    grouping: Grouping = Grouping(),  # noqa: B008
+    jobs: int | None = None,
+) -> Figures:
     path = DATA / "trace-data" / f"{trace}.csv"
     settings = with_own(profile, MuriSettings(grouping=grouping))
     read = read_trace(path, fits=ClusterCapacity(nodes_of("8x8")).problems)

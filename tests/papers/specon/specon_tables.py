@@ -121,9 +121,8 @@ def rows(
                 ]
             )
             remark = (
-                f"{100 * faster:.0f} % of jobs faster; {np.mean([one.moves for one in ours]):.1f} "
-                "moves "
-                "per run"
+                f"{100 * faster:.0f} % of jobs faster; {np.mean([one.moves for one in ours]):.1f} moves per "
+                "run"
             )
         yield Row(f"{label}: {what}", here, value, interval, value if reach else None, remark=remark)
     pairs = list(zip(ours, theirs, strict=True))
@@ -180,7 +179,7 @@ def tables() -> Iterator[PaperTable]:
         "The same where moves cost nothing: what more moves could bring",
         "% less",
         found,
-        "Under proportional sharing a move only evens out loads, so it ends where all nodes are equally busy.",
+        "Under proportional sharing a move only evens out loads: it ends where all nodes are equally busy.",
     )
     yield moves_of_the_default()
     found = []

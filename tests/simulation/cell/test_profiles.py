@@ -51,7 +51,8 @@ def rows() -> list[str]:
         cores = max(1, gpus) * (1 + i % 3)
         run_s = 20 + 37 * (i * 7 % 11)
         found.append(
-            f"j{i:02},{4 * i},{run_s},{gpus},owner-{i % 5},{cores},{512 * (1 + i % 4)},{share},{servers},{workers}"
+            f"j{i:02},{4 * i},{run_s},{gpus},owner-{i % 5},{cores},{512 * (1 + i % 4)},"
+            f"{share},{servers},{workers}"
         )
     return found
 
@@ -114,7 +115,8 @@ import sys
 from tests.support.cli.command_line import penstock
 trace, cluster, *profiles = sys.argv[1:]
 for profile in profiles:
-    assert penstock("simulate", trace, "--cluster", cluster, "--profile", profile, "--durations", "known", "-o", "json") == 0
+    options = ("--cluster", cluster, "--profile", profile, "--durations", "known", "-o", "json")
+    assert penstock("simulate", trace, *options) == 0
 """
 
 

@@ -168,8 +168,8 @@ def test_a_table_with_holes_is_told_line_by_line(folder: Path) -> None:
         read_throughputs(folder)
     message = str(caught.value)
     assert "line 10, column consolidated: 2 is more than 1" in message
-    assert "line 10, column batch_size: 'eight' is no whole number" in message
-    assert "line 10, column steps_per_s: '-1' is no number" in message
+    assert "line 10, column batch_size: 'eight' is not a whole number" in message
+    assert "line 10, column steps_per_s: '-1' is not a number" in message
 
 
 @needs_gavel

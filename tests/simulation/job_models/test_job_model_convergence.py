@@ -62,14 +62,17 @@ def test_it_does_not_change_the_speed() -> None:
     assert not job_model.neighbours_matter
 
 
+VALIDATION_HEADER = "progress,iteration,metric,grad_sqr,grad_var\n"
 CURVES = {
     "charrnn/charrnn_x_error.csv": "x_1.0,x_1.0.1\n4,8\n2,6\n1,7\n",
-    "pollux/traces/ncf/validation-256.csv": "progress,iteration,metric,grad_sqr,grad_var\n10,1,0.2,1,1\n40,4,0.6,1,1\n",
-    "pollux/traces/yolov3/validation-8.csv": "progress,iteration,metric,grad_sqr,grad_var\n10,1,20,1,1\n20,4,5,1,1\n",
-    "zeus/summary_train.csv": "dataset,network,batch_size,optimizer,learning_rate,run,target_metric,target_epoch\n"
-    "imagenet,net,8,sgd,1e-1,1,0.5,2\nimagenet,net,8,sgd,1e-1,2,0.5,4\n"
-    "imagenet,net,8,sgd,1e-1,1,0.9,10\nimagenet,net,8,sgd,1e-1,2,0.9,nan\n"
-    "librispeech,net,8,sgd,1e-1,1,60,1\nlibrispeech,net,8,sgd,1e-1,1,40,4\n",
+    "pollux/traces/ncf/validation-256.csv": f"{VALIDATION_HEADER}10,1,0.2,1,1\n40,4,0.6,1,1\n",
+    "pollux/traces/yolov3/validation-8.csv": f"{VALIDATION_HEADER}10,1,20,1,1\n20,4,5,1,1\n",
+    "zeus/summary_train.csv": (
+        "dataset,network,batch_size,optimizer,learning_rate,run,target_metric,target_epoch\n"
+        "imagenet,net,8,sgd,1e-1,1,0.5,2\nimagenet,net,8,sgd,1e-1,2,0.5,4\n"
+        "imagenet,net,8,sgd,1e-1,1,0.9,10\nimagenet,net,8,sgd,1e-1,2,0.9,nan\n"
+        "librispeech,net,8,sgd,1e-1,1,60,1\nlibrispeech,net,8,sgd,1e-1,1,40,4\n"
+    ),
 }
 
 
@@ -91,7 +94,7 @@ def test_curves_of_three_sources_are_read_by_name(tmp_path: Path) -> None:
     bad = tmp_path / "bad"
     bad.mkdir()
     (bad / "charrnn_x_error.csv").write_text("x_1.0\n4\nnan\n")
-    with pytest.raises(BadFile, match=r"line 3, column x_1\.0: 'nan' is no number"):
+    with pytest.raises(BadFile, match=r"line 3, column x_1\.0: 'nan' is not a number"):
         read_charrnn(bad)
 
 

@@ -55,7 +55,7 @@ def test_job_models_stand_around_each_other() -> None:
         ("links(muri)", "job model muri brings its own work: nothing can stand around it"),
         ("muri(constant)", "job model muri stands around no other: leave out constant"),
         ("cpu(constant)", "job model cpu stands around no other: leave out constant"),
-        ("magic", "'magic' is no job model; there are bandwidth, colocation, constant"),
+        ("magic", "'magic' is not a job model; there are bandwidth, colocation, constant"),
         ("phases(speed=2)", "job model phases: no option speed; there are launch_s, save_s"),
         ("cpu(speed=2)", "job model cpu: no option speed; there are parallel"),
         ("stages(speed=2)", "job model stages: no option speed; it has none"),

@@ -165,7 +165,7 @@ def test_tables_with_holes_are_refused(measured: Path) -> None:
     with pytest.raises(BadFile, match=r"line 1, column sync_time: missing"):
         read_model(measured)
     (measured / "placements.csv").write_text("placement,local_bsz,step_time,sync_time\n1,8,fast,0\n")
-    with pytest.raises(BadFile, match=r"line 2, column step_time: 'fast' is no number"):
+    with pytest.raises(BadFile, match=r"line 2, column step_time: 'fast' is not a number"):
         read_model(measured)
 
 

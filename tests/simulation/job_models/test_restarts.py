@@ -216,10 +216,8 @@ def test_the_command_line_charges_restarts(tmp_path: Path, capsys: pytest.Captur
     assert (before["save_gpu_h"], after["save_gpu_h"]) == (0, pytest.approx(20 / 3_600))
     assert after["assumptions"]["restarts"] == (
         "A job that is stopped saves for 5 s and goes on where it was, after 20 s for launching; it has "
-        "checkpoints of its own, "
-        "as far apart as 10 min, which its run time holds already, and goes back to the last one where it is "
-        "killed before it "
-        "has saved, 10 s after SIGTERM."
+        "checkpoints of its own, as far apart as 10 min, which its run time holds already, and goes back to "
+        "the last one where it is killed before it has saved, 10 s after SIGTERM."
     )
     assert penstock(*command, *costs) == 0
     table = capsys.readouterr().out
@@ -231,7 +229,7 @@ def test_the_command_line_charges_restarts(tmp_path: Path, capsys: pytest.Captur
     ("options", "message"),
     [
         (("--restart-cost", "5s,20s"), "none, measured, or SAVE,LAUNCH,INTERVAL"),
-        (("--restart-cost", "5s,soon,10m"), "LAUNCH: 'soon' is no duration"),
+        (("--restart-cost", "5s,soon,10m"), "LAUNCH: 'soon' is not a duration"),
         (("--restart-cost", "20m,5s,10m"), "SAVE is between 0 and 600 seconds"),
         (("--restart-cost", "5s,5s,5s", "--grace", "20m"), "--grace: between 0 and 600 seconds"),
         (

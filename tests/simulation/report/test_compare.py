@@ -364,7 +364,7 @@ def test_a_stopped_comparison_shows_whole_runs_and_those_in_progress(tmp_path: P
     standings = compare(["fifo", "srtf"], outcome.results, seeded=False)
     assert [standing.name for standing in standings] == ["fifo"]
     keys = comparison_keys(standings, outcome.results, 0, outcome.interrupted, {})
-    assert [(one["profile"], one["interrupted"]) for one in keys["runs"]] == [("fifo", False), ("srtf", True)]  # type: ignore[attr-defined]
+    assert [(one["profile"], one["interrupted"]) for one in keys["runs"]] == [("fifo", False), ("srtf", True)]
     out = Console(file=io.StringIO(), width=120)
     print_comparison(standings, out)
     print_stopped(outcome.results, out)

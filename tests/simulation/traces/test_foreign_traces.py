@@ -84,7 +84,8 @@ def test_every_trace_is_refused_or_runs(
         event("refused")
         refusals = refused.problems
     except BadCommand as refused:
-        assert str(refused) == "--arrivals fill: no job asks for a GPU: a cluster cannot be filled with them"  # noqa: PT017
+        problem = "--arrivals fill: no job asks for a GPU: a cluster cannot be filled with them"
+        assert str(refused) == problem  # noqa: PT017
         return
     else:
         refusals = ()

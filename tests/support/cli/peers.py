@@ -49,7 +49,8 @@ nodes: 2
 env: [HF_HUB=1, HF_TOKEN]
 commands:
   - pip install -r requirements.txt
-  - torchrun --nnodes=$DSTACK_NODES_NUM --node_rank=$DSTACK_NODE_RANK --master-addr=$DSTACK_MASTER_NODE_IP train.py
+  - torchrun --nnodes=$DSTACK_NODES_NUM --node_rank=$DSTACK_NODE_RANK
+     --master-addr=$DSTACK_MASTER_NODE_IP train.py
 resources: {gpu: "A100:80GB:4", memory: 200GB.., cpu: 16.., shm_size: 16GB, disk: 500GB}
 max_duration: 3d
 spot_policy: auto
@@ -124,7 +125,8 @@ spec:
       template: {spec: {containers: [{name: tensorflow, image: "tf:2", command: [python, ps.py]}]}}
     Worker:
       replicas: 2
-      template: {spec: {containers: [{name: tensorflow, image: "tf:2", command: [python, w.py], resources: {limits: {nvidia.com/gpu: "1"}}}]}}
+      template: {spec: {containers: [{name: tensorflow, image: "tf:2", command: [python, w.py],
+          resources: {limits: {nvidia.com/gpu: "1"}}}]}}
 """,
     """
 apiVersion: batch/v1
@@ -139,7 +141,8 @@ spec:
       terminationGracePeriodSeconds: 45
       tolerations: [{key: nvidia.com/gpu, operator: Exists}]
       containers:
-        - {name: main, image: "busybox", command: [sh, -c, "echo hi"], workingDir: /w, resources: {limits: {memory: "1500000000"}}}
+        - {name: main, image: "busybox", command: [sh, -c, "echo hi"], workingDir: /w,
+            resources: {limits: {memory: "1500000000"}}}
         - {name: sidecar, image: "log-shipper"}
 """,
     """
@@ -149,15 +152,19 @@ metadata: {name: horovod}
 spec:
   slotsPerWorker: 4
   mpiReplicaSpecs:
-    Launcher: {replicas: 1, template: {spec: {containers: [{name: l, image: x, command: [mpirun, -np, "8", python, t.py]}]}}}
-    Worker: {replicas: 2, template: {spec: {containers: [{name: w, image: x, resources: {limits: {nvidia.com/gpu: 4}}}]}}}
+    Launcher: {replicas: 1, template: {spec: {containers: [{name: l, image: x, command: [mpirun, -np, "8",
+        python, t.py]}]}}}
+    Worker: {replicas: 2, template: {spec: {containers: [{name: w, image: x,
+        resources: {limits: {nvidia.com/gpu: 4}}}]}}}
 """,
 )
 RAY = (
     """
 {"entrypoint": "python train.py --lr 0.1", "submission_id": "raysubmit_1",
- "runtime_env": {"working_dir": "./", "pip": ["torch==2.4", "datasets"], "env_vars": {"A": "1"}, "py_modules": ["lib"]},
- "entrypoint_num_gpus": 1, "entrypoint_num_cpus": 0.5, "entrypoint_memory": 1073741824, "metadata": {"team": "nlp"}}
+ "runtime_env": {"working_dir": "./", "pip": ["torch==2.4", "datasets"], "env_vars": {"A": "1"},
+     "py_modules": ["lib"]},
+ "entrypoint_num_gpus": 1, "entrypoint_num_cpus": 0.5, "entrypoint_memory": 1073741824,
+ "metadata": {"team": "nlp"}}
 """,
     """
 apiVersion: ray.io/v1
@@ -171,9 +178,11 @@ spec:
     env_vars: {B: "2"}
   rayClusterSpec:
     rayVersion: "2.9.0"
-    headGroupSpec: {rayStartParams: {}, template: {spec: {containers: [{name: h, image: "rayproject/ray:2.9.0-gpu"}]}}}
+    headGroupSpec: {rayStartParams: {}, template: {spec: {containers: [{name: h,
+        image: "rayproject/ray:2.9.0-gpu"}]}}}
     workerGroupSpecs:
-      - {groupName: gpus, replicas: 2, template: {spec: {containers: [{name: w, image: "rayproject/ray:2.9.0-gpu", resources: {limits: {nvidia.com/gpu: 4}}}]}}}
+      - {groupName: gpus, replicas: 2, template: {spec: {containers: [{name: w,
+          image: "rayproject/ray:2.9.0-gpu", resources: {limits: {nvidia.com/gpu: 4}}}]}}}
 """,
     """
 name: anyscale
@@ -186,11 +195,14 @@ max_retries: 1
 """,
     """
 [{"entrypoint": "python a.py", "submission_id": "a 1", "runtime_env": {}},
- {"entrypoint": "FOO=1 python b.py > out.log", "runtime_env": {"pip": "req.txt", "uv": ["x"]}, "entrypoint_num_gpus": 0.5}]
+ {"entrypoint": "FOO=1 python b.py > out.log", "runtime_env": {"pip": "req.txt", "uv": ["x"]},
+     "entrypoint_num_gpus": 0.5}]
 """,
     """
-{"entrypoint": "python c.py", "entrypoint_num_cpus": 4, "entrypoint_memory": "2147483648", "entrypoint_resources": {"fpga": 1},
- "runtime_env": {"working_dir": "https://example.org/code.zip", "conda": {"dependencies": ["pytorch"]}, "excludes": ["*.pt"]}, "metadata": null}
+{"entrypoint": "python c.py", "entrypoint_num_cpus": 4, "entrypoint_memory": "2147483648",
+    "entrypoint_resources": {"fpga": 1},
+ "runtime_env": {"working_dir": "https://example.org/code.zip", "conda": {"dependencies": ["pytorch"]},
+     "excludes": ["*.pt"]}, "metadata": null}
 """,
 )
 ARGO = (
@@ -224,10 +236,12 @@ spec:
       dag:
         tasks:
           - {name: prepare, template: run, arguments: {parameters: [{name: stage, value: prepare}]}}
-          - {name: fit, template: run, dependencies: [prepare], arguments: {parameters: [{name: stage, value: fit}]}}
+          - {name: fit, template: run, dependencies: [prepare], arguments: {parameters: [{name: stage,
+              value: fit}]}}
     - name: run
       inputs: {parameters: [{name: stage}, {name: size, default: small}]}
-      container: {image: example/p:1, command: [python, "{{inputs.parameters.stage}}.py", "{{inputs.parameters.size}}"]}
+      container: {image: example/p:1, command: [python, "{{inputs.parameters.stage}}.py",
+          "{{inputs.parameters.size}}"]}
       outputs: {artifacts: [{name: out, path: /out}]}
 """,
     """

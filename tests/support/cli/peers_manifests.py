@@ -54,7 +54,9 @@ spec:
       restartPolicy: Never
       template:
         spec:
-          containers: [{{name: main, image: example/tune, command: [bash, -c], args: ["python tune.py --rank $RANK"], resources: {{limits: {{nvidia.com/gpu: "1", cpu: 2500m}}}}}}]
+          containers: [{{name: main, image: example/tune, command: [bash, -c],
+              args: ["python tune.py --rank $RANK"], resources: {{limits: {{nvidia.com/gpu: "1",
+                  cpu: 2500m}}}}}}]
 """
 BESIDE_OTHERS = """
 apiVersion: v1
@@ -69,7 +71,8 @@ spec:
   {roles}:
     Worker:
       template:
-        spec: {{containers: [{{name: main, image: example/small, command: [python, -m, small], workingDir: /code, resources: {{requests: {{memory: 512Mi}}}}}}]}}
+        spec: {{containers: [{{name: main, image: example/small, command: [python, -m, small],
+            workingDir: /code, resources: {{requests: {{memory: 512Mi}}}}}}]}}
 """
 MANIFESTS: dict[str, tuple[str, ...]] = {
     kind: tuple(
@@ -86,18 +89,22 @@ spec:
   restartPolicy: Never
   activeDeadlineSeconds: 600
   hostNetwork: true
-  containers: [{name: c, image: "example/cuda:12", command: [nvidia-smi], resources: {limits: {nvidia.com/gpu: 1}}}]
+  containers: [{name: c, image: "example/cuda:12", command: [nvidia-smi],
+      resources: {limits: {nvidia.com/gpu: 1}}}]
 """,
         """
 apiVersion: v1
 kind: List
 items:
-  - {apiVersion: v1, kind: Pod, metadata: {name: one}, spec: {containers: [{name: c, image: i, command: [python, one.py]}]}}
-  - {apiVersion: v1, kind: Pod, metadata: {name: two}, spec: {containers: [{name: c, image: i, command: [python, two.py]}]}}
+  - {apiVersion: v1, kind: Pod, metadata: {name: one}, spec: {containers: [{name: c, image: i,
+      command: [python, one.py]}]}}
+  - {apiVersion: v1, kind: Pod, metadata: {name: two}, spec: {containers: [{name: c, image: i,
+      command: [python, two.py]}]}}
 """,
         """
 {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "json", "labels": {"a": "b"}},
-\t"spec": {"containers": [{"name": "c", "image": "i", "command": ["python", "$(SCRIPT)"], "resources": {"limits": {"nvidia.com/mig-1g.5gb": 1}}}]}}
+\t"spec": {"containers": [{"name": "c", "image": "i", "command": ["python", "$(SCRIPT)"],
+    "resources": {"limits": {"nvidia.com/mig-1g.5gb": 1}}}]}}
 """,
     ),
     "Job": (
@@ -111,7 +118,8 @@ spec:
   completionMode: Indexed
   backoffLimitPerIndex: 1
   podFailurePolicy: {rules: []}
-  template: {spec: {restartPolicy: Never, containers: [{name: m, image: i, command: [sh, -c, "python shard.py $JOB_COMPLETION_INDEX"], resources: {limits: {cpu: 1500m, memory: 512Mi}}}]}}
+  template: {spec: {restartPolicy: Never, containers: [{name: m, image: i, command: [sh, -c,
+      "python shard.py $JOB_COMPLETION_INDEX"], resources: {limits: {cpu: 1500m, memory: 512Mi}}}]}}
 """,
         """
 apiVersion: batch/v1
@@ -119,7 +127,8 @@ kind: Job
 metadata: {name: once}
 spec:
   activeDeadlineSeconds: 3600
-  template: {spec: {restartPolicy: OnFailure, containers: [{name: m, image: i, args: [--epochs, "3"], resources: {limits: {amd.com/gpu: 2}}}]}}
+  template: {spec: {restartPolicy: OnFailure, containers: [{name: m, image: i, args: [--epochs, "3"],
+      resources: {limits: {amd.com/gpu: 2}}}]}}
 """,
         """
 apiVersion: batch.volcano.sh/v1alpha1
@@ -132,8 +141,11 @@ spec:
   maxRetry: 2
   plugins: {pytorch: [--master=master], svc: []}
   tasks:
-    - {replicas: 1, name: master, policies: [{event: TaskCompleted, action: CompleteJob}], template: {spec: {containers: [{name: m, image: i, command: [python, t.py], resources: {limits: {nvidia.com/gpu: 1}}}]}}}
-    - {replicas: 2, name: worker, template: {spec: {containers: [{name: w, image: i, command: [python, t.py], resources: {limits: {nvidia.com/gpu: 1}}}]}}}
+    - {replicas: 1, name: master, policies: [{event: TaskCompleted, action: CompleteJob}],
+        template: {spec: {containers: [{name: m, image: i, command: [python, t.py],
+            resources: {limits: {nvidia.com/gpu: 1}}}]}}}
+    - {replicas: 2, name: worker, template: {spec: {containers: [{name: w, image: i, command: [python, t.py],
+        resources: {limits: {nvidia.com/gpu: 1}}}]}}}
 """,
         """
 apiVersion: batch.volcano.sh/v1alpha1
@@ -143,7 +155,8 @@ spec:
   minAvailable: 1
   tasks:
     - {replicas: 2, name: ps, template: {spec: {containers: [{name: m, image: i, command: [python, t.py]}]}}}
-    - {replicas: 3, name: worker, minAvailable: 1, template: {spec: {containers: [{name: w, image: i, command: [python, t.py], resources: {limits: {nvidia.com/gpu: 1}}}]}}}
+    - {replicas: 3, name: worker, minAvailable: 1, template: {spec: {containers: [{name: w, image: i,
+        command: [python, t.py], resources: {limits: {nvidia.com/gpu: 1}}}]}}}
 """,
         """
 apiVersion: batch.volcano.sh/v1alpha1
@@ -163,7 +176,8 @@ spec:
   schedule: "0 3 * * *"
   concurrencyPolicy: Forbid
   successfulJobsHistoryLimit: 1
-  jobTemplate: {spec: {backoffLimit: 1, template: {spec: {restartPolicy: OnFailure, containers: [{name: c, image: i, command: [python, nightly.py]}]}}}}
+  jobTemplate: {spec: {backoffLimit: 1, template: {spec: {restartPolicy: OnFailure, containers: [{name: c,
+      image: i, command: [python, nightly.py]}]}}}}
 """,
         """
 apiVersion: batch/v1
@@ -173,13 +187,15 @@ spec:
   schedule: "@hourly"
   timeZone: Asia/Kolkata
   suspend: true
-  jobTemplate: {metadata: {labels: {a: b}}, spec: {template: {spec: {containers: [{name: c, image: i, command: [sh, -c, "date; python eval.py"], resources: {limits: {nvidia.com/gpu: 1}}}]}}}}
+  jobTemplate: {metadata: {labels: {a: b}}, spec: {template: {spec: {containers: [{name: c, image: i,
+      command: [sh, -c, "date; python eval.py"], resources: {limits: {nvidia.com/gpu: 1}}}]}}}}
 """,
         """
 apiVersion: batch/v1
 kind: CronJob
 metadata: {generateName: sweep-}
-spec: {schedule: "0 0 * * 0", jobTemplate: {spec: {parallelism: 2, completions: 2, template: {spec: {containers: [{name: c, image: i, command: [python, s.py]}]}}}}}
+spec: {schedule: "0 0 * * 0", jobTemplate: {spec: {parallelism: 2, completions: 2,
+    template: {spec: {containers: [{name: c, image: i, command: [python, s.py]}]}}}}}
 """,
     ),
     "JobSet": (
@@ -191,7 +207,9 @@ spec:
   failurePolicy: {maxRestarts: 3}
   network: {enableDNSHostnames: true}
   replicatedJobs:
-    - {name: workers, replicas: 2, template: {spec: {parallelism: 4, completions: 4, backoffLimit: 0, template: {spec: {containers: [{name: c, image: i, command: [torchrun, t.py], resources: {limits: {nvidia.com/gpu: 8}}}]}}}}}
+    - {name: workers, replicas: 2, template: {spec: {parallelism: 4, completions: 4, backoffLimit: 0,
+        template: {spec: {containers: [{name: c, image: i, command: [torchrun, t.py],
+            resources: {limits: {nvidia.com/gpu: 8}}}]}}}}}
 """,
         """
 apiVersion: jobset.x-k8s.io/v1alpha2
@@ -200,14 +218,17 @@ metadata: {name: driver}
 spec:
   successPolicy: {operator: All, targetReplicatedJobs: [driver]}
   replicatedJobs:
-    - {name: driver, template: {spec: {template: {spec: {containers: [{name: c, image: i, command: [python, d.py]}]}}}}}
-    - {name: workers, dependsOn: [{name: driver, status: Ready}], template: {spec: {parallelism: 2, template: {spec: {containers: [{name: c, image: i, command: [python, w.py]}]}}}}}
+    - {name: driver, template: {spec: {template: {spec: {containers: [{name: c, image: i, command: [python,
+        d.py]}]}}}}}
+    - {name: workers, dependsOn: [{name: driver, status: Ready}], template: {spec: {parallelism: 2,
+        template: {spec: {containers: [{name: c, image: i, command: [python, w.py]}]}}}}}
 """,
         """
 apiVersion: jobset.x-k8s.io/v1alpha2
 kind: JobSet
 metadata: {name: one, labels: {kueue.x-k8s.io/queue-name: q}}
-spec: {suspend: true, replicatedJobs: [{name: a, replicas: 1, template: {metadata: {}, spec: {template: {spec: {containers: [{name: c, image: i, command: [python, a.py]}]}}}}}]}
+spec: {suspend: true, replicatedJobs: [{name: a, replicas: 1, template: {metadata: {},
+    spec: {template: {spec: {containers: [{name: c, image: i, command: [python, a.py]}]}}}}}]}
 """,
     ),
     "TrainJob": (
@@ -217,7 +238,8 @@ kind: TrainJob
 metadata: {name: llama}
 spec:
   runtimeRef: {name: torch-distributed}
-  trainer: {image: example/llama, command: [torchrun, train.py], numNodes: 2, numProcPerNode: 4, env: [{name: LR, value: "0.1"}], resourcesPerNode: {limits: {nvidia.com/gpu: 4}}}
+  trainer: {image: example/llama, command: [torchrun, train.py], numNodes: 2, numProcPerNode: 4,
+      env: [{name: LR, value: "0.1"}], resourcesPerNode: {limits: {nvidia.com/gpu: 4}}}
   initializer: {model: {storageUri: "hf://example/llama"}}
 """,
         """
@@ -230,7 +252,8 @@ spec: {runtimeRef: {name: torch-distributed}, trainer: {args: [--epochs, "3"]}}
 apiVersion: trainer.kubeflow.org/v1alpha1
 kind: TrainJob
 metadata: {name: one}
-spec: {suspend: false, managedBy: kueue, trainer: {image: i, command: [python, t.py], resourcesPerNode: {requests: {cpu: 4, memory: 8Gi}}}, podTemplateOverrides: [{targetJobs: []}]}
+spec: {suspend: false, managedBy: kueue, trainer: {image: i, command: [python, t.py],
+    resourcesPerNode: {requests: {cpu: 4, memory: 8Gi}}}, podTemplateOverrides: [{targetJobs: []}]}
 """,
     ),
     "RayJob": (
@@ -248,19 +271,22 @@ spec:
   runtimeEnvYAML: |
     pip: {packages: ["requests==2.26.0"], pip_check: false}
   rayClusterSpec:
-    headGroupSpec: {rayStartParams: {dashboard-host: 0.0.0.0}, template: {spec: {containers: [{name: h, image: "rayproject/ray:2.9.0", resources: {limits: {cpu: "1", nvidia.com/gpu: 1}}}]}}}
+    headGroupSpec: {rayStartParams: {dashboard-host: 0.0.0.0}, template: {spec: {containers: [{name: h,
+        image: "rayproject/ray:2.9.0", resources: {limits: {cpu: "1", nvidia.com/gpu: 1}}}]}}}
 """,
         """
 apiVersion: ray.io/v1
 kind: RayJob
 metadata: {name: elsewhere}
-spec: {entrypoint: "python far.py", clusterSelector: {ray.io/cluster: shared}, entrypointNumGpus: 0.5, entrypointNumCpus: 2, submissionMode: HTTPMode}
+spec: {entrypoint: "python far.py", clusterSelector: {ray.io/cluster: shared}, entrypointNumGpus: 0.5,
+    entrypointNumCpus: 2, submissionMode: HTTPMode}
 """,
         """
 apiVersion: ray.io/v1
 kind: RayJob
 metadata: {name: broken}
-spec: {entrypoint: "python b.py", runtimeEnvYAML: "a: [", suspend: true, ttlSecondsAfterFinished: 60, shutdownAfterJobFinishes: true}
+spec: {entrypoint: "python b.py", runtimeEnvYAML: "a: [", suspend: true, ttlSecondsAfterFinished: 60,
+    shutdownAfterJobFinishes: true}
 ---
 apiVersion: ray.io/v1
 kind: RayCluster
@@ -283,13 +309,16 @@ spec:
       dag:
         tasks:
           - {name: prepare, template: prepare}
-          - {name: train, template: train, depends: prepare.Succeeded, withItems: [0.1, 0.01], arguments: {parameters: [{name: lr, value: "{{item}}"}]}}
-          - {name: judge, template: train, dependencies: [train], when: "{{tasks.train.outputs.result}} > 0.9", arguments: {parameters: [{name: lr, value: 0}]}}
+          - {name: train, template: train, depends: prepare.Succeeded, withItems: [0.1, 0.01],
+              arguments: {parameters: [{name: lr, value: "{{item}}"}]}}
+          - {name: judge, template: train, dependencies: [train],
+              when: "{{tasks.train.outputs.result}} > 0.9", arguments: {parameters: [{name: lr, value: 0}]}}
     - name: prepare
       script: {image: "python:3.11", command: [python], source: "print('{{workflow.parameters.epochs}}')"}
     - name: train
       inputs: {parameters: [{name: lr}], artifacts: [{name: data, path: /data, s3: {key: data}}]}
-      container: {image: i, command: [sh, -c], args: ["python t.py {{inputs.parameters.lr}}"], resources: {limits: {nvidia.com/gpu: 1}}}
+      container: {image: i, command: [sh, -c], args: ["python t.py {{inputs.parameters.lr}}"],
+          resources: {limits: {nvidia.com/gpu: 1}}}
     - {name: tell, http: {url: "https://example.org"}}
 """,
         """
@@ -320,7 +349,8 @@ metadata: {name: library}
 spec:
   templates:
     - {name: train, container: {image: i, command: [python, train.py]}}
-    - {name: judge, inputs: {parameters: [{name: of}]}, container: {image: i, command: [python, "{{inputs.parameters.of}}"]}}
+    - {name: judge, inputs: {parameters: [{name: of}]}, container: {image: i, command: [python,
+        "{{inputs.parameters.of}}"]}}
     - {name: both, containerSet: {containers: [{name: a, image: i}]}}
 """,
         """
@@ -346,7 +376,8 @@ MANIFESTS["CronWorkflow"] = tuple(
 apiVersion: argoproj.io/v1alpha1
 kind: CronWorkflow
 metadata: {{name: nightly-{number}}}
-spec: {{{when}, workflowSpec: {{entrypoint: go, templates: [{{name: go, container: {{image: i, command: [python, go.py]}}}}]}}}}
+spec: {{{when}, workflowSpec: {{entrypoint: go, templates: [{{name: go, container: {{image: i,
+    command: [python, go.py]}}}}]}}}}
 """
     for number, when in enumerate(
         (

@@ -1,6 +1,7 @@
 """A cell whose contention-guard sees each fact at once, with nodes that obey and publish telemetry."""
 
 from collections.abc import Callable
+from typing import Any
 
 from msgspec.structs import replace
 
@@ -22,7 +23,11 @@ class GuardedCell(CellDriver):
     proposals of a moment before it reads an answer, as the service does; else each is answered at once, as in
     the simulator."""
 
-    def __init__(self, contention: Contention | None = Contention(), profile: str = "fifo") -> None:  # noqa: B008 - immutable
+    def __init__(
+        self,
+        contention: Contention | None = Contention(),  # noqa: B008 - immutable
+        profile: str = "fifo",
+    ) -> None:
         self.guard = ContentionGuard()
         self.obeys = True
         self.sends_first = False
@@ -51,7 +56,8 @@ class GuardedCell(CellDriver):
 
     def sends(self, node_id: str, task_id: str | None = None, **values: float | None) -> None:
         """A node publishes a sample now."""
-        sample = TelemetrySampled(node_id=node_id, task_id=task_id, at_ms=0, **values)  # type: ignore[arg-type]
+        fields: dict[str, Any] = {"node_id": node_id, "task_id": task_id, **values}
+        sample = TelemetrySampled(**fields, at_ms=0)
         self.samples += 1
         at_ms = self.now_ms + self.log_ahead_ms
         key = node_id, window_of(at_ms)

@@ -48,8 +48,7 @@ async def _story(dsn: str) -> str:
     try:
         records = await connection.fetch(
             "SELECT r.value FROM penstock_log.records r JOIN penstock_log.partitions p ON p.id = "
-            "r.partition_id "
-            "WHERE p.topic = $1 AND p.index = 0 ORDER BY r.position DESC LIMIT $2",
+            "r.partition_id WHERE p.topic = $1 AND p.index = 0 ORDER BY r.position DESC LIMIT $2",
             Topic.LEDGER.value,
             STORY_RECORDS,
         )

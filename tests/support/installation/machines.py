@@ -58,7 +58,8 @@ mount -t cgroup2 cgroup2 sys/fs/cgroup
 mount -t tmpfs tmpfs run
 mount -t tmpfs -o mode=1777 tmpfs dev
 for name in null zero full random urandom tty; do touch dev/$name; mount --bind /dev/$name dev/$name; done
-mkdir dev/pts; ln -s pts/ptmx dev/ptmx; mkdir -m 1777 dev/shm; ln -s /proc/self/fd dev/fd; touch "$FOLDER/console" dev/console
+mkdir dev/pts; ln -s pts/ptmx dev/ptmx; mkdir -m 1777 dev/shm; ln -s /proc/self/fd dev/fd
+touch "$FOLDER/console" dev/console
 mount --bind "$FOLDER/console" dev/console
 mount -t tmpfs tmpfs usr/lib/systemd/system; mount -t tmpfs tmpfs usr/lib/systemd/system-generators
 rm -rf etc/systemd/system; mkdir -p etc/systemd/system/service.d
@@ -66,7 +67,8 @@ for name in sysinit basic network-online multi-user shutdown; do
   printf '[Unit]\\nDescription=%s\\nDefaultDependencies=no\\n' $name > usr/lib/systemd/system/$name.target
 done
 echo Wants=machine.target >> usr/lib/systemd/system/multi-user.target
-printf '[Service]\\nStandardOutput=append:/var/log/%%N.log\\nStandardError=inherit\\n' > etc/systemd/system/service.d/log.conf
+printf '[Service]\\nStandardOutput=append:/var/log/%%N.log\\nStandardError=inherit\\n' \\
+  > etc/systemd/system/service.d/log.conf
 cp "$FOLDER"/units/* etc/systemd/system/ 2>/dev/null || true
 head -c 16 /dev/urandom | od -An -tx1 | tr -d ' \\n' > etc/machine-id
 mkdir -p old; pivot_root . old; umount -l old

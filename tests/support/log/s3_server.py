@@ -119,7 +119,8 @@ class _Handler(BaseHTTPRequestHandler):
             for key, data in sorted(self.server.objects[bucket].items())
             if key.startswith(prefix)
         )
-        text = f"<ListBucketResult><Name>{bucket}</Name><IsTruncated>false</IsTruncated>{rows}</ListBucketResult>"
+        head = f"<Name>{bucket}</Name><IsTruncated>false</IsTruncated>"
+        text = f"<ListBucketResult>{head}{rows}</ListBucketResult>"
         self._answer(200, text.encode(), {"Content-Type": "application/xml"})
 
     def _prove(self, path: str, query: str, body: bytes) -> None:

@@ -58,9 +58,9 @@ def proofs(key: NodeKeys | bytes, envelope: Envelope, value: bytes, **more: str)
     return (operators_code(key, signed_bytes(CELL, envelope.id, envelope.type, value)),)
 
 
-def joined(node: str, key: NodeKeys | None, incarnation: int = 1, **more: object) -> NodeJoined:
+def joined(node: str, key: NodeKeys | None, incarnation: int = 1, **more: Any) -> NodeJoined:
     public_key = None if key is None else key.public_key
-    return NodeJoined(node=node_spec(node), incarnation=incarnation, public_key=public_key, **more)  # type: ignore[arg-type]
+    return NodeJoined(node=node_spec(node), incarnation=incarnation, public_key=public_key, **more)
 
 
 def exited(token: int) -> TaskExited:

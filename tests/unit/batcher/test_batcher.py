@@ -144,7 +144,7 @@ def test_a_plan_that_is_read_after_its_window_is_refused_by_the_placer(bursts: P
     bursts.at(WINDOW_MS + 10)
     step = bursts.feed(plan)
     assert placed(step) == {}
-    assert (step.facts[1].verdict, step.facts[1].reason) == ("refused", "expired")  # type: ignore[attr-defined]
+    assert (step.facts[1].verdict, step.facts[1].reason) == ("refused", "expired")
 
 
 def test_one_window_is_planned_once(bursts: PlannedCell) -> None:
@@ -175,7 +175,7 @@ def test_a_batcher_that_starts_within_a_window_plans_it(bursts: PlannedCell) -> 
     assert second is not None
     assert encode(first) == encode(second)
     bursts.feed(first)
-    assert bursts.feed(second).facts[1].copy_of, "a copy is answered as the first, and nothing follows"  # type: ignore[attr-defined]
+    assert bursts.feed(second).facts[1].copy_of, "a copy is answered as the first, and nothing follows"
 
 
 def test_without_windows_or_a_stage_it_never_plans() -> None:

@@ -59,13 +59,13 @@ def test_the_readme_holds_the_same_table_as_the_code() -> None:
     [
         (
             ("submit", "--dry-run", "--", "cat", "caf\udce9.txt"),
-            "command.1: is no UTF-8 text",
+            "command.1: is not UTF-8 text",
         ),
-        (("submit", "--dry-run", "--label", "a=\udce9", "--", "x"), "labels.a: is no UTF-8 text"),
-        (("get", "jobs", "--owner", "\udce9"), "'\\udce9' is no UTF-8 text"),
-        (("queue", "--owner", "\udce9"), "'\\udce9' is no UTF-8 text"),
-        (("node", "drain", "\udce9"), "'\\udce9' is no UTF-8 text"),
-        (("submit", "--idempotency-key", "\udce9", "--", "x"), "'\\udce9' is no UTF-8 text"),
+        (("submit", "--dry-run", "--label", "a=\udce9", "--", "x"), "labels.a: is not UTF-8 text"),
+        (("get", "jobs", "--owner", "\udce9"), "'\\udce9' is not UTF-8 text"),
+        (("queue", "--owner", "\udce9"), "'\\udce9' is not UTF-8 text"),
+        (("node", "drain", "\udce9"), "'\\udce9' is not UTF-8 text"),
+        (("submit", "--idempotency-key", "\udce9", "--", "x"), "'\\udce9' is not UTF-8 text"),
     ],
 )
 def test_an_argument_of_another_encoding_is_a_line_not_a_traceback(

@@ -45,8 +45,8 @@ def test_a_member_is_described_with_its_group_and_what_it_waits() -> None:
     job = {"job_id": "a", "now_ms": 61_000, "group": GROUP, "waits": None}
     assert turns_of(job) == (
         "with b and d since 1m 00s, asked for by batcher: shares nothing; predicted: 120 ms for one "
-        "iteration of each, "
-        "85% of the resources used, 0.76 of its speed alone; instead of: alone, 1.4 x later"
+        "iteration of each, 85% of the resources used, 0.76 of its speed alone; instead of: alone, 1.4 x "
+        "later"
     )
     waits = {"at_ms": 1, "step_ms": 188.0, "waited_ms": 24.1, "missed_turns": 0}
     assert turns_of({**job, "waits": waits}).endswith("; 24.1 of 188 ms an iteration are waiting")

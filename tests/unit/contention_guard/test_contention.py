@@ -252,7 +252,7 @@ def test_it_is_let_go_when_nothing_has_been_short_for_a_while(cell: GuardedCell)
     assert due_ms is not None
     cell.passes(RELEASE_MS)
     found = cell.acts()
-    assert [(one.cause, one.memory_bandwidth_percent) for one in found] == [("released", None)]  # type: ignore[union-attr]
+    assert [(one.cause, one.memory_bandwidth_percent) for one in found] == [("released", None)]
     assert "memory bandwidth 55 %" in found[0].reason
 
 

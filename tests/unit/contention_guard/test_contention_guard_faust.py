@@ -37,7 +37,8 @@ async def test_a_pause_does_not_change_what_was_asked_for() -> None:
     consumer, thread = app.consumer, SlowThread()
     consumer._thread = thread
     consumer.resume_partitions({ONE})
-    reading = asyncio.ensure_future(anext(consumer.getmany(timeout=1.0), None))  # type: ignore[attr-defined]  # clock: the thread is played and reads none
+    read = consumer.getmany(timeout=1.0)  # clock: the thread is played and reads none
+    reading = asyncio.ensure_future(anext(read, None))
     while not consumer.not_waiting_next_records.is_set():  # type: ignore[attr-defined]
         await asyncio.sleep(0)
     await asyncio.sleep(0)

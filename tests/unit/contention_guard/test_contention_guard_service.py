@@ -52,7 +52,11 @@ def broker() -> MemoryBroker:
 class Cell(WrittenCell):
     """A training and a job without GPUs on one node; its ledger is in the broker."""
 
-    def __init__(self, broker: MemoryBroker, contention: Contention | None = Contention()) -> None:  # noqa: B008 - immutable
+    def __init__(
+        self,
+        broker: MemoryBroker,
+        contention: Contention | None = Contention(),  # noqa: B008 - immutable
+    ) -> None:
         super().__init__(broker, PlacerSettings(profile="fifo", contention=contention))
         self.join(node_spec("n1", cores=24))
         self.submit("a", need=estimate(1, cores=4))

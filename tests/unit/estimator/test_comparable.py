@@ -391,9 +391,7 @@ def test_a_job_that_was_slowed_for_a_moment_teaches_and_one_that_was_for_long_do
         assert bits(cell.finish("job", 600_000)) == found
 
 
-def test_a_run_of_which_a_snapshot_knows_no_more_than_its_search_has_ended_teaches_if_it_runs_on_for_long() -> (
-    None
-):
+def test_a_run_whose_search_ended_before_a_snapshot_teaches_if_it_runs_on_for_long() -> None:
     """The estimator restarts after the search: it does not know how long each number of cores lasted, so all
     before the last change counts as unusual."""
     for then_ms, found in ((1_200_000, Disturbance.BRIEFLY), (60_000, Disturbance.CORES)):

@@ -34,7 +34,7 @@ def nodes(*sizes: int, model: str = "T4") -> NodeCapacity:
 
 
 def asked(**more: object) -> Asked:
-    return Asked(**{"owner": "ada", "model": "resnet50", "workers": WORKERS, "batches": BATCHES} | more)  # type: ignore[arg-type]
+    return Asked(**{"owner": "ada", "model": "resnet50", "workers": WORKERS, "batches": BATCHES} | more)
 
 
 def cells() -> list[Cell]:

@@ -6,7 +6,8 @@ from pathlib import Path
 import pytest
 
 from infra.lints import words
-from infra.lints.words import found, sentences
+from infra.lints.messages import messages
+from infra.lints.words import found, found_in_messages, sentences
 
 LONG = " ".join(f"word{number}" for number in range(41))
 
@@ -79,3 +80,35 @@ def test_the_command_fails_on_a_bad_page_and_above_the_budget(
     guide.write_text("Run it.\n" * words.MAX_WORDS)
     assert words.main([]) == 1
     assert "all Markdown: 140,041 words, 70,000 at most" in capsys.readouterr().out
+
+
+MODULE = f'''"""{LONG}."""
+
+STATEMENT = "SELECT a, b, c, d FROM t"
+SCHEMA = """CREATE TABLE one (a, b);
+CREATE TABLE two (c, d);
+CREATE TABLE three (e, f);"""
+
+
+def refused(name: str) -> ValueError:
+    """{LONG}."""
+    return ValueError(f"{{name}} is not a valid name; give "
+                      "letters and digits")
+'''
+
+
+def test_messages_are_found_and_docstrings_and_statements_are_not() -> None:
+    """A refusal that users read stands among docstrings, a query and a schema. Its field is one word."""
+    assert [*messages(MODULE)] == [(11, "X is not a valid name; give letters and digits")]
+    assert [*found_in_messages({"m.py": MODULE})] == []
+
+
+def test_an_endless_message_is_found_with_its_line() -> None:
+    """One more clause for one more case, in a part of an f-string: the parts are messages, too."""
+    source = f"""raise ValueError(
+    f"why: {{'{LONG}' if late else ''}} and so on, and so forth"
+)"""
+    assert [text.partition(": word0")[0] for text in found_in_messages({"m.py": source})] == [
+        "m.py:2: a message with a sentence of 41 words, 40 at most",
+        "messages: sentences of 24.5 words in the mean, 20 at most",
+    ]

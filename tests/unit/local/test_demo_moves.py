@@ -15,7 +15,7 @@ from penstock.local.demo.demo_moves import MovesPart
 from penstock.local.options import DemoOptions
 from tests.support.cli.command_process import ROOT
 
-REASON = "its loss falls slower and slower, and 2 of 3 jobs on node-0 still gain; scores: node-0 5, node-1 4"
+REASON = "its loss converges, and 2 of 3 jobs on node-0 still improve; scores: node-0 5, node-1 4"
 MOVED = {"seq": 7, "attempt": 1, "nodes": ["node-0"], "stop_ms": 312, "lost_ms": 0, "resumes_at": 900}
 DECIDED = {"tasks": [{"node_id": "node-1"}], "by": "migrator", "reason": REASON, "cause": "converged"}
 FALLS = ((1, 2.309), (230, 0.1522), (890, 0.1234))

@@ -208,7 +208,7 @@ def test_settings_are_read_as_a_service_reads_them(tmp_path: Path) -> None:
     """A number that is none, a URL that is none, and a service without a log: each ends its start."""
     wrong = by_name({"PENSTOCK_CELL_INDEX": "abc", "PENSTOCK_OPERATOR_KEY": "trust-log"})
     assert wrong["settings"] == Finding(
-        "settings", "PENSTOCK_CELL_INDEX: 'abc' is no number", "give 0 to 999"
+        "settings", "PENSTOCK_CELL_INDEX: 'abc' is not a number", "give 0 to 999"
     )
     assert "PENSTOCK_LOG_FILE" in wrong["log"].remedy
     url = by_name({"PENSTOCK_LOG": "kafka:/store:9093", "PENSTOCK_DSN": "store/penstock"})

@@ -68,7 +68,7 @@ def test_a_consumer_still_cannot_change_how_long_the_broker_gathers() -> None:
 @pytest.mark.parametrize("client", [AIOKafkaAdminClient, AIOKafkaConsumer, AIOKafkaProducer])
 def test_no_client_can_still_be_told_not_to_create_topics(client: type) -> None:
     """Hence `never_create_topics`."""
-    options = [*inspect.signature(client.__init__).parameters, *inspect.signature(MetadataRequest).parameters]  # type: ignore[misc]
+    options = [*inspect.signature(client.__init__).parameters, *inspect.signature(MetadataRequest).parameters]
     assert [name for name in options if "auto_topic" in name or "create_topic" in name] == [
         "allow_auto_topic_creation"  # the request's
     ]

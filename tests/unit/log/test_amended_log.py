@@ -181,7 +181,7 @@ def test_what_is_no_amendment_is_skipped(caplog: pytest.LogCaptureFixture) -> No
         assert isinstance(await cell.read(), Amended)
 
     run_virtually(run())
-    assert "is no amendment" in caplog.text
+    assert "is not an amendment" in caplog.text
 
 
 def test_a_reader_names_the_record_once_and_waits_for_each_amendment_of_it(
@@ -223,8 +223,6 @@ def test_a_reader_names_the_record_once_and_waits_for_each_amendment_of_it(
     named = [record.getMessage() for record in caplog.records if " stops: " in record.getMessage()]
     assert named == [
         "projector stops: the ledger's record at offset 1 (seq 2) cannot be decoded: penstock.timer.set.v1: "
-        "at_ms: Input should be "
-        f"less than or equal to {MAX_MS}. Nothing of this cell is read beyond it; all goes on by itself once "
-        "that is mended: "
-        "`penstock repair --at 1` amends it"
+        f"at_ms: Input should be less than or equal to {MAX_MS}. Nothing of this cell is read beyond it; "
+        "all goes on by itself once that is mended: `penstock repair --at 1` amends it"
     ]

@@ -170,9 +170,9 @@ def test_who_does_not_run_is_not_watched(cell: WatchedCell) -> None:
     happens."""
     task = {"node_id": "n1", "at_ms": 0, "loss": 1.0}
     for task_id in (None, "a.7.w0", "nobody.1.w0", "odd"):
-        cell.migrator.observe(cell.state, TelemetrySampled(task_id=task_id, **task), cell.now_ms)  # type: ignore[arg-type]
+        cell.migrator.observe(cell.state, TelemetrySampled(task_id=task_id, **task), cell.now_ms)
     cell.exit("a.1.w0")
-    cell.migrator.observe(cell.state, TelemetrySampled(task_id="a.1.w0", **task), cell.now_ms)  # type: ignore[arg-type]
+    cell.migrator.observe(cell.state, TelemetrySampled(task_id="a.1.w0", **task), cell.now_ms)
     assert cell.migrator.observed == 0
     assert cell.proposed() is None
     assert cell.migrator.due_ms(cell.state) is None

@@ -74,4 +74,4 @@ def test_what_a_profile_fixes_is_not_what_was_given() -> None:
     driver = queue("fifo-strict")
     found = explain(driver.state, "a")
     assert found.reason is Reason.BEHIND_IN_QUEUE
-    assert found.detail == "1 jobs are ahead; the first 1 in the queue are tried"
+    assert found.detail == "1 jobs are ahead; only the first 1 in the queue may start"

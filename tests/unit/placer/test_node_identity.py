@@ -312,7 +312,7 @@ def test_the_code_stands_for_the_signature_between_the_two_who_agreed(
     monkeypatch.setattr("penstock.runtime.keys.node_keys.verify", lambda *_: pytest.fail("the code suffices"))
     assert placer.proven(node.public_key, proofs, b"x")
     node.meet(((PLACER_KEY, b"\xff"),))
-    assert [name for name, _ in node.proofs(b"x")] == [SIGNATURE], "what is no key is not agreed upon"
+    assert [name for name, _ in node.proofs(b"x")] == [SIGNATURE], "what is not a key is not agreed upon"
 
 
 def test_x25519_as_the_standard_has_it() -> None:

@@ -29,10 +29,10 @@ def test_a_ledger_that_names_no_profile_is_still_read_as_it_was_written() -> Non
 @pytest.mark.parametrize(
     ("variable", "text", "message"),
     [
-        ("PENSTOCK_PROFILE", "tiresia", "'tiresia' is no profile; there are "),
+        ("PENSTOCK_PROFILE", "tiresia", "'tiresia' is not a profile; there are "),
         ("PENSTOCK_SEED", "-1", "greater than or equal to 0"),
-        ("PENSTOCK_QUEUE_LIMITS_GPU_S", "[1,", "is no JSON list or object"),
-        ("PENSTOCK_CONVERGENCE", "{interval", "is no JSON list or object"),
+        ("PENSTOCK_QUEUE_LIMITS_GPU_S", "[1,", "is not a JSON list or object"),
+        ("PENSTOCK_CONVERGENCE", "{interval", "is not a JSON list or object"),
         ("PENSTOCK_CONVERGENCE", '{"alpha": 2}', "alpha"),
         ("PENSTOCK_QUEUE_LIMITS_GPU_S", "[3250]", "profile penstock has no setting queue_limits_gpu_s"),
         ("PENSTOCK_PROFILE_SETTINGS", '{"theta": 1}', "profile penstock has no setting theta"),
@@ -54,9 +54,8 @@ def test_a_service_names_every_wrong_variable_at_once() -> None:
         Settings.from_env(wrong)
     assert str(refused.value) == (
         "PENSTOCK_LOG: not set; give kafka://host:port or postgresql://…, or run `penstock up`, which sets "
-        "it; and "
-        "PENSTOCK_CELL_INDEX: 'first' is no number; give 0 to 999; and "
-        "PENSTOCK_TRACE_RATIO: 7 is out of range; give 0.0 to 1.0"
+        "it; and PENSTOCK_CELL_INDEX: 'first' is not a number; give 0 to 999; and PENSTOCK_TRACE_RATIO: 7 is "
+        "out of range; give 0.0 to 1.0"
     )
 
 

@@ -311,7 +311,7 @@ def test_neither_a_move_nor_more_cores_take_what_is_kept() -> None:
     more = CoresProposed(
         proposal_id="c", proposer="guard", task_id="near.1.w0", cores=3, reason="it waits for data"
     )
-    assert answered(cell.feed(more)).detail == "what is free of n2 is reserved for a proposed plan"
+    assert answered(cell.feed(more)).detail == "the free part of n2 is reserved for a proposed plan"
     assert placements(ended(cell, "old.1.w0")) == {"gang": ["n1", "n1", "n2"]}
 
 
@@ -373,7 +373,7 @@ def test_the_head_of_the_queue_is_passed_by_so_many_plans_and_no_more() -> None:
     answer = answered(cell.feed(plan(unit(("j2", "n1")), name="p2")))
     assert (answer.reason, answer.detail) == (
         "wrong_state",
-        "head is first in the queue and 2 plans have passed it: one has to start it first",
+        "head is first in the queue and 2 plans have passed it: a plan must start it first",
     )
     cell.join(node_spec("n3", 1))
     cell.join(node_spec("n4", 4, boot="b"))

@@ -20,7 +20,7 @@ from tests.support.cluster import builders as b
 
 def unit(*jobs: tuple[str, ...], kind: str = "solo") -> ProposedUnit:
     """Each job as its id and the nodes of its tasks."""
-    named = tuple(ProposedJob(job_id=job_id, nodes=nodes) for job_id, *nodes in jobs)  # type: ignore[arg-type]
+    named = tuple(ProposedJob(job_id=job_id, nodes=nodes) for job_id, *nodes in jobs)
     return ProposedUnit(jobs=named, kind=kind, explanation="ends sooner")  # type: ignore[arg-type]
 
 

@@ -39,7 +39,7 @@ async def test_an_attempt_that_failed_holds_no_memory_when_the_next_begins() -> 
         try:
             raise OSError("the disk is gone")
         except OSError as error:
-            replica.error = error  # type: ignore[attr-defined]  # its traceback names this frame, which names the replica
+            replica.error = error  # its traceback names this frame, which names the replica
             raise RuntimeError("so is the term") from error
 
     await crash_only("placer", attempt, stop)

@@ -98,7 +98,7 @@ def test_kubernetes_scores_a_bounded_sample_of_a_large_cell():
 
 def test_an_unknown_profile_names_those_that_exist():
     """An operator mistypes `--profile`."""
-    with pytest.raises(UnknownProfile, match=r"'liqid' is no profile; .*fifo.*k8s-default.*liquid"):
+    with pytest.raises(UnknownProfile, match=r"'liqid' is not a profile; .*fifo.*k8s-default.*liquid"):
         policy("liqid")
 
 

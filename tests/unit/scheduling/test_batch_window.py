@@ -62,7 +62,7 @@ def test_a_burst_waits_for_its_plan(profile: str) -> None:
     opened = steps[2].facts[1]
     assert opened == BatchWindowOpened(until_ms=1_000_200 + WINDOW_MS)
     found = explain(cell.state, "j3")
-    assert (found.reason, found.detail) == (Reason.BATCH_WINDOW, "the window is over in 800 ms")
+    assert (found.reason, found.detail) == (Reason.BATCH_WINDOW, "the wait for a plan is over in 0.8 s")
     step = cell.feed(plan(("j3", "n2"), ("j4", "n2")))
     assert placed(step) == {"j3": "n2", "j4": "n2"}
     assert kinds(step)[-2:] == ["batch_window.closed", "timer.set"]

@@ -124,8 +124,8 @@ def test_a_job_that_ends_in_time_runs_on_nodes_that_are_kept_for_another() -> No
         "launching",
     ]
     eight, hour = explain(driver.state, "eight"), explain(driver.state, "hour")
-    assert (eight.reason, eight.detail) == (Reason.NODES_KEPT, "n0, expected in 600 s")
-    assert (hour.reason, hour.detail) == (Reason.KEPT_FOR_OTHERS, "n0, expected in 600 s, for eight")
+    assert (eight.reason, eight.detail) == (Reason.NODES_KEPT, "n0, expected in 10 min")
+    assert (hour.reason, hour.detail) == (Reason.KEPT_FOR_OTHERS, "n0, expected in 10 min, for eight")
     driver.start("brief")
     driver.exit("brief.1.w0")
     driver.exit("first.1.w0")
@@ -309,7 +309,7 @@ def test_why_names_what_the_place_in_the_order_rests_on() -> None:
     found = explain(driver.state, "urgent", driver.now_ms)
     assert found.claim == (
         "ada holds 50% of the cell, at or above its share of 50%; priority 5 among its jobs; "
-        "has waited 1.9 times what jobs like it should"
+        "waited 2 h, and jobs of this size are raised every 1 h 4 min"
     )
     assert explain(driver.state, "running").claim == ""
 

@@ -290,9 +290,8 @@ def test_people_are_told_with_whom_a_job_takes_turns(cell: CellDriver) -> None:
     cell.feed(plan(unit("a", "b", nodes=["n1"]), name="p0"))
     group = cell.job("a").group
     assert explain(cell.state, "a").text == (
-        f"It runs on n1. It takes turns there with b, as {group}: in the order a, b, an iteration of each in "
-        "100 ms, efficiency 0.70; "
-        "it is expected to run at 50% of its speed alone. Considered: apart: 10 % less."
+        f"It runs on n1. It takes turns there with b, as {group}, in the order a, b. One iteration of "
+        "each takes 100 ms, efficiency 0.70. Expected: 50% of its speed alone. Considered: apart: 10 % less."
     )
 
 

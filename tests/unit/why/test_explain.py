@@ -19,7 +19,7 @@ from penstock.model.nouns.settings import PlacerSettings
 from penstock.scheduling.place.liquid import Liquid
 from penstock.why.explain import Explanation, UnknownJob, explain
 from tests.support.cluster import builders as b
-from tests.support.cluster.driver import CellDriver, estimate, node_spec
+from tests.support.cluster.driver import CellDriver, estimate, job_spec, node_spec
 
 
 def why(state: CellState, job_id: str = "job-1") -> tuple[Reason | None, str | None]:
@@ -73,7 +73,7 @@ def test_backoff():
     )
     answer = explain(state, job.job_id)
     assert (answer.reason, answer.now_or_never, answer.position) == (Reason.BACKOFF, "now", None)
-    assert "queues again in 2000 ms" in answer.detail
+    assert "queues again in 2 s" in answer.detail
     assert "exit code 1" in answer.detail
 
 
@@ -155,7 +155,7 @@ def test_gpus_fragmented():
     b.queued(state, worker=b.need(gpus=4))
     assert why(state) == (Reason.GPUS_FRAGMENTED, "later")
     assert (
-        "needs 4 GPUs on one node; 4 are free on suitable nodes, at most 2 on one"
+        "needs 4 GPUs on one node; suitable nodes have 4 free, at most 2 on one node"
         in explain(state, "job-1").detail
     )
 
@@ -373,8 +373,8 @@ def test_a_policys_own_order_decides_whose_turn_it_is():
     found = explain(driver.state, "long")
     assert (found.reason, found.now_or_never) == (Reason.OUTRANKED, "later")
     assert found.detail == (
-        "number 3 of 3 in the order of profile srtf (5,000 s left, as estimated); "
-        "the GPUs go to jobs that come first: short (10 s left, as estimated)"
+        "number 3 of 3 in the order of profile srtf (1 h 23 min left, as estimated); "
+        "the GPUs go to earlier jobs: short (10 s left, as estimated)"
     )
     assert explain(driver.state, "short").reason is Reason.AWAITING_STOPS
 
@@ -383,9 +383,9 @@ def test_a_job_that_the_policy_ranks_behind_learns_who_comes_first():
     """Seven short jobs hold a cell of eight GPUs; a long one of four asks why it waits, and when one GPU is
     free."""
     claims = {
-        "srtf": ("9,000 s left, as estimated", "1 s left, as estimated"),
+        "srtf": ("2 h 30 min left, as estimated", "1 s left, as estimated"),
         "tiresias": ("0 GPU seconds of service", "0 GPU seconds of service"),
-        "sjf": ("9,000 s left, as estimated", "1 s left, as estimated"),
+        "sjf": ("2 h 30 min left, as estimated", "1 s left, as estimated"),
     }
     for profile, (own, others) in claims.items():
         driver = CellDriver(PlacerSettings(profile=profile))
@@ -418,3 +418,15 @@ def test_a_job_that_the_policy_has_chosen_learns_what_it_lacks():
     driver.at(0)
     found = explain(driver.state, "b")
     assert (found.reason, found.now_or_never) == (Reason.CORES, "later")
+
+
+def test_a_job_with_a_generated_id_has_its_name_in_the_text_about_another() -> None:
+    """The gateway gave the ids: 22 letters tell a user nothing. Commands find a job by the first twelve."""
+    generated = "j0" + "1" * 20
+    driver = CellDriver(PlacerSettings(profile="srtf"))
+    driver.join(node_spec("n0", 1))
+    driver.submit(generated, job_spec(name="nightly"), msgspec.structs.replace(estimate(1), run_ms=10_000))
+    driver.submit("long", None, msgspec.structs.replace(estimate(1), run_ms=90_000))
+    assert explain(driver.state, "long").detail.endswith(
+        "earlier jobs: nightly (j01111111111) (10 s left, as estimated)"
+    )

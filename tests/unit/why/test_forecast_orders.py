@@ -130,7 +130,7 @@ def test_who_comes_later_gives_way_in_the_forecast(profile: str, waits: int) -> 
     settle(driver)
     found = forecast(driver, "both", mid=100, long=1_000)
     assert found.starts_ms == driver.now_ms + waits * 1_000
-    assert "the order of the profile stays as it is now" in found.assumes
+    assert "the profile's order stays as it is now" in found.assumes
 
 
 def test_positions_under_tiresias_are_those_of_its_queues() -> None:
@@ -154,7 +154,7 @@ def test_each_kind_of_profile_says_what_its_forecast_assumes() -> None:
         settle(driver)
         texts.add(forecast(driver, "next", running=100).assumes)
     assert len(texts) == 3
-    assert all("jobs that run end as estimated" in text for text in texts)
+    assert all("running jobs end as estimated" in text for text in texts)
 
 
 @pytest.mark.parametrize("seed", range(8))

@@ -30,7 +30,7 @@ TIERS = MappingProxyType(
         "history": "from earlier runs",
         "model": "by the learned model",
         "nearest": "from similar runs",
-        "default": "a guess, nothing like it ran yet",
+        "default": "a guess: no similar job has run yet",
     }
 )
 """Tier of an estimate → its source, as text."""
@@ -158,8 +158,8 @@ def asked(row: Data) -> str:
 
 
 def adjustment(row: Data) -> str:
-    """An adjustment of a running task: `w0 has 4 cores (0–3), asked for by ops/ana: it starves, by
-    cpuset`."""
+    """An adjustment of a running task:
+    `w0 has 4 cores (0–3), asked for by ops/ana: it starves, by cpuset`."""
     has = (
         f"{count(len(row['value']), 'core')} ({numbers(row['value'])})"
         if row["what"] == "cores"
@@ -185,8 +185,7 @@ def _fetched(data: Data) -> str:
     size = memory(-(-data.get("size_bytes", 0) >> 20))
     took = duration(data.get("fetch_ms", 0))
     return (
-        f"{_short(data)} has iteration {data.get('iteration') or 0:,} from {data['from_node']} in "
-        f"{took}, "
+        f"{_short(data)} has iteration {data.get('iteration') or 0:,} from {data['from_node']} in {took}, "
         f"{size}"
     )
 
@@ -226,7 +225,7 @@ def moved(found: Data | None) -> str:
         return text
     lost_ms = found.get("lost_ms")
     if lost_ms is None:
-        cost = "it is not known how much work"
+        cost = "an unknown amount of work"
     else:
         cost = f"{duration(lost_ms)} of work" if lost_ms else "no work"
     at = found.get("resumes_at")

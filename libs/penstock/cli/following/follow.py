@@ -58,8 +58,8 @@ class Shows(Enum):
 
 
 def to_end(client: Client, job_id: str, shows: Shows, *, tied: bool = False) -> dict[str, Any]:
-    """Prints each phase as it happens, then the ending; returns the job as it ended. `tied`: as of
-    `events_of`."""
+    """Prints each phase as it happens, then the ending; returns the job as it ended.
+    `tied`: as of `events_of`."""
     if shows is not Shows.NOTHING:
         console().print(f"[bold]{job_id}[/]")
     output = Following(client, job_id) if shows is Shows.OUTPUT else None

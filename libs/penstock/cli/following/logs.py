@@ -75,8 +75,8 @@ class Shown:
     """Printer of a job's output, with the state of the line that it is in."""
 
     whole_lines: bool = False
-    """A line is printed once it has ended, since other lines come between. Each state of a progress bar is a
-    line."""
+    """A line is printed once it has ended, since other lines come between.
+    Each state of a progress bar is a line."""
     attempt: int | None = None
     missing: bool = False
     """Some of it could not be read."""

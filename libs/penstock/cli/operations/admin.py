@@ -1,5 +1,5 @@
-"""Checks of a cell for operators: verify or rebuild the projections, replay the ledger, repair a record of
-it."""
+"""Checks of a cell for operators: verify or rebuild the projections, replay the ledger,
+repair a record of it."""
 
 import sys
 from typing import Annotated, Any

@@ -16,6 +16,7 @@ from penstock.client import Client
 from penstock.errors import ConfigurationError, PenstockError
 from penstock.exits import Stop
 from penstock.screen import plain_table
+from penstock.text.installing import installing
 from penstock.text.redaction import without_passwords
 
 MAX_NAMED = 4  # nodes of one kind
@@ -49,9 +50,7 @@ def checked(what: str, look: Callable[[], Iterator[Finding]]) -> Iterator[Findin
         problem, _, remedy = (str(error) if ours else without_passwords(str(error))).partition("; ")
         yield Finding(what, without_passwords(problem), remedy or f"mend the settings of: {what}")
     except ModuleNotFoundError as error:
-        yield Finding(
-            what, f"not checked: {error.name} is not installed", "pip install 'penstock[local]' here"
-        )
+        yield Finding(what, f"not checked: {error.name} is not installed", installing("local"))
 
 
 def table_of(findings: Sequence[Finding]) -> Table:
@@ -66,8 +65,8 @@ def table_of(findings: Sequence[Finding]) -> Table:
 
 
 def cell_findings(client: Client, reach: Reach | None = None) -> Iterator[Finding]:
-    """Checks behind the gateway: services, ledger, nodes. `reach`: tries the nodes' log servers from here
-    (`log_server_findings`)."""
+    """Checks behind the gateway: services, ledger, nodes.
+    `reach`: tries the nodes' log servers from here (`log_server_findings`)."""
     try:
         status = client.get("/v1/status")
     except Stop as stop:
@@ -127,8 +126,8 @@ def _ledger(ledger: dict[str, Any]) -> Finding:
 
 
 def _addresses(nodes: Sequence[dict[str, Any]]) -> Iterator[Finding]:
-    """Nodes that announce a loopback address beside others that do not: tasks of a gang over both cannot
-    connect."""
+    """Nodes that announce a loopback address beside others that do not:
+    tasks of a gang over both cannot connect."""
     there = [node for node in nodes if node["status"] != "gone"]
     local = [node["node_id"] for node in there if _is_loopback(node["address"])]
     if local and len(local) < len(there):

@@ -50,8 +50,8 @@ def _table(rows: list[dict[str, Any]]) -> RenderableType:
 
 
 def _error(metrics: Mapping[str, float]) -> str:
-    """The error on the newest runs, which were held out of training; and the error of the model before it
-    there."""
+    """The error on the newest runs, which were held out of training;
+    and the error of the model before it there."""
     for name in ("error", "step_error"):
         if name in metrics:
             before = metrics.get(f"before_{name}")

@@ -1,5 +1,5 @@
-"""Operators' commands on nodes: cordon, drain, uncordon, fence. The operator and the reason are stored with
-each."""
+"""Operators' commands on nodes: cordon, drain, uncordon, fence.
+The operator and the reason are stored with each."""
 
 import sys
 from typing import Annotated, Any

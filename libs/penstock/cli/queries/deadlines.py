@@ -56,7 +56,7 @@ def list_jobs(client: Client, filters: Mapping[str, Any], limit: int, output: Fo
 
     def draw() -> RenderableType:
         if not jobs:
-            return Text("No job that has not ended names when it should be done.")
+            return Text("No unfinished job has a deadline or a service class.")
         return Group(_table(jobs, wide=output is Format.WIDE), Text(as_of(answer), style="dim"))
 
     present(answer, output, draw)

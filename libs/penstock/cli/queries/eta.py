@@ -154,7 +154,7 @@ def _expected(answer: Answer) -> list[str]:
     starts_ms, run_ms = _starts_ms(answer), answer["run_ms"]
     start = [] if starts_ms is None else [expected_start(starts_ms, answer["now_ms"])]
     if run_ms is None:
-        return [*start, "how long it will run is not known"]
+        return [*start, "its run time is unknown"]
     run = f"once it starts it takes about {duration(run_ms)}"
     return [*start, run if starts_ms is None else f"{run}, to about {clock(starts_ms + run_ms)}"]
 

@@ -1,5 +1,5 @@
-"""`penstock get groups`: jobs that take turns on the same GPUs, and how a job's group reads in `describe
-job`."""
+"""`penstock get groups`: jobs that take turns on the same GPUs,
+and how a job's group reads in `describe job`."""
 
 from typing import Any
 

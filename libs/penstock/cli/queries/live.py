@@ -71,8 +71,8 @@ def watch(
 
 
 def follow_one(client: Client, job_id: str, form: Format) -> NoReturn:
-    """Follows the job to its end and ends the command with its exit code. JSON and YAML: the job as it
-    ended."""
+    """Follows the job to its end and ends the command with its exit code.
+    JSON and YAML: the job as it ended."""
     data = form in (Format.JSON, Format.YAML)
     job = follow.to_end(client, job_id, follow.Shows.NOTHING if data else follow.Shows.PHASES_AND_TAIL)
     if data:
@@ -87,8 +87,8 @@ LeftOf = Callable[[list[dict[str, Any]]], Mapping[str, str]]
 def watch_jobs(
     client: Client, filters: Mapping[str, Any], limit: int, form: Format, left_of: LeftOf | None = None
 ) -> None:
-    """Runs until Ctrl-C; with `left_of` the wide table. JSON and YAML: each existing job, then each job that
-    changes."""
+    """Runs until Ctrl-C; with `left_of` the wide table.
+    JSON and YAML: each existing job, then each job that changes."""
     if form in (Format.JSON, Format.YAML):
         _documents(client, filters, limit, form)
         return

@@ -123,8 +123,8 @@ def bar(used: int, whole: int, width: int = 12) -> str:
 
 
 def node_state(node: Row) -> str:
-    """`ready`; `ready, cordoned`; `suspect, dead at 12:40:10`; `ready, drained` once nothing is left on
-    it."""
+    """`ready`; `ready, cordoned`; `suspect, dead at 12:40:10`;
+    `ready, drained` once nothing is left on it."""
     cordon, doubt, failing = node.get("cordon"), node.get("suspicion"), node.get("distrust")
     if failing and not cordon and not doubt:
         return (
@@ -154,8 +154,8 @@ def suspected_for(node: Row) -> str:
 
 
 def distrusted_for(node: Row) -> str:
-    """`3 jobs of 3 owners failed there …; a probe may start there from 12:41:10`; empty: the node is
-    trusted."""
+    """`3 jobs of 3 owners failed there …; a probe may start there from 12:41:10`;
+    empty: the node is trusted."""
     found = node.get("distrust")
     if not found:
         return ""
@@ -167,8 +167,8 @@ def distrusted_for(node: Row) -> str:
 
 
 def nodes_remarks(nodes: Iterable[Row]) -> list[str]:
-    """A sentence for each node on which jobs fail, by id: `node-0 is suspect: 3 jobs of 3 owners failed there
-    …`."""
+    """A sentence for each node on which jobs fail, by id:
+    `node-0 is suspect: 3 jobs of 3 owners failed there …`."""
     failing = {str(node["node_id"]): text for node in nodes if (text := distrusted_for(node))}
     return [f"{node_id} is suspect: {text}" for node_id, text in sorted(failing.items())]
 
@@ -302,16 +302,16 @@ def gpu_state(gpu: Row) -> str:
 
 
 def short_uuid(uuid: str) -> str:
-    """`GPU-5d0f2b1e-…` as `GPU-5d0f2b1e`: enough to tell the GPUs of one cell apart; others stay as they
-    are."""
+    """`GPU-5d0f2b1e-…` as `GPU-5d0f2b1e`: enough to tell the GPUs of one cell apart;
+    others stay as they are."""
     kind, _, rest = uuid.partition("-")
     first, _, more = rest.partition("-")
     return f"{kind}-{first}" if kind in ("GPU", "MIG") and more else uuid
 
 
 def gpu_names(task: Row, *, wide: bool = False) -> str:
-    """`GPU-5d0f2b1e (0), GPU-77aa4f3c (1)`: each GPU with its slot; without the name where it is not known;
-    `–`."""
+    """`GPU-5d0f2b1e (0), GPU-77aa4f3c (1)`: each GPU with its slot;
+    without the name where it is not known; `–`."""
     slots, uuids = task["gpus"], task["gpu_uuids"]
     if len(uuids) != len(slots):
         return numbers(slots)

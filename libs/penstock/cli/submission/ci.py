@@ -35,8 +35,8 @@ there are several. A system counts when all of the former are set."""
 
 
 def is_ci(env: Mapping[str, str] = os.environ) -> bool:
-    """Whether a CI system runs this command: one of the table, or any that sets CI, as all do by
-    convention."""
+    """Whether a CI system runs this command: one of the table, or any that sets CI,
+    as all do by convention."""
     known = any(all(env.get(name) for name in names) for _, names, _ in CI_VARIABLES)
     return known or env.get("CI", "").lower() in ("true", "1")
 

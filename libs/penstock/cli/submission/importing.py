@@ -38,7 +38,7 @@ def import_file(
     name_notes(file, found.notes)
     runnable = [job for job in found.jobs if "command" in job or "script" in job]
     if not runnable:
-        raise Stop(Exit.BAD_SPEC, f"{file}: {found.kind}, of which nothing can run here; see the lines above")
+        raise Stop(Exit.BAD_SPEC, f"{file}: {found.kind}, nothing in it can run here; see the lines above")
     if submit:
         refuse_needed(file, found.notes, len(runnable))
         folder = jobspec.folder_of(file)

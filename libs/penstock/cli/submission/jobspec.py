@@ -31,15 +31,15 @@ def read_job_file(path: str, *, packed: bool = False) -> dict[str, Any]:
     """
     text = read_text(path)
     if (kind := kind_of(text)) is not None:
-        raise Stop(Exit.BAD_SPEC, f"{path}: is {kind}, no job file: `penstock import {path}` converts it")
+        raise Stop(Exit.BAD_SPEC, f"{path}: is {kind}, not a job file: `penstock import {path}` converts it")
     try:
         found = yaml.load(text, JobLoader)
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark
         where = f":{mark.line + 1}:{mark.column + 1}" if mark else ""
-        raise Stop(Exit.BAD_SPEC, f"{path}{where}: is no valid YAML: {problem_of(error)}") from error
+        raise Stop(Exit.BAD_SPEC, f"{path}{where}: is not valid YAML: {problem_of(error)}") from error
     except (yaml.YAMLError, RecursionError) as error:
-        raise Stop(Exit.BAD_SPEC, f"{path}: is no valid YAML: {unquoted(str(error))}") from error
+        raise Stop(Exit.BAD_SPEC, f"{path}: is not valid YAML: {unquoted(str(error))}") from error
     if not isinstance(found, dict):
         raise Stop(Exit.BAD_SPEC, f"{path}: holds no job; write fields such as `command: [python, train.py]`")
     folder = folder_of(path)
@@ -60,7 +60,7 @@ def read_text(path: str) -> str:
     except OSError as error:
         raise Stop(Exit.BAD_SPEC, f"{path}: cannot be read: {error.strerror}") from error
     except UnicodeDecodeError as error:
-        raise Stop(Exit.BAD_SPEC, f"{path}: is no UTF-8 text; a job file is YAML") from error
+        raise Stop(Exit.BAD_SPEC, f"{path}: is not UTF-8 text; a job file is YAML") from error
     if len(text) > MAX_FILE_BYTES:
         raise Stop(
             Exit.BAD_SPEC,

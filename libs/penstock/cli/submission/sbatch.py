@@ -1,5 +1,5 @@
-"""Scripts with `#SBATCH` lines as the program of `penstock submit`, and what is printed of keys without an
-equivalent."""
+"""Scripts with `#SBATCH` lines as the program of `penstock submit`,
+and what is printed of keys without an equivalent."""
 
 from collections.abc import Sequence
 from pathlib import Path

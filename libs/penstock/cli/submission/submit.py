@@ -1,5 +1,5 @@
-"""`penstock submit`: builds the job, submits it once (idempotency key), follows it, and ends with its exit
-code."""
+"""`penstock submit`: builds the job, submits it once (idempotency key), follows it,
+and ends with its exit code."""
 
 import os
 from collections.abc import Callable
@@ -470,8 +470,8 @@ def spec_of(
 
 
 def _merge(fields: dict[str, Any], section: str, more: dict[str, Any]) -> None:
-    """Merges flags over the file, field by field. A section that is not a mapping is left for the parser to
-    refuse."""
+    """Merges flags over the file, field by field.
+    A section that is not a mapping is left for the parser to refuse."""
     if more:
         known = fields.get(section) or {}
         if isinstance(known, dict):

@@ -123,6 +123,6 @@ def _key(name: str, text: str) -> bytes:
         return name.encode()
     raise Stop(
         Exit.BAD_SPEC,
-        f"--detach-keys {text}: {name!r} is no key; give letters or ctrl-a … ctrl-z with commas between, "
+        f"--detach-keys {text}: {name!r} is not a key; give letters or ctrl-a … ctrl-z with commas between, "
         "or none",
     )

@@ -37,7 +37,7 @@ def execute(
     if tty:
         terminal.require_terminal("--tty", "leave it out, or give -i alone for a pipe")
     if tty and not shows:
-        raise Stop(Exit.BAD_SPEC, f"--tty: a terminal's output is no {output}; leave out -t or -o")
+        raise Stop(Exit.BAD_SPEC, f"--tty: a terminal's output is not {output}; leave out -t or -o")
     asked: dict[str, Any] = {"command": command} | ({} if task is None else {"task": task})
     parts: dict[str, list[bytes]] = {"stdout": [], "stderr": []}
 

@@ -1,5 +1,5 @@
-"""This machine's terminal, or pipes, joined with a session: input, size and keys go there, output comes from
-there."""
+"""This machine's terminal, or pipes, joined with a session: input, size and keys go there,
+output comes from there."""
 
 import asyncio
 import os
@@ -24,9 +24,9 @@ Keys = Callable[[bytes], tuple[bytes, bool]]
 
 
 def require_terminal(option: str, remedy: str) -> None:
-    """Raises `Stop`, with the remedy, where standard input is no terminal."""
+    """Raises `Stop`, with the remedy, where standard input is not a terminal."""
     if not os.isatty(STDIN):
-        raise Stop(Exit.BAD_SPEC, f"{option}: standard input is no terminal; {remedy}")
+        raise Stop(Exit.BAD_SPEC, f"{option}: standard input is not a terminal; {remedy}")
 
 
 def size() -> str:

@@ -99,8 +99,7 @@ def _given(node: NodeState, leases: list[Lease]) -> Iterator[str]:
     for gpu, holders in _by_gpu(leases).items():
         if gpu >= len(uuids) or not uuids[gpu]:
             yield (
-                f"node {name}: {', '.join(lease.holder for lease in holders)} hold slot {gpu}, which is "
-                "no "
+                f"node {name}: {', '.join(lease.holder for lease in holders)} hold slot {gpu}, which is no "
                 "GPU's"
             )
         if sum(lease.gpu_share_milli for lease in holders) > WHOLE_GPU:
@@ -216,8 +215,8 @@ def _moves(state: CellState) -> Iterator[str]:
 
 
 def _sharing(state: CellState) -> Iterator[str]:
-    """Each job's `sharing` matches what the nodes hold, and no job whose GPU was shared counts as having run
-    alone."""
+    """Each job's `sharing` matches what the nodes hold,
+    and no job whose GPU was shared counts as having run alone."""
     for job in state.jobs.values():
         if job.sharing.jobs != (right := present(state, job, {})):
             yield f"job {job.job_id} shares GPUs with {right}, and is known to share with {job.sharing.jobs}"
@@ -273,8 +272,7 @@ def _index(state: CellState) -> Iterator[str]:
             fresh.distrusted |= node.bit
         if (node.gpu_uuids, node.gpu_memory_mib) != _gpus(node):
             yield (
-                f"node {node.spec.node_id} reads {node.gpu_uuids}, {node.gpu_memory_mib} MiB; its GPUs "
-                "are "
+                f"node {node.spec.node_id} reads {node.gpu_uuids}, {node.gpu_memory_mib} MiB; its GPUs are "
                 f"{_gpus(node)}"
             )
         if node.entered != node.free():

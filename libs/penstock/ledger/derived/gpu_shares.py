@@ -31,7 +31,7 @@ def why_whole(estimate: Estimate, spec: JobSpec) -> str:
             "between 0 and 100 % are shared"
         )
     if not worker.gpu_memory_mib:
-        return "its largest GPU memory is not known"
+        return "its maximum GPU memory is unknown"
     if estimate.first_of_kind:
         return "it is the first of its kind"
     return ""

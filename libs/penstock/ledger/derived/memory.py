@@ -20,8 +20,8 @@ MAX_SOURCE = 400  # characters of the estimate's source in a failure's text
 NEAR_CAP = 0.9  # a task that had so much of its cap ran into it: the kernel counts in pages and batches
 HOST, GPU = "host_memory", "gpu_memory"
 KERNEL_KILL = "out_of_memory"
-"""Cause of a task that the kernel killed for its host memory; earlier versions report no other memory
-failure."""
+"""Cause of a task that the kernel killed for its host memory;
+earlier versions report no other memory failure."""
 
 
 def fair_share_mib(node: NodeSpec, need: ResourceVector) -> int:
@@ -112,8 +112,8 @@ def gpu_limit_mib(node: NodeState, task: TaskState) -> int:
 
 
 def failure_text(node: NodeState, job: JobState, task: TaskState, fact: TaskExited) -> str:
-    """What failed, the limit and its origin, the measured use, and how to ask for more; at most MAX_TEXT
-    characters."""
+    """What failed, the limit and its origin, the measured use, and how to ask for more;
+    at most MAX_TEXT characters."""
     place = task.place
     how = f" ({fact.detail})" if fact.detail else ""
     head = (

@@ -9,8 +9,8 @@ from penstock.ledger.state.job.job_state import JobState
 
 
 def slowed_ms(job: JobState, now_ms: int) -> float:
-    """Run time lost compared with running alone, in ms; negative where the group is predicted to be
-    faster."""
+    """Run time lost compared with running alone, in ms;
+    negative where the group is predicted to be faster."""
     if job.speed == 1.0 or job.running_ms is None:
         return job.slowed_ms
     return job.slowed_ms + (1.0 - job.speed) * max(0, now_ms - max(job.speed_ms, job.running_ms))

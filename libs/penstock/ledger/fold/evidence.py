@@ -28,8 +28,8 @@ iteration."""
 WINDOW_MS = 600_000
 """Failures count for so long: twice the time in which one of them happens, so that slow ones still meet."""
 MIN_KINDS = 3
-"""Kinds of jobs that must have failed: two people with a bug each are common, a third within minutes is
-not."""
+"""Kinds of jobs that must have failed: two people with a bug each are common,
+a third within minutes is not."""
 MAX_FAILURES = 256  # those of the latest minutes; further ones drop the oldest
 MAX_PROGRAM = 128  # characters of a command that tell programs apart
 

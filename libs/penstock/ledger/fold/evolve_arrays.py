@@ -57,8 +57,8 @@ def _rolled(state: CellState) -> Arrays:
 
 
 def attempt_over(state: CellState, job: JobState) -> None:
-    """Counts the usage of an ended attempt, while its places are still known. Attempts that never ran do not
-    count."""
+    """Counts the usage of an ended attempt, while its places are still known.
+    Attempts that never ran do not count."""
     if job.running_ms is None or not gpus_of(job):
         return
     ran_ms = state.now_ms - job.running_ms
@@ -84,8 +84,8 @@ def arrays_sized(state: CellState, fact: ArraysSized) -> None:
 
 
 def reserve(state: CellState, node: NodeState) -> None:
-    """Sets how many of the node's cores belong to the GPU array, after a change of the sizes or of the
-    inventory."""
+    """Sets how many of the node's cores belong to the GPU array,
+    after a change of the sizes or of the inventory."""
     per_gpu_milli = state.arrays.cores_per_gpu_milli
     if per_gpu_milli >= 0:
         node.reserved_cores = min(node.spec.cores, -(-per_gpu_milli * len(node.spec.gpus) // 1_000))

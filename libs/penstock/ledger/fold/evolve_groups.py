@@ -1,5 +1,5 @@
-"""Fold of groups: which jobs are members; a job joins by its placement and leaves when its attempt is
-over."""
+"""Fold of groups: which jobs are members;
+a job joins by its placement and leaves when its attempt is over."""
 
 from penstock.ledger.derived.promises import compare
 from penstock.ledger.derived.speed import set_speed

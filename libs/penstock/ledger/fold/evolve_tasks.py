@@ -47,8 +47,8 @@ def task_started(state: CellState, fact: external_events.TaskStarted) -> None:
 
 
 def phase_changed(state: CellState, fact: external_events.TaskPhaseChanged) -> None:
-    """Stores the phase. `save` is the last phase of a run; a task that trains on afterwards had only saved a
-    checkpoint."""
+    """Stores the phase. `save` is the last phase of a run;
+    a task that trains on afterwards had only saved a checkpoint."""
     job = job_of_task(state, fact.node_id, fact.task_id)
     assert job is not None, fact.task_id
     task = job.tasks[fact.task_id]
@@ -104,8 +104,8 @@ def steps_measured(state: CellState, fact: external_events.StepsMeasured) -> Non
 
 
 def checkpoint_fetched(state: CellState, fact: external_events.CheckpointFetched) -> None:
-    """The checkpoint is on this node now, and the next attempt that is placed elsewhere fetches it from
-    here."""
+    """The checkpoint is on this node now,
+    and the next attempt that is placed elsewhere fetches it from here."""
     job = job_of_task(state, fact.node_id, fact.task_id)
     assert job is not None, fact.task_id
     found = job.checkpoint

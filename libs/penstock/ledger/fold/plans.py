@@ -29,8 +29,8 @@ def proposal_answered(state: CellState, fact: ProposalAnswered) -> None:
 
 
 def units_of_proposals(state: CellState) -> list[PlanUnit]:
-    """Waiting units of services' proposals, in the order of the plan. O(jobs for which nodes are
-    reserved)."""
+    """Waiting units of services' proposals, in the order of the plan.
+    O(jobs for which nodes are reserved)."""
     return [unit for unit in state.planned.values() if unit.proposed is not None]
 
 

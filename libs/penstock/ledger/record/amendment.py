@@ -51,8 +51,8 @@ def digest(value: bytes) -> str:
 
 
 def amend(value: bytes, amendment: LedgerAmended) -> Amended | None:
-    """The record as readers take it; None: the amendment is of another record, or does not make this one
-    decodable."""
+    """The record as readers take it;
+    None: the amendment is of another record, or does not make this one decodable."""
     if digest(value) != amendment.sha256:
         return None
     try:
@@ -120,8 +120,7 @@ def propose(value: bytes, offset: int, without: Mapping[int, str] = NOTHING) -> 
             if isinstance(cause, UnknownType | UnknownVersion):
                 raise NotAmendable(
                     f"{cause}: the record was written by another version. For every service and gateway: "
-                    f"{error.remedy}; "
-                    "an amendment would lose what it says"
+                    f"{error.remedy}; an amendment would lose what it says"
                 ) from error
             found, text = bounded(n, fact.type, bytes(fact.data))
             left_out = Change(n, fact.type, "", json.loads(bytes(fact.data)), None, error.cause)

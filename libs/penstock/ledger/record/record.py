@@ -47,8 +47,8 @@ class RawCause(msgspec.Struct, frozen=True, gc=False):
 
 
 class UndecodableRecord(PenstockError):
-    """A valid record with a fact that cannot be decoded: the ledger goes on behind it, and its readers
-    cannot."""
+    """A valid record with a fact that cannot be decoded: the ledger goes on behind it,
+    and its readers cannot."""
 
     PROBLEM = "cannot be decoded"
 
@@ -102,8 +102,8 @@ class RawFact(msgspec.Struct, frozen=True, gc=False):
     type: str
     data: msgspec.Raw
     needs: str = ""
-    """Lowest version that may fold it (`penstock.model.wire.additions`); empty: every version knows its
-    form."""
+    """Lowest version that may fold it (`penstock.model.wire.additions`);
+    empty: every version knows its form."""
 
     def event(self) -> Event:
         """Raises `EventError`."""
@@ -119,8 +119,8 @@ class RawFact(msgspec.Struct, frozen=True, gc=False):
 
 
 class RawRecord(msgspec.Struct, frozen=True, gc=False):
-    """A record whose facts and explanation are decoded on demand. Fields:
-    `penstock.model.decisions.ledger_events.LedgerRecord`."""
+    """A record whose facts and explanation are decoded
+    on demand. Fields: `penstock.model.decisions.ledger_events.LedgerRecord`."""
 
     seq: int
     parent: str
@@ -132,8 +132,8 @@ class RawRecord(msgspec.Struct, frozen=True, gc=False):
     facts: tuple[RawFact, ...]
     explanation: msgspec.Raw
     amended: msgspec.Raw = msgspec.Raw()
-    """Who amended the record and why (`penstock.ledger.record.amendment`); empty: it is read as it was
-    written."""
+    """Who amended the record and why (`penstock.ledger.record.amendment`);
+    empty: it is read as it was written."""
     digest: str = ""
     """Of its placer's state after it (`penstock.ledger.replica.digest`); empty: it states none."""
 
@@ -161,8 +161,8 @@ _decode = msgspec.json.Decoder(RawRecord).decode
 
 
 class Unreadable(Exception):
-    """Bytes on the ledger's topic that are not a valid record. They are void, like any record that breaks the
-    chain."""
+    """Bytes on the ledger's topic that are not a valid record.
+    They are void, like any record that breaks the chain."""
 
 
 def read(value: bytes) -> RawRecord:

@@ -70,8 +70,8 @@ def _struct(model: type) -> type[msgspec.Struct]:
 
 
 def _wire(hint: Any) -> Any:
-    """The type that a field has inside a snapshot. Raises TypeError for a type that a snapshot cannot
-    hold."""
+    """The type that a field has inside a snapshot.
+    Raises TypeError for a type that a snapshot cannot hold."""
     origin, args = get_origin(hint), get_args(hint)
     if origin in (Union, types.UnionType):
         return Union[tuple(_wire(arg) for arg in args)]  # noqa: UP007 - built at run time
@@ -143,8 +143,8 @@ def dump_parts(state: CellState) -> Iterator[bytes]:
 
 
 def ordered(state: CellState) -> dict[str, Any]:
-    """The fields that a snapshot holds, each but the timers in an order that does not depend on who folded
-    it."""
+    """The fields that a snapshot holds,
+    each but the timers in an order that does not depend on who folded it."""
     body = fields_of(state)
     body["positions"] = sorted((list(key), offset) for key, offset in state.positions.items())
     body["last_inputs"] = sorted((list(key), event_id) for key, event_id in state.last_inputs.items())

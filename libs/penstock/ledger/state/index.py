@@ -32,8 +32,8 @@ def lowest(mask: int) -> int:
 
 
 def nth(mask: int, rank: int) -> int:
-    """The ordinal of the set bit that has exactly `rank` set bits below it, by bisection; 0 ≤ rank <
-    popcount."""
+    """The ordinal of the set bit that has exactly `rank` set bits below it,
+    by bisection; 0 ≤ rank < popcount."""
     below, width = 0, mask.bit_length()
     while width > 1:
         half = width // 2
@@ -171,8 +171,8 @@ class Free(msgspec.Struct, frozen=True, gc=False):
         return next((place for place, share in enumerate(self.shares) if share.holds(need)), None)
 
     def less(self, need: ResourceVector, gpu: Share) -> "Free":
-        """What is free after a task that fits was placed; `gpu`: what a wholly free GPU of the node offers
-        it."""
+        """What is free after a task that fits was placed;
+        `gpu`: what a wholly free GPU of the node offers it."""
         gpus, shares = self.gpus - need.gpus, self.shares
         if need.gpu_share_milli < WHOLE_GPU:
             place = self.best_share(need)
@@ -239,8 +239,8 @@ class NodeIndex:
     cordoned: int = 0
     """Nodes out of use by an operator's order (`evolve` enters them), whatever their status."""
     distrusted: int = 0
-    """Nodes that are distrusted, or GPUs of which are (`evolve` enters them), also while they take a
-    probe."""
+    """Nodes that are distrusted, or GPUs of which are (`evolve` enters them),
+    also while they take a probe."""
     shape: dict[NodeShape, int] = field(default_factory=dict)
     gpus: Thermometer = field(default_factory=Thermometer)
     cores: Thermometer = field(default_factory=Thermometer)
@@ -366,8 +366,8 @@ class NodeIndex:
         return mask
 
     def eligible(self, need: ResourceVector, where: Where) -> int:
-        """Nodes that the job allows and that suit the task by GPU model and memory, whatever is free on
-        them."""
+        """Nodes that the job allows and that suit the task by GPU model and memory,
+        whatever is free on them."""
         mask = self.known
         if where:
             mask &= self.within(where)
@@ -384,8 +384,8 @@ class NodeIndex:
         return mask
 
     def sharing(self, need: ResourceVector) -> int:
-        """Nodes with a wholly or partly free GPU that can hold the task. O(distinct free parts of shared
-        GPUs)."""
+        """Nodes with a wholly or partly free GPU that can hold the task.
+        O(distinct free parts of shared GPUs)."""
         nodes = self.gpus.having(need.gpus)
         if need.gpu_share_milli < WHOLE_GPU:
             for share, having in self.shared.items():

@@ -51,8 +51,8 @@ def wait_ms(lease_ms: int) -> int:
 
 
 def proven_ms(node: NodeState, state: CellState) -> int | None:
-    """Ledger time at which the node's tasks will be proven dead, if it stays silent; None: not known, or
-    never."""
+    """Ledger time at which the node's tasks will be proven dead, if it stays silent;
+    None: not known, or never."""
     lease_ms, doubt = lease_of(node, state), node.suspicion
     if doubt is None or lease_ms is None or not doubt.sent_ms or doubt.sent_term != state.term:
         return None

@@ -62,8 +62,8 @@ async def demo(options: DemoOptions) -> int:
 
 
 def start_fresh(folder: Path) -> None:
-    """Removes an earlier demo. Raises `ConfigurationError` when it still runs, or the folder is not the
-    demo's."""
+    """Removes an earlier demo. Raises `ConfigurationError` when it still runs,
+    or the folder is not the demo's."""
     if not folder.exists():
         return
     known = {*OWN_FOLDERS, "log", "up.lock", DEVICES}

@@ -26,8 +26,8 @@ class DemoFailed(PenstockError):
 
 
 async def drive(url: str, jobs: Sequence[DemoJob], part: Part | None, show: Show) -> None:
-    """Submits and watches everything to its end, `part` after the jobs, and asks `why` of each job. Raises
-    `DemoFailed`."""
+    """Submits and watches everything to its end, `part` after the jobs,
+    and asks `why` of each job. Raises `DemoFailed`."""
     try:
         async with httpx.AsyncClient(
             base_url=url, timeout=REQUEST_TIMEOUT_S, trust_env=False, event_hooks={"response": [_check]}

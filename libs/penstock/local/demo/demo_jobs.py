@@ -80,8 +80,8 @@ def demo_jobs(folder: Path) -> list[DemoJob]:
 
 
 def guard_jobs(folder: Path, state: Path, cores: int) -> tuple[DemoJob, DemoJob]:
-    """A training that reports its steps, and a job without GPUs that keeps `cores` busy. `state`: as of
-    `turn_jobs`."""
+    """A training that reports its steps, and a job without GPUs that keeps `cores` busy.
+    `state`: as of `turn_jobs`."""
     training = _softmax("softmax-slowed", 32, MAX_EPOCHS)
     training["command"] += ["--gpu-ms", GPU_MS, "--until", str(state / DEVICES / ENOUGH)]
     training["resources"] = {"gpus": 1, "cores": 1}
@@ -91,8 +91,8 @@ def guard_jobs(folder: Path, state: Path, cores: int) -> tuple[DemoJob, DemoJob]
 
 
 def move_jobs(folder: Path, state: Path) -> list[DemoJob]:
-    """Five trainings that save; the first converges within seconds. `state`, and what is raised: as of
-    `turn_jobs`."""
+    """Five trainings that save; the first converges within seconds.
+    `state`, and what is raised: as of `turn_jobs`."""
     _with(folder, "softmax.py")
     rates = {"digits-converges": CONVERGES} | {f"digits-learns-{n}": rate for n, rate in enumerate(LEARN, 1)}
     found = []

@@ -72,8 +72,8 @@ class Part(ABC):
 
     @abstractmethod
     def _observe_own(self, name: str, event: Event) -> bool:
-        """An event of the job of this name, once what is common to all parts is known. Whether it is shown by
-        that."""
+        """An event of the job of this name, once what is common to all parts is known.
+        Whether it is shown by that."""
 
     def _observe_cell(self, event: Event) -> None:  # noqa: B027 - most parts need none
         """An event that is about no single job."""

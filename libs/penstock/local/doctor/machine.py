@@ -56,8 +56,8 @@ def machine_findings(env: Mapping[str, str], *, whole: bool = False) -> Iterator
 
 
 def _url(env: Mapping[str, str], variable: str) -> str:
-    """The value of PENSTOCK_LOG or PENSTOCK_DSN, or the content of its file; empty where the file cannot be
-    used."""
+    """The value of PENSTOCK_LOG or PENSTOCK_DSN, or the content of its file;
+    empty where the file cannot be used."""
     if env.get(variable):
         return env[variable]
     path = env.get(f"{variable}_FILE")

@@ -20,6 +20,7 @@ from penstock import commandline
 from penstock.cli.operations.doctor import Finding, checked
 from penstock.errors import ConfigurationError
 from penstock.local.doctor.reach import dated, gateway_findings, names_of
+from penstock.text.installing import installing
 
 if TYPE_CHECKING:
     from penstock_services.node_reporter.options import Options
@@ -27,7 +28,7 @@ if TYPE_CHECKING:
 
 NVIDIA_SMI_TIMEOUT_S = 10.0
 NEEDED_BY_NODE = ("httpx", "psutil", "pynvml")
-INSTALL = "pip install 'penstock[node-reporter]'"
+INSTALL = installing("node-reporter")
 OPTIONS = "PENSTOCK_NODE_OPTIONS"
 GPUS_HERE = "GPUs here"
 TRUE = ("1", "true", "t", "yes", "y", "on")
@@ -38,7 +39,7 @@ def node_findings(env: Mapping[str, str], log_url: str) -> Iterator[Finding]:
     missing = [name for name in NEEDED_BY_NODE if importlib.util.find_spec(name) is None]
     if missing:
         yield gpus_here()
-        yield Finding("packages", f"missing: {', '.join(missing)}", f"{INSTALL} here")
+        yield Finding("packages", f"missing: {', '.join(missing)}", INSTALL)
         return
     try:
         options = options_of(env)
@@ -156,9 +157,8 @@ def _task_user(options: "Options", env: Mapping[str, str]) -> Iterator[Finding]:
     plan, errors = find_confinement(user)
     if plan.exits == "none":
         remedy = (
-            "let the node-reporter make PID namespaces (as root, or user namespaces allowed); else "
-            "GPUs "
-            "are not shared here"
+            "let the node-reporter make PID namespaces (as root, or user namespaces allowed); else GPUs are "
+            "not shared here"
         )
         yield Finding("PID namespace", "; ".join(errors), remedy)
         return
@@ -227,8 +227,8 @@ def gpus_here() -> Finding:
 
 
 def _listed(program: str) -> "subprocess.CompletedProcess[str]":
-    """The program's list with a line per GPU: `GPU 0: NVIDIA H200 (UUID: GPU-…)`. Raises `OSError`,
-    `TimeoutExpired`."""
+    """The program's list with a line per GPU: `GPU 0: NVIDIA H200 (UUID: GPU-…)`.
+    Raises `OSError`, `TimeoutExpired`."""
     argv = [program, "-L"]
     return subprocess.run(argv, capture_output=True, text=True, timeout=NVIDIA_SMI_TIMEOUT_S, check=False)
 

@@ -47,8 +47,8 @@ OPEN_DATABASE = (
 
 
 def log_findings(url: str, *, node: bool, cell_index: int = 0) -> Iterator[Finding]:
-    """Whether the log can be reached with this identity, and has Penstock's topics. `node`: those of a
-    node-reporter."""
+    """Whether the log can be reached with this identity, and has Penstock's topics.
+    `node`: those of a node-reporter."""
     open_log(url, "doctor")  # raises for one that is not well-formed
     there = []
     for host, port in log_hosts(url):
@@ -105,8 +105,8 @@ async def _topics(url: str, first: Topic, cell_index: int) -> list[Finding]:
 
 
 async def _visible(log: KafkaLog, cell_index: int) -> tuple[dict[str, Found], list[str]]:
-    """Topics that this identity may see, and those of them that do not exist, or have no partition for this
-    cell."""
+    """Topics that this identity may see, and those of them that do not exist,
+    or have no partition for this cell."""
     there: dict[str, Found] = {}
     absent = []
     for topic, partitions in topic_partitions(cell_index + 1).items():
@@ -248,8 +248,8 @@ async def _read_models(connection: asyncpg.Connection, cell: str) -> Finding:
 
 
 def gateway_findings(env: Mapping[str, str]) -> Iterator[Finding]:
-    """Whether a standing connection is set, the gateway's certificate, and its clock by the date of its
-    answer."""
+    """Whether a standing connection is set, the gateway's certificate,
+    and its clock by the date of its answer."""
     url = env.get("PENSTOCK_NODE_GATEWAY")
     if not url:
         remedy = (

@@ -249,8 +249,8 @@ def _records(raw: bytes) -> Any:
 
 
 def accept_any_header_name(reader: object) -> None:
-    """From now on all consumers of this process decode leniently, until this reader calls
-    `accept_utf8_only`."""
+    """From now on all consumers of this process decode leniently,
+    until this reader calls `accept_utf8_only`."""
     fetcher.MemoryRecords = _records
     _lenient.add(id(reader))
 

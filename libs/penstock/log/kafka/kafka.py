@@ -308,8 +308,7 @@ class KafkaLog:
             except ssl.SSLCertVerificationError as error:
                 raise ConfigurationError(
                     f"the certificate of {address} is not accepted ({error.verify_message}): ?ca= must name "
-                    "the authority "
-                    f"that signed it, and the certificate must name {host}; it is {self._ca}"
+                    f"the authority that signed it, and the certificate must name {host}; it is {self._ca}"
                 ) from error
             except ssl.SSLError as error:
                 raise ConfigurationError(

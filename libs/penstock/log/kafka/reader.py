@@ -1,5 +1,5 @@
-"""Reader of the Kafka log: one consumer with manual assignment; positions are held here, none is committed to
-Kafka."""
+"""Reader of the Kafka log: one consumer with manual assignment;
+positions are held here, none is committed to Kafka."""
 
 import asyncio
 from collections.abc import Iterable, Mapping, Sequence
@@ -43,8 +43,8 @@ class Source(Protocol):
 
 
 class KafkaReader:
-    """Reader over one aiokafka consumer, which waits out outages: it repeats its fetches until the broker is
-    back."""
+    """Reader over one aiokafka consumer, which waits out outages:
+    it repeats its fetches until the broker is back."""
 
     def __init__(self, log: Source, start: Mapping[Partition, int], *, batch_ms: int) -> None:
         self._log = log
@@ -98,8 +98,8 @@ class KafkaReader:
             await within_bound(consumer.stop())
 
     async def _opened(self, deadline_s: float | None) -> bool:
-        """Whether the consumer is open in time. It is opened in a task of its own, as `read` may be
-        cancelled."""
+        """Whether the consumer is open in time.
+        It is opened in a task of its own, as `read` may be cancelled."""
         if self._closed:
             raise LogError("the reader is closed")
         if self._opening is None:

@@ -8,6 +8,7 @@ topic that could lose records is refused.
 """
 
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from functools import partial
 from typing import Any, NamedTuple, Protocol, TypeVar
 
 from aiokafka.admin import AIOKafkaAdminClient, NewPartitions, NewTopic
@@ -178,8 +179,8 @@ class KafkaTopics:
         return differences
 
     def refusal(self, wrong: Sequence[Difference], topics: Mapping[str, int]) -> ConfigurationError:
-        """The error that names each setting, the value found, the value wanted, and the command that sets
-        it."""
+        """The error that names each setting, the value found, the value wanted,
+        and the command that sets it."""
         lines = "\n".join(f"  {difference}" for difference in wrong)
         cells = max((topics[topic] for topic in CELL_TOPICS if topic in topics), default=max(topics.values()))
         command = f"python -m penstock.log.kafka_setup {self._admin_url} --correct --cells {cells}"
@@ -189,12 +190,11 @@ class KafkaTopics:
         )
 
     async def grant(self, identity: str, verb: str, topic: str) -> None:
-        """Lets another identity `read` or `write` a topic, and read its settings; idempotent. Raises
-        `LogError`."""
+        """Lets another identity `read` or `write` a topic, and read its settings;
+        idempotent. Raises `LogError`."""
         for operation in (OPERATIONS[verb], DESCRIBE_CONFIGS):
-            answer = await self._ask(
-                lambda admin, wanted=operation: create_topic_acl(admin, identity, wanted, topic)  # type: ignore[misc]
-            )
+            grant = partial(create_topic_acl, identity=identity, operation=operation, topic=topic)
+            answer = await self._ask(grant)
             self._granted(answer, f"{identity}'s right to {verb} {topic}")
 
     async def grant_join(self, identity: str, prefix: str) -> None:
@@ -286,10 +286,9 @@ class KafkaTopics:
             for code, message, _, topic, entries in answer.resources:
                 if code == TOPIC_DENIED:
                     raise NotAllowed(
-                        f"{self._identity} may not read the settings of {topic}: Kafka could be deleting its "
-                        "records. "
-                        "Give it the right DESCRIBE_CONFIGS: `python -m penstock.log.kafka_setup "
-                        f"{self._admin_url} --rights infra/kafka/acls.yaml`"
+                        f"{self._identity} may not read the settings of {topic}: Kafka could be deleting "
+                        "its records. Give it the right DESCRIBE_CONFIGS: `python -m "
+                        f"penstock.log.kafka_setup {self._admin_url} --rights infra/kafka/acls.yaml`"
                     )
                 if code == UNKNOWN_TOPIC:
                     raise _Absent(f"{topic} is not known to every broker after {VISIBLE_LIMIT_S:.0f} s")

@@ -265,8 +265,8 @@ class EmbeddedLog:
             connection.terminate()
 
     async def _connect(self, purpose: str = "") -> asyncpg.Connection:
-        """Connects with back-off. Raises `LogError` after `OUTAGE_LIMIT_S`, or at once when retrying cannot
-        help."""
+        """Connects with back-off. Raises `LogError` after `OUTAGE_LIMIT_S`,
+        or at once when retrying cannot help."""
         settings = {"application_name": f"penstock {self._identity}{purpose}", "synchronous_commit": "on"}
         try:
             return await retry(
@@ -354,8 +354,8 @@ class EmbeddedLog:
     # --- retention ---------------------------------------------------------------------------------------
 
     def _expire_soon(self) -> None:
-        """Starts to delete records older than their topic's retention, in the background, if this role
-        may."""
+        """Starts to delete records older than their topic's retention, in the background,
+        if this role may."""
         if self._expires and (self._expiring is None or self._expiring.done()):
             self._expiring = asyncio.create_task(
                 self._expire(), name=f"expire embedded log ({self._identity})"

@@ -42,7 +42,9 @@ _VISIBLE = """partition_id = ANY (ARRAY(
 _POLICIES = f"""
 ALTER TABLE penstock_log.records ENABLE ROW LEVEL SECURITY;
 DROP POLICY IF EXISTS readers ON penstock_log.records;
-CREATE POLICY readers ON penstock_log.records FOR SELECT USING ({_VISIBLE.format(verbs="IN ('read', 'expire')")});
+CREATE POLICY readers ON penstock_log.records FOR SELECT USING (
+    {_VISIBLE.format(verbs="IN ('read', 'expire')")}
+);
 ALTER TABLE penstock_log.rights ENABLE ROW LEVEL SECURITY;
 DROP POLICY IF EXISTS own ON penstock_log.rights;
 CREATE POLICY own ON penstock_log.rights FOR SELECT USING (role = current_user);

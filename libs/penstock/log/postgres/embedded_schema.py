@@ -68,10 +68,12 @@ BEGIN
     IF NOT has_table_privilege(session_user, 'penstock_log.records', 'INSERT') THEN
         SELECT string_agg(DISTINCT p.topic, ', ') INTO denied FROM penstock_log.partitions p
         WHERE p.id = ANY(ids) AND NOT EXISTS (
-            SELECT FROM penstock_log.rights r WHERE r.role = session_user AND r.verb = 'write' AND r.topic = p.topic
+            SELECT FROM penstock_log.rights r
+            WHERE r.role = session_user AND r.verb = 'write' AND r.topic = p.topic
         );
         IF denied IS NOT NULL THEN
-            RAISE EXCEPTION 'role % may not append to %', session_user, denied USING ERRCODE = 'insufficient_privilege';
+            RAISE EXCEPTION 'role % may not append to %', session_user, denied
+                USING ERRCODE = 'insufficient_privilege';
         END IF;
     END IF;
     PERFORM 1 FROM penstock_log.partitions p WHERE p.id = ANY(ids) ORDER BY p.id FOR UPDATE;
@@ -81,7 +83,8 @@ BEGIN
         FROM unnest(ids, counts) AS w(id, n) WHERE p.id = w.id
         RETURNING p.id, p.head - w.n AS base, p.head
     )
-    SELECT array_agg(r.base ORDER BY r.id), string_agg(r.id || ':' || r.head, ',') INTO bases, news FROM raised r;
+    SELECT array_agg(r.base ORDER BY r.id), string_agg(r.id || ':' || r.head, ',') INTO bases, news
+    FROM raised r;
     IF cardinality(bases) IS DISTINCT FROM cardinality(ids) THEN
         RAISE EXCEPTION 'unknown partition among %', ids;
     END IF;
@@ -117,18 +120,22 @@ APPEND = "SELECT bases, stamp_ms FROM penstock_log.append($1, $2, $3, $4, $5, $6
 PARTITIONS = "SELECT id, topic, index FROM penstock_log.partitions"
 HEADS = "SELECT id, head FROM penstock_log.partitions WHERE id = ANY($1::integer[])"
 BEGINNINGS = """
-SELECT p.id, coalesce((SELECT min(position) FROM penstock_log.records WHERE partition_id = p.id), p.head) AS first
+SELECT p.id, coalesce(
+    (SELECT min(position) FROM penstock_log.records WHERE partition_id = p.id), p.head
+) AS first
 FROM penstock_log.partitions p WHERE p.id = ANY($1::integer[])
 """
 ADD_PARTITIONS = """
 INSERT INTO penstock_log.partitions (topic, index)
-SELECT t.topic, i FROM unnest($1::text[], $2::integer[]) AS t(topic, n) CROSS JOIN generate_series(0, t.n - 1) AS i
+SELECT t.topic, i FROM unnest($1::text[], $2::integer[]) AS t(topic, n)
+CROSS JOIN generate_series(0, t.n - 1) AS i
 ORDER BY t.topic, i
 ON CONFLICT (topic, index) DO NOTHING
 """
 EXPIRE = """
 WITH oldest AS (
-    SELECT p.id, r.position, r.timestamp_ms < extract(epoch FROM clock_timestamp()) * 1000 - t.retention_ms AS expired
+    SELECT p.id, r.position,
+        r.timestamp_ms < extract(epoch FROM clock_timestamp()) * 1000 - t.retention_ms AS expired
     FROM unnest($1::text[], $2::bigint[]) AS t(topic, retention_ms)
     JOIN penstock_log.partitions p ON p.topic = t.topic
     CROSS JOIN LATERAL (
@@ -139,14 +146,16 @@ WITH oldest AS (
     SELECT id, min(position) AS position FROM oldest WHERE NOT expired GROUP BY id
 ), gone AS (
     DELETE FROM penstock_log.records r USING oldest o LEFT JOIN first_to_stay s ON s.id = o.id
-    WHERE r.partition_id = o.id AND r.position = o.position AND o.expired AND o.position < coalesce(s.position, o.position + 1)
+    WHERE r.partition_id = o.id AND r.position = o.position AND o.expired
+        AND o.position < coalesce(s.position, o.position + 1)
     RETURNING 1
 )
 SELECT count(*) FROM gone
 """
 DELETE_BEFORE = """
 WITH oldest AS (
-    SELECT position FROM penstock_log.records WHERE partition_id = $1 AND position < $2 ORDER BY position LIMIT $3
+    SELECT position FROM penstock_log.records
+    WHERE partition_id = $1 AND position < $2 ORDER BY position LIMIT $3
 )
 DELETE FROM penstock_log.records WHERE partition_id = $1 AND position <= (SELECT max(position) FROM oldest)
 """

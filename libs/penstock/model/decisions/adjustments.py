@@ -11,8 +11,8 @@ from penstock.model.schema.event import Event, event
 
 Percent = Annotated[int, Meta(ge=1, le=100)]
 MAX_CORE_PROBES = 4
-"""Maximum number of core counts that services try on a running task, per attempt. Source: CODA §VI-F, 3 to
-4."""
+"""Maximum number of core counts that services try on a running task, per attempt.
+Source: CODA §VI-F, 3 to 4."""
 MAX_CORE_CHANGES = 16
 """Maximum number of core changes by services, per worker and summed over a job's tasks: three searches of
 four probes and a final change each. A return to the cores of the placement is not counted."""
@@ -51,8 +51,8 @@ class AdjustmentDecided(Event, frozen=True, kw_only=True):
 
 @event
 class CoresDecided(AdjustmentDecided, frozen=True, kw_only=True):
-    """A running task has exactly these cores from now on: the ones that it retains, then the lowest free
-    ones."""
+    """A running task has exactly these cores from now on: the ones that it retains,
+    then the lowest free ones."""
 
     TYPE = "penstock.cores.decided"
     OMITTED = ("cause",)

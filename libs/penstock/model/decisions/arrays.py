@@ -21,11 +21,11 @@ class ArraysSized(Event, frozen=True, kw_only=True):
     TYPE = "penstock.arrays.sized"
 
     cores_per_gpu_milli: Annotated[int, Meta(ge=0, le=MAX_CORES_PER_GPU_MILLI)]
-    """Thousandths of a core that each node reserves for each of its GPUs; all other cores belong to the CPU
-    array."""
+    """Thousandths of a core that each node reserves for each of its GPUs;
+    all other cores belong to the CPU array."""
     large_nodes: Annotated[int, Meta(ge=0, le=MAX_NODES)]
-    """Number of nodes in the 4-GPU sub-array: of the nodes with at least four GPUs, the ones that joined
-    last."""
+    """Number of nodes in the 4-GPU sub-array: of the nodes with at least four GPUs,
+    the ones that joined last."""
     reason: ShortText
 
 

@@ -1,5 +1,5 @@
-"""Distrust of nodes and GPUs: the placer's finding that jobs fail there whoever they belong to, and its
-end."""
+"""Distrust of nodes and GPUs:
+the placer's finding that jobs fail there whoever they belong to, and its end."""
 
 from typing import Annotated
 
@@ -12,8 +12,8 @@ from penstock.model.schema.event import event
 
 @event
 class NodeDistrusted(NodeFact, frozen=True, kw_only=True):
-    """Different jobs failed on this node or GPU one after another: nothing new is placed there for a
-    pause."""
+    """Different jobs failed on this node or GPU one after another:
+    nothing new is placed there for a pause."""
 
     TYPE = "penstock.node.distrusted"
     OMITTED = ("gpus",)

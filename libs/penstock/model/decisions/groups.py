@@ -21,8 +21,8 @@ class Turns(Value, frozen=True, kw_only=True):
     OMITTED = ("alternative",)
 
     job_ids: Annotated[tuple[Identifier, ...], Meta(min_length=1, max_length=MAX_GROUP_MEMBERS)]
-    """All members in the order of the rotation: while the first uses storage the second uses the CPU, and so
-    on."""
+    """All members in the order of the rotation:
+    while the first uses storage the second uses the CPU, and so on."""
     period_ms: Annotated[float, Meta(gt=0, le=1e12)]
     """Period in which each member does one iteration: T of eq. 3."""
     efficiency: Annotated[float, Meta(ge=0, le=1)]

@@ -132,8 +132,8 @@ class CheckpointSource(Value, frozen=True, kw_only=True):
 
 @event
 class HandOverCheckpoint(Order, frozen=True, kw_only=True):
-    """Serve the job's newest checkpoint on this node to the node of its next attempt, when that requests
-    it."""
+    """Serve the job's newest checkpoint on this node to the node of its next attempt,
+    when that requests it."""
 
     TYPE = "penstock.order.hand_over_checkpoint"
 
@@ -187,8 +187,8 @@ class StartTask(TaskOrder, frozen=True, kw_only=True):
     environment: Environment | None = None
     """Where its programs come from; None: the node's own PATH."""
     code: Sha256 | None = None
-    """Digest of an archive that the node fetches from its gateway for `owner` and unpacks into the task's own
-    folder."""
+    """Digest of an archive that the node fetches from its gateway for `owner`
+    and unpacks into the task's own folder."""
     place: TaskPlacement
     gpu_uuids: Annotated[tuple[Identifier, ...], Meta(max_length=MAX_GPUS_PER_NODE)] = ()
     """UUIDs of the GPUs in `place.gpus`, in that order; a node identifies GPUs by these alone."""
@@ -216,11 +216,11 @@ class StartTask(TaskOrder, frozen=True, kw_only=True):
     global_batch_size: Annotated[int, Meta(ge=1, le=1 << 30)] | None = None
     """Samples of all workers together; each worker receives the size of its part."""
     companions: Annotated[tuple[Companion, ...], Meta(max_length=MAX_COMPANIONS)] = ()
-    """Tasks of its group on this node: it may start on their GPUs while they are alive, and they while it
-    is."""
+    """Tasks of its group on this node: it may start on their GPUs while they are alive,
+    and they while it is."""
     prelaunch: bool = False
-    """It launches while other tasks hold its GPUs, and gets the GPUs at its gate when these are proven
-    dead."""
+    """It launches while other tasks hold its GPUs,
+    and gets the GPUs at its gate when these are proven dead."""
     spare_cores: bool = False
     """Its job asked for no number of cores: beside `place.cores` it may use cores of the node that no task
     was given, until one is."""

@@ -72,8 +72,8 @@ class PlanAdopted(Event, frozen=True, kw_only=True):
 
 @event
 class BatchWindowOpened(Event, frozen=True, kw_only=True):
-    """Jobs arrive fast: waiting jobs are not placed one by one until a plan is answered or the window
-    ends."""
+    """Jobs arrive fast: waiting jobs are not placed one by one until a plan is answered
+    or the window ends."""
 
     TYPE = "penstock.batch_window.opened"
 

@@ -74,8 +74,8 @@ class EtaEstimated(Event, frozen=True, kw_only=True):
 
 
 class Probe(Value, frozen=True, kw_only=True):
-    """One placement and batch to measure. Spreads are standard deviations of ln of the step time, weighted by
-    use."""
+    """One placement and batch to measure.
+    Spreads are standard deviations of ln of the step time, weighted by use."""
 
     gpus_per_node: Annotated[
         tuple[Annotated[int, Meta(ge=1, le=64)], ...], Meta(min_length=1, max_length=4_096)
@@ -104,8 +104,8 @@ class ProfilePlanned(Event, frozen=True, kw_only=True):
 
 @event
 class StagesProfiled(Event, frozen=True, kw_only=True):
-    """Profile of one iteration for interleaving: how long it uses storage, CPU, GPU and network. Source: Muri
-    §5."""
+    """Profile of one iteration for interleaving: how long it uses storage, CPU, GPU and network.
+    Source: Muri §5."""
 
     TYPE = "penstock.stages.profiled"
     TOPIC = Topic.ESTIMATES

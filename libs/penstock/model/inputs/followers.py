@@ -17,8 +17,8 @@ PIPELINE_GONE = "its pipeline is gone"
 
 @event
 class FollowerChanged(Event, frozen=True, kw_only=True):
-    """A gateway has the connection of a job's follower, or the gateway that had the connection has lost
-    it."""
+    """A gateway has the connection of a job's follower,
+    or the gateway that had the connection has lost it."""
 
     TYPE = "penstock.job.follower_changed"
     TOPIC = Topic.JOBS
@@ -29,7 +29,7 @@ class FollowerChanged(Event, frozen=True, kw_only=True):
     """The run of a gateway that has, or had, the connection."""
     connected: bool
     after: Annotated[int, Meta(ge=0)]
-    """Ledger seq up to which the sender knew the job: a connection that was reported before a newer change is
-    refused."""
+    """Ledger seq up to which the sender knew the job:
+    a connection that was reported before a newer change is refused."""
     silent_ms: Milliseconds = 0
     """For how long there was no connection when the loss was reported."""

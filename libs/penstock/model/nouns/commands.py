@@ -73,7 +73,7 @@ def unpacked(packed: str) -> tuple[str, ...]:
         or len(words) > MAX_ARGUMENTS
         or not all(isinstance(w, str) for w in words)
     ):
-        raise ValueError("long_command is no list of words; leave it out, and give the words as `command`")
+        raise ValueError("long_command is not a list of words; leave it out, and give the words as `command`")
     return tuple(words)
 
 

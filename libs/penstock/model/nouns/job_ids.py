@@ -1,5 +1,5 @@
-"""Form of the ids that the gateway gives to jobs: `k` and 24 digits from an idempotency key, `j` and 21
-otherwise."""
+"""Form of the ids that the gateway gives to jobs:
+`k` and 24 digits from an idempotency key, `j` and 21 otherwise."""
 
 import re
 

@@ -51,8 +51,8 @@ class Isolation(Value, frozen=True, kw_only=True):
     """How the end of all processes of a task is proven. `none`: a process that evades detection may outlive
     its task, so a GPU has only one task."""
     files: bool
-    """A task sees neither the reporter's folders nor other processes, and cannot write records in its shim's
-    name."""
+    """A task sees neither the reporter's folders nor other processes,
+    and cannot write records in its shim's name."""
     reason: ShortText = ""
     """Why no better isolation is available."""
     memory: Literal["task", "process"] = "process"
@@ -76,8 +76,8 @@ class Isolation(Value, frozen=True, kw_only=True):
 
 
 class Measures(Value, frozen=True, kw_only=True):
-    """Measurements of contention between tasks that a node supports, as its reporter found by testing
-    them."""
+    """Measurements of contention between tasks that a node supports,
+    as its reporter found by testing them."""
 
     OMITTED = ("memory_mb_s",)
 

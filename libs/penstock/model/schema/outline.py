@@ -21,8 +21,8 @@ PLAIN = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:/-]{0,127}\Z")
 
 
 def outline(value: bytes) -> str:
-    """Outline of a record's value, as JSON: `{"job_id": "ci-1", "spec": {"env": {"PASSWORD": "<text of
-    12>"}}}`."""
+    """Outline of a record's value, as JSON:
+    `{"job_id": "ci-1", "spec": {"env": {"PASSWORD": "<text of 12>"}}}`."""
     try:
         found = json.loads(value)
     except (ValueError, RecursionError):

@@ -33,8 +33,8 @@ COMPACTED_TOPICS = frozenset({Topic.GUARD_WINDOWS})
 """On Kafka only the newest record of each key is retained."""
 
 GUARD_GROUPS = "penstock.guard-windows."
-"""Prefix of the consumer groups of the contention-guards on Kafka, before the cell's index. There are no
-others."""
+"""Prefix of the consumer groups of the contention-guards on Kafka, before the cell's index.
+There are no others."""
 
 MAX_EVENT_BYTES = 65_536
 """Maximum size of an event's JSON value on every topic; larger ones are dead-lettered."""

@@ -156,7 +156,7 @@ def _decoder(model: type[Value]) -> Callable[[bytes | msgspec.Raw], Any] | None:
 
 
 def _folded(fold: Upcaster, value: bytes) -> bytes:
-    """The event's JSON without `FORMER` fields. What is no event stays as it is: it is refused with
+    """The event's JSON without `FORMER` fields. What is not an event stays as it is: it is refused with
     messages."""
     try:
         return msgspec.json.encode(fold(msgspec.json.decode(value, type=dict[str, Any])))

@@ -148,8 +148,8 @@ SIGNATURE = "signature"
 
 
 def signed_bytes(cell: str, event_id: str, type_name: str, value: bytes) -> bytes:
-    """The bytes of an event that a node signs. Names contain no NUL, so two events never have the same
-    bytes."""
+    """The bytes of an event that a node signs.
+    Names contain no NUL, so two events never have the same bytes."""
     return b"\0".join((b"penstock node event", cell.encode(), event_id.encode(), type_name.encode(), value))
 
 

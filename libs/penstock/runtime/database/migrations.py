@@ -73,7 +73,7 @@ async def migrate(connection: asyncpg.Connection, schema: str, migrations: list[
     version; `StoreError` when a file fails: then the schema is unchanged.
     """
     if not SCHEMA_NAME.fullmatch(schema):
-        raise StoreError(f"{schema!r} is no schema name; use small letters, digits and _")
+        raise StoreError(f"{schema!r} is not a schema name; use small letters, digits and _")
     applied: list[str] = []
     async with connection.transaction():
         await connection.execute("SELECT pg_advisory_xact_lock($1)", LOCK_KEY)
@@ -129,9 +129,8 @@ def _refuse_newer(schema: str, applied: dict[str, str], migrations: list[Migrati
     for name, needs in unknown.items():
         if is_newer(needs):
             raise ConfigurationError(
-                f"{schema} was migrated by a newer version ({name}): it needs Penstock {needs} or later, and "
-                "this is "
-                f"{__version__}"
+                f"{schema} was migrated by a newer version ({name}): it needs Penstock {needs} or later, "
+                f"and this is {__version__}"
             )
     if unknown:
         logger.info("%s has additions of a newer version: %s", schema, ", ".join(unknown))

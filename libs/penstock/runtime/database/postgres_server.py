@@ -92,7 +92,8 @@ class PostgresServer:
         await self._reap_dead()
         try:
             if self._plan is None:
-                self._plan = await self._prepare(Path(os.path.abspath(folder)))  # noqa: ASYNC240 - a name only
+                absolute = os.path.abspath(folder)  # noqa: ASYNC240 - a name only
+                self._plan = await self._prepare(Path(absolute))
             self._port = await self._launch(self._plan)
         except BaseException:
             await self.stop()
@@ -100,8 +101,8 @@ class PostgresServer:
         return self._plan.dsn(self._port, DATABASE)
 
     async def stop(self) -> None:
-        """Ends the server (fast shutdown, then harder) and removes its files outside the folder;
-        idempotent."""
+        """Ends the server (fast shutdown, then harder) and removes
+        its files outside the folder; idempotent."""
         process, self._process = self._process, None
         if process is not None:
             for sign in (signal.SIGINT, signal.SIGQUIT, signal.SIGKILL):
@@ -120,8 +121,8 @@ class PostgresServer:
         self._lock = self._plan = None
 
     async def _reap_dead(self) -> None:
-        """Waits for the end of a killed server of this object; a server that still runs is an error of the
-        caller."""
+        """Waits for the end of a killed server of this object;
+        a server that still runs is an error of the caller."""
         if self._process is not None:
             try:
                 await asyncio.to_thread(self._process.wait, DYING_TIMEOUT_S)
@@ -151,8 +152,8 @@ class PostgresServer:
         return _Plan(binaries.folder, home, self._socket_dir(home, owner), owner, password)
 
     def _home(self, folder: Path, owner: pwd.struct_passwd | None) -> Path:
-        """The folder to use: the given one, or, if the server's user (as root) cannot reach it, one under
-        /tmp."""
+        """The folder to use: the given one, or,
+        if the server's user (as root) cannot reach it, one under /tmp."""
         folder.mkdir(parents=True, exist_ok=True)
         if owner is None:
             return folder
@@ -281,8 +282,8 @@ def _server_user() -> pwd.struct_passwd | None:
 
 
 async def _ensure_cluster(bin_dir: Path, home: Path, owner: pwd.struct_passwd | None) -> str:
-    """The password of the cluster in `home`, which is created first if it does not exist (whole or not at
-    all)."""
+    """The password of the cluster in `home`,
+    which is created first if it does not exist (whole or not at all)."""
     password_file, data = home / "password", home / "data"
     if (data / "PG_VERSION").exists() and password_file.exists():
         return password_file.read_text(encoding="ascii").strip()
@@ -355,8 +356,8 @@ def _as_user(owner: pwd.struct_passwd | None) -> _AsUser:
 
 
 def _spawn(plan: _Plan, port: int, log_path: Path) -> "subprocess.Popen[bytes]":
-    """Forks on the calling thread, into a session of its own, so that Ctrl-C reaches this process and not the
-    server."""
+    """Forks on the calling thread, into a session of its own,
+    so that Ctrl-C reaches this process and not the server."""
     settings = {
         **_SETTINGS,
         "listen_addresses": "127.0.0.1",
@@ -393,8 +394,8 @@ def _remove_stale_pid_file(path: Path) -> None:
 
 
 async def _is_ready(dsn: str) -> bool:
-    """Whether a session can be opened, and so the database exists. Wrong credentials are an error, not 'not
-    yet'."""
+    """Whether a session can be opened, and so the database exists.
+    Wrong credentials are an error, not 'not yet'."""
     try:
         connection = await asyncpg.connect(dsn, timeout=START_TIMEOUT_S)
     except (OSError, asyncpg.CannotConnectNowError, asyncpg.ConnectionDoesNotExistError, TimeoutError):

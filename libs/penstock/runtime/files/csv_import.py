@@ -69,7 +69,7 @@ class Row:
         """A decimal ≥ 0, or > `above`."""
         text = self._values[column].strip()
         if not NUMBER.fullmatch(text):
-            return self.bad(column, f"{text[:40]!r} is no number ≥ 0", 0.0)
+            return self.bad(column, f"{text[:40]!r} is not a number ≥ 0", 0.0)
         value = float(text)
         if value > most:
             return self.bad(column, f"{text[:40]} is out of all range", 0.0)
@@ -81,7 +81,7 @@ class Row:
         text = self._values[column].strip()
         match = WHOLE.fullmatch(text)
         if match is None:
-            return self.bad(column, f"{text[:40]!r} is no whole number ≥ {least}", least)
+            return self.bad(column, f"{text[:40]!r} is not a whole number ≥ {least}", least)
         value = int(match[1])
         if value < least:
             return self.bad(column, f"{value} is less than {least}", least)
@@ -103,7 +103,7 @@ class Row:
             return self.bad(column, f"{text[:40]!r} …: {len(text)} characters, at most {most}", "")
         if NAME.fullmatch(text):
             return text
-        return self.bad(column, f"{text[:40]!r} is no name of letters, digits and . _ : / -", "")
+        return self.bad(column, f"{text[:40]!r} is not a name of letters, digits and . _ : / -", "")
 
     def knows(self, column: str) -> bool:
         """Whether the file has the column."""
@@ -124,7 +124,7 @@ class Row:
             return self.bad(column, message, 0.0)
         if self.dated not in (None, found.dated):
             return self.bad(
-                column, f"{shown(text)} is no time of the same kind as the others of this line", 0.0
+                column, f"{shown(text)} is not a time of the same kind as the others of this line", 0.0
             )
         self.dated = found.dated
         return found.at_s
@@ -135,7 +135,7 @@ class Row:
         clock_s = clock_of(text)
         if clock_s is None:
             if not NUMBER.fullmatch(text):
-                return self.bad(column, f"{shown(text)!r} is no length of time: {SPANS}", 0.0)
+                return self.bad(column, f"{shown(text)!r} is not a length of time: {SPANS}", 0.0)
             return self.number(column, above=above) / per
         if above is not None and clock_s <= above:
             return self.bad(column, f"{text} must be more than {above:g}", 0.0)

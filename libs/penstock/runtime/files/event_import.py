@@ -88,8 +88,8 @@ def read_ledger(path: Path, fold: Fold) -> str:
 
 
 def read_events(events: Iterable[bytes], fold: Fold) -> None:
-    """Folds the gateway's events; those of a type that this version does not know are ignored. Raises
-    `BadFile`."""
+    """Folds the gateway's events;
+    those of a type that this version does not know are ignored. Raises `BadFile`."""
     decode = msgspec.json.Decoder(Streamed).decode
     with _blames(CELL) as lines:
         for number, value in enumerate(events, start=1):

@@ -39,8 +39,8 @@ class Watcher:
 
     @contextmanager
     def watching(self, folder: Path) -> Iterator[asyncio.Event]:
-        """An event that is set whenever something in the folder changes; clear it before looking. Raises
-        `PenstockError`."""
+        """An event that is set whenever something in the folder changes;
+        clear it before looking. Raises `PenstockError`."""
         mask = IN_MODIFY | IN_CLOSE_WRITE | IN_CREATE | IN_MOVED_TO
         number = _libc.inotify_add_watch(self._fd, os.fsencode(folder), mask)  # the same for the same folder
         if number < 0:

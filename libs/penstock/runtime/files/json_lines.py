@@ -10,8 +10,8 @@ MAX_LINE_BYTES = 16 << 20  # far above a record; a longer line comes in pieces, 
 
 
 def json_lines(path: Path) -> Iterator[tuple[int, bytes]]:
-    """(number from 1, bytes without the line's end) of each line that is not blank; `-` is stdin. Raises
-    `OSError`."""
+    """(number from 1, bytes without the line's end) of each line that is not blank;
+    `-` is stdin. Raises `OSError`."""
     with ExitStack() as stack:
         file: BinaryIO = sys.stdin.buffer if str(path) == "-" else stack.enter_context(path.open("rb"))
         number = 0

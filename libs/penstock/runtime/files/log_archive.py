@@ -36,8 +36,8 @@ BLOCK_BYTES = 1 << 20  # buffer of a reader; the default of s3fs is 50 MiB
 
 
 class ArchiveError(PenstockError):
-    """An operation of the archive failed. The message names the archive, and the remedy where that is
-    known."""
+    """An operation of the archive failed.
+    The message names the archive, and the remedy where that is known."""
 
 
 class LogArchive:
@@ -54,8 +54,7 @@ class LogArchive:
         except (ImportError, ValueError, OSError) as error:
             raise ConfigurationError(
                 f"{ARCHIVE}: {self.name} cannot be used: {error}; give file:///FOLDER, or install the "
-                "package of that store "
-                "(penstock[s3] for s3://)"
+                "package of that store (penstock[s3] for s3://)"
             ) from error
 
     def put(self, name: str, path: Path) -> None:
@@ -82,8 +81,8 @@ class LogArchive:
         os.replace(part, target)
 
     def open(self, job_id: str, task_id: str, wanted: Wanted) -> TaskLog:
-        """The log, at the beginning of the wanted part. Raises `FileNotFoundError` where there is none, and
-        `ArchiveError`."""
+        """The log, at the beginning of the wanted part.
+        Raises `FileNotFoundError` where there is none, and `ArchiveError`."""
         path = f"{self._root}/{log_name(job_id, task_id)}"
         local = isinstance(self._store, LocalFileSystem)
         try:

@@ -21,8 +21,8 @@ from typing import BinaryIO, NamedTuple, Protocol
 from urllib.parse import quote, unquote, urlsplit
 
 ARCHIVE = "PENSTOCK_NODE_LOG_ARCHIVE"
-"""Variable of gateway and node-reporters: URL of a folder or store of ended tasks' logs
-(`penstock.runtime.files.log_archive`)."""
+"""Variable of gateway and node-reporters:
+URL of a folder or store of ended tasks' logs (`penstock.runtime.files.log_archive`)."""
 MAX_NAME_CHARS = 200  # file systems allow 255 bytes; suffixes need the rest
 CHUNK_BYTES = 65_536
 MAX_TAIL_BYTES = 1 << 20
@@ -56,8 +56,8 @@ class Wanted(NamedTuple):
 
 
 class Output(NamedTuple):
-    """A piece of a log: output that stays, or (`line`) the state of the line that has not ended, as in the
-    file."""
+    """A piece of a log: output that stays,
+    or (`line`) the state of the line that has not ended, as in the file."""
 
     position: int
     """Where the next output begins."""
@@ -204,8 +204,8 @@ class TaskLog:
         self.close()
 
     def read(self) -> Output | None:
-        """The next piece, with at most CHUNK_BYTES of output or one unfinished line; None: nothing further at
-        present."""
+        """The next piece, with at most CHUNK_BYTES of output or one unfinished line;
+        None: nothing further at present."""
         found = self._next()
         if isinstance(found, bytes):
             self._last, self._shown = found[-1:], b""

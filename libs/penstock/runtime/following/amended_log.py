@@ -84,12 +84,12 @@ class AmendedLog(LogOver):
         return found
 
     def read(self, record: Record) -> LedgerAmended | None:
-        """The amendment in one record of the topic; None, with a warning: it is none, or not the
-        gateway's."""
+        """The amendment in one record of the topic;
+        None, with a warning: it is none, or not the gateway's."""
         try:
             found = from_wire(record.headers, record.value, Topic.AMENDMENTS)
         except EventError as error:
-            logger.warning("%s offset %d is no amendment: %s", Topic.AMENDMENTS, record.offset, error)
+            logger.warning("%s offset %d is not an amendment: %s", Topic.AMENDMENTS, record.offset, error)
             return None
         assert isinstance(found.data, LedgerAmended), "the topic has no other events"
         if self._signer is not None:

@@ -19,8 +19,8 @@ class ProposalWriter:
         self._key = settings.cell.encode()
 
     async def write(self, proposal: Proposal) -> None:
-        """Writes a proposal; its id is the event's id, so a copy gets the first one's answer. Raises
-        `LogError`."""
+        """Writes a proposal; its id is the event's id,
+        so a copy gets the first one's answer. Raises `LogError`."""
         envelope = Envelope(
             id=proposal.proposal_id,
             source=self._source,

@@ -34,8 +34,8 @@ from penstock.runtime.tracing.tracer import Attributes, Tracing, tracing
 LOG = logging.getLogger(__name__)
 
 AFTER_BUG_S = 1.0
-"""Pause after an attempt that raised, unless news comes: also a core that stays due must not use a
-processor."""
+"""Pause after an attempt that raised, unless news comes:
+also a core that stays due must not use a processor."""
 
 Report = TypeVar("Report")
 """A report read from telemetry."""
@@ -90,8 +90,8 @@ class Evidence(NamedTuple):
 
 
 class Proposing(ABC, Generic[Report, Sent]):
-    """One attempt of one cell's service on one log. `name`: the service's; in names of failpoints with
-    underscores."""
+    """One attempt of one cell's service on one log. `name`: the service's;
+    in names of failpoints with underscores."""
 
     def __init__(
         self, name: str, settings: Settings, log: Log, traces: Tracing, replica: Replica, core: Core[Sent]

@@ -44,7 +44,9 @@ VALUES ($1, $2, $3, $4, $5, $6, $7, $8) ON CONFLICT (cell, seq) DO UPDATE SET
 """
 _PRUNE = """
 DELETE FROM {schema}.snapshots WHERE cell = $1 AND seq < (
-    SELECT min(seq) FROM (SELECT seq FROM {schema}.snapshots WHERE cell = $1 ORDER BY seq DESC LIMIT $2) AS newest
+    SELECT min(seq) FROM (
+        SELECT seq FROM {schema}.snapshots WHERE cell = $1 ORDER BY seq DESC LIMIT $2
+    ) AS newest
 )
 """
 _LATEST = """
@@ -131,9 +133,8 @@ async def stored_snapshots(
                 yield stored
             else:
                 logger.warning(
-                    "the snapshot of seq %d is of another ledger (its head is %s; at offset %d of %s/%d lies "
-                    "%s); trying "
-                    "an older one",
+                    "the snapshot of seq %d is of another ledger (its head is %s; at offset %d of %s/%d "
+                    "lies %s); trying an older one",
                     stored.seq,
                     stored.head_id,
                     stored.head_offset,
@@ -223,10 +224,8 @@ async def check_beginning(log: Log, ledger: Partition, offset: int) -> None:
     if offset < begin:
         raise ConfigurationError(
             f"{ledger.topic} partition {ledger.index} begins at offset {begin}, and is needed from offset "
-            f"{offset} on: its head "
-            "was archived. Set PENSTOCK_ARCHIVE to the archive's directory; or, for a service, give it the "
-            "database with the "
-            "snapshots (PENSTOCK_DSN)"
+            f"{offset} on: its head was archived. Set PENSTOCK_ARCHIVE to the archive's directory; or, for "
+            "a service, give it the database with the snapshots (PENSTOCK_DSN)"
         )
 
 
@@ -261,8 +260,8 @@ def _lines(body: bytes, digest: str) -> Iterator[bytes]:
 async def load_latest_from(
     dsn: str, cell: str, log: Log, ledger: Partition, until: Until = NEWEST
 ) -> Replica:
-    """`load_latest` for a caller without a connection. Raises asyncpg's errors for an unreachable
-    database."""
+    """`load_latest` for a caller without a connection.
+    Raises asyncpg's errors for an unreachable database."""
     connection = await asyncpg.connect(dsn, timeout=CONNECT_TIMEOUT_S)
     try:
         return await load_latest(connection, cell, log, ledger, until)

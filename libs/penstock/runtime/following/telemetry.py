@@ -1,5 +1,5 @@
-"""Reader of the telemetry topic: samples of all nodes, from the topic's beginning, each with the log's time
-stamp."""
+"""Reader of the telemetry topic: samples of all nodes, from the topic's beginning,
+each with the log's time stamp."""
 
 import logging
 from collections.abc import Iterable, Sequence
@@ -53,8 +53,8 @@ class TelemetryReader:
         self._reader: Reader | None = None
 
     async def begin(self) -> Sequence[Sampled]:
-        """The retained samples, in the order of the log's time stamps; call it once, before `read`. Raises
-        `LogError`."""
+        """The retained samples, in the order of the log's time stamps;
+        call it once, before `read`. Raises `LogError`."""
         self._reader = self._log.reader(await self._log.begin_offsets(PARTITIONS), batch_ms=BATCH_MS)
         end = await self._log.end_offsets(PARTITIONS)
         found: list[Sampled] = []

@@ -17,8 +17,8 @@ class Limits(NamedTuple):
     header_bytes: int = 64 << 10
     """Of request line and headers, and of what arrives together with them."""
     waiting_per_peer: int = 1_024
-    """Connections of one address on which a request is awaited or incomplete; none with an answer under
-    way."""
+    """Connections of one address on which a request is awaited or incomplete;
+    none with an answer under way."""
 
 
 LIMITS = Limits()

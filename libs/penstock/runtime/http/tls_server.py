@@ -28,8 +28,7 @@ def server_context(certificate: Path, key: Path, settings: tuple[str, str]) -> s
             ) from error
         raise ConfigurationError(
             f"{for_certificate}, {for_key}: {certificate} and {key} cannot be used ({error}); give PEM "
-            "files: the certificate, "
-            "followed by those between it and its authority, and its key"
+            "files: the certificate, followed by those between it and its authority, and its key"
         ) from error
     shake_hands(context, certificate, for_certificate)
     return context

@@ -16,8 +16,8 @@ from penstock.model.nouns.types import Identifier
 from penstock.runtime.keys.node_keys import NodeKeys, signed_by
 
 PREFIX = "penstock-job."
-"""Begins each token, so that the gateway tells it from a token of its file, and a scanner of logs finds
-it."""
+"""Begins each token, so that the gateway tells it from a token of its file,
+and a scanner of logs finds it."""
 CONTEXT = b"penstock job token\0"
 """Before the signed bytes: no other signature of a node is one of a token."""
 

@@ -18,8 +18,8 @@ from penstock.session_lines import BadLine
 VARIABLE = "PENSTOCK_NODE_LOG_KEY"
 SCHEME = "Penstock"
 OFFSET = "penstock-offset"
-"""Header of each answer of a node-reporter: its first offset in the log; 0 in a refusal. Other servers lack
-it."""
+"""Header of each answer of a node-reporter: its first offset in the log; 0 in a refusal.
+Other servers lack it."""
 PATH, EXEC_PATH, ATTACH_PATH = "/v1/logs", "/v1/exec", "/v1/attach"
 MIN_KEY_BYTES = 32
 CONTEXT = b"penstock logs\0"
@@ -79,7 +79,6 @@ def key_in_file(path: Path) -> LogKey:
     if len(content) < MIN_KEY_BYTES:
         raise ConfigurationError(
             f"{VARIABLE}: {path} holds {len(content)} bytes; give gateway and node-reporters one file of at "
-            "least "
-            f"{MIN_KEY_BYTES} random ones (head -c {MIN_KEY_BYTES} /dev/urandom), mode 0600"
+            f"least {MIN_KEY_BYTES} random ones (head -c {MIN_KEY_BYTES} /dev/urandom), mode 0600"
         )
     return _key(sha256(CONTEXT + content).digest())

@@ -23,8 +23,8 @@ from penstock.runtime.keys.signatures import MAX_KEYS, SEED_BYTES, ExchangeKey, 
 PLACER_KEY = "placerkey"
 """Header of an order: the X25519 public key of the placer that sent it."""
 CODE = "mac"
-"""Header of a node's event: the first characters of the placer's key and the code, with a colon between
-them."""
+"""Header of a node's event: the first characters of the placer's key and the code,
+with a colon between them."""
 CODE_BYTES = 16
 OPERATOR_KEY = "PENSTOCK_OPERATOR_KEY"
 """Variable of gateway and placer: a file with a key that both have, or `trust-log`."""
@@ -58,18 +58,16 @@ def by_gateway(key: bytes, headers: Headers, data: bytes) -> bool:
 
 
 def operator_key(env: Mapping[str, str] = os.environ) -> bytes | None:
-    """The content of the file `PENSTOCK_OPERATOR_KEY`; None: the log is trusted. Raises
-    `ConfigurationError`."""
+    """The content of the file `PENSTOCK_OPERATOR_KEY`;
+    None: the log is trusted. Raises `ConfigurationError`."""
     path = env.get(OPERATOR_KEY)
     if path == TRUST_LOG:
         return None
     if not path:
         raise ConfigurationError(
             f"{OPERATOR_KEY}: not set; give gateway and placer one file of {SEED_BYTES} random bytes, mode "
-            "0600 "
-            f"(head -c {SEED_BYTES} /dev/urandom), which signs what operators do to nodes. Only where no one "
-            "else can "
-            f"write to the log: {TRUST_LOG}"
+            f"0600 (head -c {SEED_BYTES} /dev/urandom), which signs what operators do to nodes. Only where "
+            f"no one else can write to the log: {TRUST_LOG}"
         )
     try:
         with open(path, "rb") as file:
@@ -80,8 +78,7 @@ def operator_key(env: Mapping[str, str] = os.environ) -> bytes | None:
     if mode & 0o007 or len(key) < SEED_BYTES:
         raise ConfigurationError(
             f"{OPERATOR_KEY}: {path} must hold at least {SEED_BYTES} random bytes that others cannot read; "
-            "it has "
-            f"{len(key)}, and mode {mode:04o}"
+            f"it has {len(key)}, and mode {mode:04o}"
         )
     return key
 

@@ -86,8 +86,8 @@ class _Key:
 
 
 class ExchangeKey:
-    """An X25519 private key: with the public key of another it gives a secret that only the two owners
-    have."""
+    """An X25519 private key: with the public key of another it gives a secret
+    that only the two owners have."""
 
     def __init__(self, seed: bytes) -> None:
         """Raises `ValueError` for another length than 32 bytes."""
@@ -96,8 +96,8 @@ class ExchangeKey:
         self.public_key = self._key.public_text()
 
     def shared(self, public_key: str) -> bytes | None:
-        """The shared secret, 32 bytes, to be hashed before use; None for a text that is not a usable public
-        key."""
+        """The shared secret, 32 bytes, to be hashed before use;
+        None for a text that is not a usable public key."""
         other = _public(EVP_PKEY_X25519, public_key)
         if other is None:
             return None

@@ -39,8 +39,8 @@ def job_context(job_id: str, ratio: float) -> SpanContext:
 
 
 def child(parent: SpanContext, name: str, key: str) -> SpanContext:
-    """The context of a child span. `key` distinguishes siblings of one name (attempt, event id, ledger
-    seq)."""
+    """The context of a child span.
+    `key` distinguishes siblings of one name (attempt, event id, ledger seq)."""
     digest = sha256(f"{parent.trace_id:x}/{parent.span_id:x}/{name}/{key}".encode()).digest()
     return SpanContext(parent.trace_id, int.from_bytes(digest[:8], "big") or 1, parent.sampled)
 

@@ -61,8 +61,8 @@ class JobSpans:
         self._job_of_task: dict[str, str] = {}
 
     def remember(self, jobs: "Iterable[JobState]") -> None:
-        """Takes over the live jobs of a state that was folded up to the record before the next
-        `read_back`."""
+        """Takes over the live jobs of a state that was folded up
+        to the record before the next `read_back`."""
         if not self._tracing.enabled:
             return
         for job in jobs:

@@ -98,8 +98,7 @@ class _Sink:
                     self.reported = True
                     LOG.warning(
                         "spans of %s cannot be exported to %s and are dropped; the service itself is not "
-                        "affected. "
-                        "This is logged once",
+                        "affected. This is logged once",
                         service,
                         without_password(endpoint),
                     )
@@ -220,8 +219,8 @@ class Tracing:
         return None if self._sink is None else to_traceparent(root)
 
     def upcoming(self, name: str, parent: str | None, key: str) -> str | None:
-        """The context that `span` will return for these arguments: for events caused before the span can be
-        written."""
+        """The context that `span` will return for these arguments:
+        for events caused before the span can be written."""
         if self._sink is None:
             return parent if parent is None or len(parent) <= MAX_TRACEPARENT_CHARS else None
         above = from_traceparent(parent)
@@ -264,8 +263,8 @@ class Tracing:
         return to_traceparent(context)
 
     def plan_context(self, proposer: str, proposal_id: str) -> str | None:
-        """The context of the `plan` span that this proposal has, or will have; None when nothing is
-        exported."""
+        """The context of the `plan` span that this proposal has, or will have;
+        None when nothing is exported."""
         return None if self._sink is None else to_traceparent(_plan_context(proposer, proposal_id))
 
     def plan(

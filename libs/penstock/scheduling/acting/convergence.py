@@ -138,7 +138,7 @@ class Monitor:
 
     def _look(self, at_ms: int) -> bool:
         """Lines 4–22; returns whether it asks for a reallocation."""
-        assert self._loss is not None, "it is due only after a report"
+        assert self._loss is not None, "judged only after a report of its loss"
         span, before = self._high - self._low, self._last
         change = abs(self._loss - before)
         growth = change / span if span > ulp(max(abs(self._high), abs(self._low))) else 0.0

@@ -17,8 +17,8 @@ KEEPS = 0.95  # of the best measured speed: `search` counts it as equal to the b
 
 
 class Seen(NamedTuple):
-    """A number of cores with which the job ran, and its speed with them (or GPU utilisation), ≥ 0, any
-    unit."""
+    """A number of cores with which the job ran,
+    and its speed with them (or GPU utilisation), ≥ 0, any unit."""
 
     cores: int
     speed: float
@@ -32,8 +32,8 @@ class Next(NamedTuple):
 
 
 ACROSS_NODES = 2
-"""Cores of each worker of a job on several nodes, where the network is the bottleneck. Source: CODA
-§IV-B2."""
+"""Cores of each worker of a job on several nodes, where the network is the bottleneck.
+Source: CODA §IV-B2."""
 
 
 def across_nodes(start: int, seen: Sequence[Seen], most: int, least: int = 1) -> Next:

@@ -98,8 +98,8 @@ class _Followed:
         self.area = 0.0
         """Integral of the logarithm of the share over the window, in ms."""
         self.mean = self.log_step = 0.0
-        """Previous window: mean logarithm of the share, logarithm of the step time; `step_s` 0: there was
-        none."""
+        """Previous window: mean logarithm of the share, logarithm of the step time;
+        `step_s` 0: there was none."""
         self.step_s = 0.0
         """Time of a step alone on the node."""
         self.done = 0

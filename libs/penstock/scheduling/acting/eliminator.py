@@ -191,7 +191,7 @@ def released(view: NodeView, *, calm: bool) -> Sequence[Change]:
     if view.trainings and not calm:
         return ()
     why = (
-        f"on {view.node_id} nothing is short any more, {view.pressure}"
+        f"on {view.node_id} no resource is short any more, {view.pressure}"
         if view.trainings
         else f"no training runs on {view.node_id} any more"
     )
@@ -208,6 +208,6 @@ def released(view: NodeView, *, calm: bool) -> Sequence[Change]:
 
 
 def calm_after_ms(times: int) -> int:
-    """How long the pressure must stay low before jobs that were released `times` before are released
-    again."""
+    """How long the pressure must stay low before jobs
+    that were released `times` before are released again."""
     return RELEASE_MS << min(times, MAX_DOUBLINGS)

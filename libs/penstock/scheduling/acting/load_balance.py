@@ -82,8 +82,8 @@ def sum_of_completions_s(sharers: Iterable[Sharer]) -> float:
 
 
 def _after(left: Sequence[float], done_s: float, now_s: float) -> tuple[list[float], int]:
-    """Of equally fast jobs, shortest first, what is left after so much of each, and how many have ended with
-    it."""
+    """Of equally fast jobs, shortest first, what is left after so much of each,
+    and how many have ended with it."""
     now_left = [left_s - done_s for left_s in left]
     ended = bisect_right(now_left, 1e-9 * max(1.0, now_s))
     return now_left[ended:], ended
@@ -211,8 +211,8 @@ def _migration(
         job.job_id,
         (node_id,),
         "faster",
-        f"{category}; jobs on {here} and {node_id} end {net_s:,.0f} s earlier in sum, less the {cost_s:,.0f} "
-        "s that the move costs",
+        f"{category}; jobs on {here} and {node_id} end {net_s:,.0f} s earlier in total, after "
+        f"{cost_s:,.0f} s for the move",
     )
 
 

@@ -45,8 +45,8 @@ class Seen(NamedTuple):
 
 
 class Migrate(Protocol):
-    """A stage of a profile, see the module's docstring. Pure: the same state and categories give the same
-    answer."""
+    """A stage of a profile, see the module's docstring.
+    Pure: the same state and categories give the same answer."""
 
     def monitor(self) -> Monitor:
         """A new monitor for a job that reports its first loss."""

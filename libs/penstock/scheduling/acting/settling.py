@@ -14,8 +14,8 @@ from typing import NamedTuple
 from penstock.scheduling.acting.telemetry_windows import WINDOW_MS, TaskWindow
 
 AGREES = 0.05
-"""A report whose speed differs by less than this fraction from the latest one's does not count as a
-change."""
+"""A report whose speed differs by less than this fraction
+from the latest one's does not count as a change."""
 AGREES_POINTS = 10.0
 """The same for utilisation, in percent of a GPU."""
 QUIET_MS = 3 * WINDOW_MS
@@ -26,8 +26,8 @@ MAX_STEPS_MS = 1e10  # upper bound of the wait for three steps
 OF_A_MEAN = 4
 """Number of changed reports in a mean."""
 MAX_REPORTS = 16
-"""A task with so many changes in a row never settles: its steps become longer and longer, or vary without
-pattern."""
+"""A task with so many changes in a row never settles: its steps become longer and longer,
+or vary without pattern."""
 
 
 class Speed(NamedTuple):

@@ -269,6 +269,5 @@ def _why(question: BurstQuestion, found: Found) -> str:
     immediate = sum(bool(place) for place in question.problem.given)
     return (
         f"batch of {len(found.places)} jobs: {placed} start on {found.nodes} nodes, fitness "
-        f"{found.fitness:.2f}; "
-        f"one after the other {immediate} would, {found.given_fitness:.2f}"
+        f"{found.fitness:.2f}; placed one by one {immediate} would start, fitness {found.given_fitness:.2f}"
     )

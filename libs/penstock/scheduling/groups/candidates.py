@@ -90,9 +90,8 @@ class Source(Generic[Item]):
     """The candidates of one stage, each as an item of a subclass. `key`: sort key of waiting jobs, the
     smallest comes first; `key_of`: the same from a candidate's fields.
 
-    `in_all`: so many waiting jobs are taken, whatever their shape, in order. None: of each shape `per_gpus`
-    times as many as fit the empty cell: a plan that fills the cell with groups of `per_gpus` cannot use more.
-    `attained`: gives a candidate's attained time.
+    `in_all`: maximum number of waiting jobs in a question; None: enough of each shape to fill the cell, which
+    is `per_gpus` times as many as fit the empty cell. `attained`: gives a candidate's attained time.
     """
 
     def __init__(

@@ -27,8 +27,8 @@ def circle_of(job: JobState) -> str:
 
 
 def bound(profile: Profile) -> bool:
-    """Whether the rules hold under this profile: an algorithm of a source knows neither tenants nor measured
-    speeds."""
+    """Whether the rules hold under this profile:
+    an algorithm of a source knows neither tenants nor measured speeds."""
     return profile.regroup is None or not profile.regroup.exact
 
 
@@ -39,8 +39,8 @@ def why_apart(state: CellState, jobs: Iterable[JobState]) -> str:
             named = " and ".join(job.job_id for job in (one, other) if circle_of(job))
             return (
                 f"{one.job_id} and {other.job_id} are of two tenants, {one.spec.owner} and "
-                f"{other.spec.owner}; "
-                f"they share GPUs only where both allow it (`companions: any`), which {named} do not"
+                f"{other.spec.owner}; they share GPUs only where both allow it (`companions: any`), and "
+                f"{named} did not"
             )
         pair = state.apart.get(key_of(kind_of(one), kind_of(other))) if state.apart else None
         if pair is not None and pair.until_ms > state.now_ms:

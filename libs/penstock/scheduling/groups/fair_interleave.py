@@ -7,8 +7,7 @@ mean completion time in the order of its list:
 - No job is regrouped while there are GPUs for all waiting jobs: jobs start where the other stages place them.
 - A tenant's first jobs, up to its share of the GPUs (1 / tenants), come before all jobs beyond their tenant's
   share. A large gang that has waited too long (`penstock.scheduling.order.fair`) is not delayed by its
-  tenant's share, but does not pass other jobs of its tenant: where the queue grows all gangs have waited so
-  long.
+  tenant's share, but does not pass other jobs of its tenant: in an overloaded cell every gang would qualify.
 - Within both parts: by expected service (GPU seconds) over the fourth root of the response ratio, so that
   waiting jobs move forward and no job with a known run time waits for ever. A job whose run time is not known
   has its queue's expected service however long it waits, and equal ones come in order of arrival, as under
@@ -206,8 +205,8 @@ def _claim(
 
 
 def _patient_r_s(gpus: int, need: float, large: bool) -> float:
-    """`_Claim.patient_r_s`. `need`: GPU seconds; `gpus`: of all tasks; `large`: whether the workers have
-    `LARGE_GPUS`."""
+    """`_Claim.patient_r_s`. `need`: GPU seconds; `gpus`: of all tasks;
+    `large`: whether the workers have `LARGE_GPUS`."""
     return response_r_s(need, large) if gpus >= LARGE_GPUS else 0.0
 
 
@@ -302,8 +301,8 @@ def _by_priority(claims: Sequence[_Aged]) -> Sequence[_Aged]:
 
 
 def _less(node_gpus: Sequence[int], room: int) -> tuple[int, ...]:
-    """The nodes' GPUs less `room`, taken from the nodes with the most GPUs; among equal nodes from the
-    first."""
+    """The nodes' GPUs less `room`, taken from the nodes with the most GPUs;
+    among equal nodes from the first."""
     found = list(node_gpus)
     for node in sorted(range(len(found)), key=lambda node: -found[node]) if room else ():
         taken = min(room, found[node])

@@ -246,11 +246,10 @@ def _level(job: Candidate) -> int:
 def _present(
     jobs: Sequence[Job], candidates: Sequence[Candidate], fixed: Set[int], gpus: int
 ) -> list[tuple[int, ...]]:
-    """Groups of jobs that hold the same GPUs now; if the cell has fewer GPUs than they hold, without the last
-    groups that may be stopped.
+    """Groups of jobs that hold the same GPUs now. Where the cell has fewer GPUs than the groups hold,
+    the last groups that may be stopped are left out.
 
-    Of a group in which the stages of a member are no longer known: only the other members, or the one that
-    may not be stopped.
+    Drops members with unknown stage times, except a member that must not be stopped.
     """
     groups: dict[str, list[int]] = {}
     for number, job in enumerate(candidates):

@@ -14,8 +14,8 @@ Shape = tuple[int, int, int, int]
 
 
 class FirstFit:
-    """First-fit allocation of GPUs. Capacity only shrinks, so a shape that was refused once is always
-    refused."""
+    """First-fit allocation of GPUs.
+    Capacity only shrinks, so a shape that was refused once is always refused."""
 
     def __init__(self, node_gpus: Sequence[int]) -> None:
         self._free = list(node_gpus)
@@ -24,8 +24,8 @@ class FirstFit:
         self._refused: set[Shape] = set()
 
     def give(self, shape: Shape) -> bool:
-        """Places all tasks of a job, each on the first node with enough GPUs, or none; returns whether they
-        fit."""
+        """Places all tasks of a job, each on the first node with enough GPUs, or none;
+        returns whether they fit."""
         if shape in self._refused:
             return False
         workers, gpus, servers, server_gpus = shape

@@ -1,9 +1,9 @@
 """Pre-scheduling (Liquid §6.1): which waiting job launches where a running one comes to its end, and when.
 
-Ideal: the next job trains as soon as the one before it saves. Departure: it launches beside it, and has the
-GPUs when the one before is proven dead (LAW 4). So what can be won is the launch, not the save: it begins as
-long before the expected end as the job takes to launch, or when the script reports that it saves, whichever
-comes first.
+Ideal: the next job trains as soon as the job before it saves. Departure: the next job launches beside it, and
+gets the GPUs when the former job is proven dead (LAW 4). This saves the start-up time: the launch starts one
+launch time before the expected end, or when the former job's script reports that it saves, whichever comes
+first.
 
 Which job: the one that would start there if the jobs that are about to end did so as expected, task after
 task, and nothing else happened. Launching early does not reorder jobs: only the job that would start on the

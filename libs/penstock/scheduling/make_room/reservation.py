@@ -2,9 +2,9 @@
 other jobs may use them until they are needed.
 
 Source: EASY backfill (Lifka, JSSPP '95), by nodes and with run times that the estimator has learned. The
-nodes are those on which the job would start earliest if running jobs ended as expected. A job that is
-expected to end before that time may start there, any job may start elsewhere. So later jobs do not delay this
-one.
+nodes are those on which the job would start earliest if running jobs ended as expected. Other jobs may start
+there if they are expected to end before that time, and anywhere else. So later jobs never delay the first
+job.
 
 - Departure: nodes are reserved only for a job that has waited five times its r
   (`penstock.scheduling.order.fair`), since reserved nodes idle where run times are guessed: with immediate

@@ -89,8 +89,8 @@ class RunTime(NamedTuple):
         return (self._share(self.gone_ms + left_ms) - before) / (1.0 - before)
 
     def by_ms(self, odds: float) -> float | None:
-        """Ledger time in ms by which it ends with this probability, 0 – 1 exclusive; None where it is
-        overdue."""
+        """Ledger time in ms by which it ends with this probability, 0 – 1 exclusive;
+        None where it is overdue."""
         before = self._share(self.gone_ms)
         if before >= OVERDUE:
             return None
@@ -136,16 +136,16 @@ def odds(job: JobState, option: ShapeOption, due_ms: float, start_ms: float) -> 
 
 
 def sure_ms(job: JobState, option: ShapeOption) -> float:
-    """Time from its start on this option to its end, with probability `SURE`; infinite where no time is
-    known."""
+    """Time from its start on this option to its end, with probability `SURE`;
+    infinite where no time is known."""
     found = run_time(job, option, 0.0)
     by_ms = None if found is None else found.by_ms(SURE)
     return inf if by_ms is None else by_ms
 
 
 def run_time(job: JobState, option: ShapeOption, start_ms: float) -> RunTime | None:
-    """Run time from this start on this option; None where no time is known. The launch time is assumed to be
-    known."""
+    """Run time from this start on this option; None where no time is known.
+    The launch time is assumed to be known."""
     estimate, middle_ms = job.estimate, latency_ms(job, option)
     if estimate is None or middle_ms == inf:
         return None

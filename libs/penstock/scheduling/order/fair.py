@@ -43,6 +43,7 @@ from penstock.scheduling.order.shares import (
 )
 from penstock.scheduling.service import gpus_of, remaining_s
 from penstock.scheduling.stages.protocols import Turns
+from penstock.text.spans import span
 
 UNKNOWN_RUN_S = 3_600.0  # assumed for a job without an estimated run time
 HOUR_S = 3_600.0
@@ -202,16 +203,17 @@ class FairResponse:
             self._waits = None
 
     def claim(self, state: CellState, job: JobState) -> str:
-        """`ada is below 1 / 3 of the cell, priority 5, has waited 2.1 times its r`."""
+        """`ada holds 20% of the cell, below its share of 33%; priority 5 among its jobs; waited 2 h 10 min,
+        and jobs of this size are raised every 30 min`."""
         owner = job.spec.owner
         tenants = len(self._tenants(state) | {owner})
         held = self.holdings.share(owner)
         side = "at or above" if held >= 1.0 / tenants else "below"
         share = f"{owner} holds {held:.0%} of the cell, {side} its share of {1 / tenants:.0%}"
-        waited = response_ratio(state, job) - 1
         return (
-            f"{share}; priority {job.spec.priority} among its jobs; has waited {waited:.1f} times what "
-            "jobs like it should"
+            f"{share}; priority {job.spec.priority} among its jobs; waited "
+            f"{span(state.now_ms - job.submitted_ms)}, and jobs of this size are raised every "
+            f"{span(1_000 * _r_s(state, job))}"
         )
 
 

@@ -26,6 +26,7 @@ from penstock.model.nouns.types import WHOLE_GPU, Estimate, ResourceVector, Shap
 from penstock.scheduling.order.deadlines import SURE, expected_ms, latency_ms, odds, sure_ms, urgent
 from penstock.scheduling.place.together import whole_gang
 from penstock.scheduling.stages.protocols import Policy, Turns
+from penstock.text.spans import span
 
 THETA = 0.5
 """θ of eq. 5: cost of a further node, beside its GPUs. The source gives no value; with this one a further
@@ -234,7 +235,8 @@ class Genie:
     ) -> Turns:
         """A job that does not start is skipped."""
         del holding, at_ms
-        for job in sorted(waiting, key=lambda job: self._key(state, job)):  # noqa: UP028 - a list takes no `send`
+        ordered = sorted(waiting, key=lambda job: self._key(state, job))
+        for job in ordered:  # noqa: UP028 - a list takes no `send`
             yield job
 
     def claim(self, state: CellState, job: JobState) -> str:
@@ -244,25 +246,26 @@ class Genie:
     def _claim(self, state: CellState, job: JobState, found: Choice) -> str:
         if found.allowance_ms == inf:
             if found.due_ms == inf:
-                return "it comes last: no completion is expected of it, since its run time is not known"
-            left_s = (found.due_ms - state.now_ms) / 1_000
-            return f"it comes last: it is due in {left_s:,.0f} s, but its run time is not known"
+                return "last in the queue: its run time is unknown, so its deadline cannot be planned"
+            left_ms = found.due_ms - state.now_ms
+            due = f"is due in {span(left_ms)}" if left_ms > 0 else f"was due {span(abs(left_ms))} ago"
+            return f"last in the queue: it {due}, but its run time is unknown"
         shape = (
             ""
             if found.option is None
-            else f" on {found.option.nodes} × {found.option.gpus_per_node} GPUs, "
-            f"{found.latency_ms / 1_000:,.0f} s; if it starts now it is in time "
+            else f"; it runs {span(found.latency_ms)} on {found.option.nodes} × {found.option.gpus_per_node} "
+            "GPUs, and a start now is in time "
             f"with a probability of {100 * odds(job, found.option, found.due_ms, state.now_ms):.0f} %"
         )
         late = "it may wait" if found.allowance_ms >= 0 else "it is late by"
-        return f"{late} {abs(found.allowance_ms) / 1_000:,.0f} s{shape}"
+        return f"{late} {span(abs(found.allowance_ms))}{shape}"
 
     def shape(self, state: CellState, job: JobState, fitting: int) -> tuple[int, str]:
         """The workers of its choice, whether that fits now or not: the job waits for it."""
         found = self.choice(state, job)
         option = found.option
         if option is None:
-            return fitting, "as many as fit now; nothing is known of its iterations"
+            return fitting, "as many workers as fit now: its step times are unknown"
         if option.workers > fitting:
             return option.workers, f"it waits for {option.nodes} × {option.gpus_per_node} GPUs"
         return option.workers, self._claim(state, job, found)

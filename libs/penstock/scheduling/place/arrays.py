@@ -38,8 +38,8 @@ MIN_GPU_MS = 600_000
 
 
 def array_of(job: JobState) -> Array:
-    """The job's array, by the GPUs of the whole gang; a part of a GPU counts as one. Only for jobs with an
-    estimate."""
+    """The job's array, by the GPUs of the whole gang; a part of a GPU counts as one.
+    Only for jobs with an estimate."""
     gpus = gpus_of(job)
     if not gpus:
         return CPU

@@ -81,7 +81,7 @@ class ShortestStep:
         known = {option.workers: option for option in options}
         missing = [workers for workers in (offered[-1], fewest) if workers not in known]
         if missing:
-            return fitting, f"{MOST}; how long its iterations take with {missing[0]} is not known"
+            return fitting, f"{MOST}; its step time with {missing[0]} is unknown"
         base = known[fewest]
         within = [known[workers] for workers in offered if workers in known]
         worth = [one for one in within if _speedup(base, one) * fewest >= MIN_EFFICIENCY * one.workers]

@@ -169,8 +169,8 @@ def _on(job: JobState, node_id: str, gpu: int) -> Iterator[TaskState]:
 def _measured(job: JobState, others: Sequence[JobState], gpu_model: str) -> Iterator[str]:
     for other in others[:MAX_NAMED]:
         pair = pair_of(job, other, gpu_model)
-        known = "how such a pair slows each other was not measured" if pair is None else speeds_text(pair)
-        yield f"Beside {other.job_id} {known}."
+        known = "the slowdown of this pair was not measured" if pair is None else speeds_text(pair)
+        yield f"Beside {other.job_id}: {known}."
 
 
 def apart_text(state: CellState, job: JobState) -> str:

@@ -27,6 +27,6 @@ class Batch(Protocol):
         ...
 
     def units(self, state: CellState, answer: Any) -> Sequence[ProposedUnit]:
-        """The jobs that shall start, and where, in order. Jobs of the answer that no longer wait are left
-        out."""
+        """The jobs that shall start, and where, in order.
+        Jobs of the answer that no longer wait are left out."""
         ...

@@ -38,8 +38,8 @@ class Policy(Protocol):
         ...
 
     def place(self, state: CellState, job: JobState, rng: LazyRng) -> Plan | None:
-        """The chosen nodes, or None when the gang does not fit now. Must not examine more nodes than
-        necessary."""
+        """The chosen nodes, or None when the gang does not fit now.
+        Must not examine more nodes than necessary."""
         ...
 
 
@@ -190,8 +190,8 @@ class Profile(NamedTuple):
     migrate: Migrate | None = None
     """The migrator proposes which running jobs resume elsewhere (`penstock.scheduling.acting.migrate`)."""
     make_way: GiveWay | None = None
-    """Which running jobs make way for a waiting one. Not beside `preempt` or `regroup`, which stop jobs by
-    themselves."""
+    """Which running jobs make way for a waiting one.
+    Not beside `preempt` or `regroup`, which stop jobs by themselves."""
     guard: Guard | None = None
     """For which running jobs the contention-guard changes cores and memory bandwidth
     (`penstock.scheduling.acting.guard`); the setting `contention` overrides it."""
@@ -202,5 +202,4 @@ class Profile(NamedTuple):
     """Whether jobs may launch on GPUs of jobs that are about to end by themselves
     (`penstock.scheduling.make_room.prelaunch`); False: as in sources without this."""
     beside_stops: bool = True
-    """Whether jobs that fit beside others that are still being stopped start at once. False: as in sources in
-    which stops take no time."""
+    """Start jobs that fit while other stops are in progress (papers with instant stops: False)."""

@@ -65,8 +65,8 @@ class Candidate(msgspec.Struct, frozen=True, gc=False, array_like=True):
     order: int
     """Order of its submission."""
     rank: tuple[int, int, int] | None
-    """Its latest rank in the stage's own order (`JobState.rank`); None: it was in no plan of the stage
-    yet."""
+    """Its latest rank in the stage's own order (`JobState.rank`);
+    None: it was in no plan of the stage yet."""
     group: str
     """Jobs with the same non-empty group hold the same GPUs now; empty: the job does not run. A job that runs
     alone has its own group."""
@@ -95,10 +95,10 @@ class Question(msgspec.Struct, frozen=True, gc=False, array_like=True):
     """Memory of the smallest GPU; 0: not known, so memory is not bounded."""
     now_ms: int
     behind: int = 0
-    """Number of further waiting jobs that are not listed; they come later than all waiting jobs that are."""
+    """Number of unlisted waiting jobs; all listed waiting jobs come before them."""
     ahead: tuple[float, ...] = ()
-    """Of each job with an unknown run time, how many of these come before it, equals counted half; 0 for
-    others. Empty: none does."""
+    """Unlisted waiting jobs ahead of each listed job with an unknown run time (ties count ½); 0 for other
+    jobs. Empty: no unlisted job is ahead of any."""
 
 
 class PlannedGroup(msgspec.Struct, frozen=True, gc=False, array_like=True):
@@ -119,7 +119,7 @@ class Answer(msgspec.Struct, frozen=True, gc=False, array_like=True):
     wake_ms: int | None = None
     """Ledger time at which the answer may change without an event; None: it does not."""
     started_wake_ms: int | None = None
-    """The same once the jobs that it starts do run: not where the plan is refused."""
+    """Wake-up time if the plan is accepted; ledger time in ms."""
 
 
 class GroupPlan(NamedTuple):

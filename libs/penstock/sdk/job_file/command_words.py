@@ -11,8 +11,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 SHELL = ("bash", "-ec")
-"""Interpreter of a script without a first line `#!`: it ends at the first command that fails, as in CI
-systems."""
+"""Interpreter of a script without a first line `#!`:
+it ends at the first command that fails, as in CI systems."""
 TAKES_TEXT = re.compile(r"(?:ba|da|k|z|a)?sh|python[0-9.]*")
 """Interpreters that take a program's text after `-c`."""
 _BUILTINS = (
@@ -20,8 +20,8 @@ _BUILTINS = (
     "readonly return select set shopt source trap ulimit umask unset until while {"
 )
 BUILTINS = frozenset(_BUILTINS.split())
-"""Words that only a shell knows. `command` and `type` are left out: some systems have programs of these
-names."""
+"""Words that only a shell knows.
+`command` and `type` are left out: some systems have programs of these names."""
 OPERATOR = re.compile(r"&&|\|\|?|\|&|;|&|(?:[0-9]|&)?(?:>>?|<)(?:&[0-9]|[\w./~$-]*)")
 """A word that is an operator, such as `&&`, `2>&1` or `>log.txt`."""
 JOINED = re.compile(r"&&|\|\||;|\|")
@@ -129,7 +129,7 @@ def _not_a_program(program: str, arguments: Sequence[str]) -> Slip | None:
     if OPERATOR.fullmatch(program):
         return Slip(f"begins with {program}, which only a shell reads", f"write the whole {IN_A_SHELL}", True)
     if program in BUILTINS or (program == "conda" and "activate" in arguments[:1]):
-        return Slip(f"{program} is a word of the shell, no program", _instead(program, arguments), True)
+        return Slip(f"{program} is a word of the shell, not a program", _instead(program, arguments), True)
     if re.search(r"\s", program.strip()):
         first = program.split()[0]
         text = f"the program is one word with blanks, {first} …: the whole command in one string"

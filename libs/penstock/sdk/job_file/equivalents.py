@@ -177,8 +177,8 @@ class Equivalent(NamedTuple):
 
 
 def equivalent(name: str) -> Equivalent | None:
-    """In place of an option (`--gpus-per-node`, `-t`) or key (`numNodes`) of another system; None: not
-    known."""
+    """In place of an option (`--gpus-per-node`, `-t`) or key (`numNodes`)
+    of another system; None: not known."""
     bare = name.lstrip("-")
     if len(bare) == 1:
         bare = SHORT.get(bare, bare)

@@ -39,7 +39,7 @@ def not_utf8(found: object, path: str = "", within: int = MAX_DEPTH) -> Iterator
     if within == 0:
         return
     if isinstance(found, str) and not is_utf8(found):
-        yield Problem(path or "job", "is no UTF-8 text; write it in UTF-8, or give its bytes in a file")
+        yield Problem(path or "job", "is not UTF-8 text; write it in UTF-8, or give its bytes in a file")
     elif isinstance(found, Mapping):
         for name, value in found.items():
             yield from not_utf8(name, path, within - 1)
@@ -64,8 +64,8 @@ def _unknown(path: Path, sections: Sections) -> str:
 
 
 def problem_of(detail: ErrorDetails, fields: Mapping[Any, Any], sections: Sections) -> Problem:
-    """One of pydantic's errors as text: field, problem, remedy. `fields`: the job file's, as they were
-    written."""
+    """One of pydantic's errors as text: field, problem, remedy.
+    `fields`: the job file's, as they were written."""
     path = detail["loc"]
     if path[2:] == ("[key]",) and path[0] in ("env", "secrets"):  # pydantic's mark of a wrong name
         path = path[:2]
@@ -121,14 +121,14 @@ _KINDS: Mapping[type, str] = {int: "a number", float: "a number", str: "this tex
 """Text shown in place of a misplaced value: `env: PASSWORD=…` without the password."""
 _REMEDIES = {
     "bool_type": "is neither true nor false; write one of them without quotes",
-    "string_type": "is no text; quote it",
-    "invalid_key": "is no field name; write names as text",
-    "list_type": "is no list; write each word by itself, such as [python, train.py]",
-    "dict_type": "is no mapping; write `name: value` lines below it",
-    "model_type": "is no mapping; write `name: value` lines below it",
-    "float_type": "is no number; write one without quotes",
-    "finite_number": "is no number; write one such as 0.5",
-    "int_type": "is no whole number; write one without quotes",
+    "string_type": "is not a text; quote it",
+    "invalid_key": "is not a field name; write names as text",
+    "list_type": "is not a list; write each word by itself, such as [python, train.py]",
+    "dict_type": "is not a mapping; write `name: value` lines below it",
+    "model_type": "is not a mapping; write `name: value` lines below it",
+    "float_type": "is not a number; write one without quotes",
+    "finite_number": "is not a number; write one such as 0.5",
+    "int_type": "is not a whole number; write one without quotes",
     "string_pattern_mismatch": "has characters that are not allowed; "
     "use letters, digits and . _ : / - and begin with a letter or digit",
 }

@@ -195,8 +195,8 @@ def units_of(info: FieldInfo) -> Mapping[str, int] | None:
 
 
 def with_references(fields: dict[str, object]) -> tuple[dict[str, object], list[str]]:
-    """The fields with values `{secret: NAME}` of `env` moved to `secrets`, and the names that `secrets` has
-    already."""
+    """The fields with values `{secret: NAME}` of `env` moved to `secrets`,
+    and the names that `secrets` has already."""
     env, secrets = fields.get("env"), fields.get("secrets", {})
     if not isinstance(env, Mapping) or not isinstance(secrets, Mapping):
         return fields, []

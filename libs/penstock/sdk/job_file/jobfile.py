@@ -330,7 +330,9 @@ def parse_job(data: Mapping[str, object]) -> JobSpec:
     Rules that span fields (the size of the whole gang) are checked once each field is valid by itself.
     """
     if not isinstance(data, Mapping):
-        raise BadJob((Problem("job", "is no mapping; write fields such as `command: [python, train.py]`"),))
+        raise BadJob(
+            (Problem("job", "is not a mapping; write fields such as `command: [python, train.py]`"),)
+        )
     data = {name: found for name, found in data.items() if not str(name).startswith("x-")}
     if unreadable := tuple(islice(not_utf8(data), MAX_PROBLEMS)):
         raise BadJob(unreadable)

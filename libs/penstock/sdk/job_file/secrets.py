@@ -15,11 +15,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from types import MappingProxyType
 
 NAME = re.compile(
-    r"(^|_)(token|secret|passw(or)?d|passphrase|pwd|api_?key|access_?key|private_?key|credentials?|auth)(_|$)",
+    r"(^|_)(token|secret|passw(or)?d|passphrase|pwd|api_?key|access_?key|private_?key|credentials?|auth)"
+    r"(_|$)",
     re.IGNORECASE,
 )
 FORM = re.compile(
-    r"AKIA[0-9A-Z]{16}|gh[pousr]_[A-Za-z0-9]{20,}|hf_[A-Za-z0-9]{20,}|glpat-[\w-]{20,}|sk-[\w-]{20,}|xox[abprs]-[\w-]{10,}"
+    r"AKIA[0-9A-Z]{16}|gh[pousr]_[A-Za-z0-9]{20,}|hf_[A-Za-z0-9]{20,}|glpat-[\w-]{20,}|sk-[\w-]{20,}"
+    r"|xox[abprs]-[\w-]{10,}"
     r"|(?<![\w-])eyJ[\w-]{10,}\.[\w-]{10,}\.|-----BEGIN [A-Z ]*PRIVATE KEY-----"
 )
 USERINFO = re.compile(r"[a-z][a-z0-9+.-]{0,30}://[^/@\s:]*:[^/@\s]+@", re.IGNORECASE)
@@ -53,8 +55,7 @@ def remedy(field: str) -> str:
     variable = name if section in ("env", "secrets") else "NAME"
     return (
         f"give the nodes the secret and write `{variable}: {{secret: name-of-it}}` under env, or --secret "
-        f"{variable}=name-of-it; "
-        "what stands here is in the ledger for ever"
+        f"{variable}=name-of-it; what stands here is in the ledger for ever"
     )
 
 

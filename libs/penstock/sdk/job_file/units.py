@@ -36,7 +36,7 @@ def duration_ms(value: object) -> int:
     remedy = "write a duration such as 90s, 10m, 2h or 1d, or plain seconds"
     if isinstance(value, str) and not re.fullmatch(_NUMBER, value):
         if re.fullmatch(DURATION_PATTERN, value) is None:
-            raise ValueError(f"{brief(value)} is no duration; {remedy}")
+            raise ValueError(f"{brief(value)} is not a duration; {remedy}")
         parts = ((Fraction(part[1]), MS_PER_UNIT[part[3]]) for part in _DURATION_PART.finditer(value))
         return round(sum(number * unit for number, unit in parts))
     return round(_plain(value, "duration", remedy) * 1_000)
@@ -57,7 +57,7 @@ def _quantity(value: object, kind: str, units: dict[str, int], remedy: str) -> i
         return math.ceil(_plain(value, kind, remedy))
     match = _QUANTITY.fullmatch(value)
     if match is None:
-        raise ValueError(f"{brief(value)} is no {kind}; {remedy}")
+        raise ValueError(f"{brief(value)} is not a {kind}; {remedy}")
     if match[3] not in units:
         binary = next((unit for unit in units if unit[0].lower() == match[3][0].lower()), None)
         hint = f"did you mean {match[1]}{binary}?" if binary else remedy
@@ -77,9 +77,9 @@ def _plain(value: object, kind: str, remedy: str) -> Fraction:
     if isinstance(value, str):
         return Fraction(value)
     if isinstance(value, bool) or not isinstance(value, int | float):
-        raise ValueError(f"{brief(value)} is no {kind}; {remedy}")
+        raise ValueError(f"{brief(value)} is not a {kind}; {remedy}")
     if isinstance(value, float) and not math.isfinite(value):
-        raise ValueError(f"{brief(value)} is no finite {kind}; {remedy}")
+        raise ValueError(f"{brief(value)} is not a finite {kind}; {remedy}")
     if value < 0:
         raise ValueError(f"{brief(value)} is negative; {remedy}")
     return Fraction(value)

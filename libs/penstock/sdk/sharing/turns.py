@@ -80,8 +80,8 @@ class Waits(NamedTuple):
 
 
 Holder = tuple[int, int]
-"""(lane, number of bytes held): its place in line, which no other has, and which ends with its process's
-number."""
+"""(lane, number of bytes held): its place in line, which no other has,
+and which ends with its process's number."""
 
 
 class Changes:
@@ -161,8 +161,8 @@ class Turn:
         self._seen_s: dict[Holder, float] = {}
         """When each present holder was first seen."""
         self._patience_s: dict[int, float] = {}
-        """A process's number → time for which its next turn is waited for; others are waited for
-        `MAX_WAIT_S`."""
+        """A process's number → time for which its next turn is waited for;
+        others are waited for `MAX_WAIT_S`."""
         self._passed = 0
         """The last place in line for which it no longer waits."""
         self.waited_s = 0.0
@@ -291,8 +291,8 @@ class Turn:
 
 
 class Turns:
-    """The turns of one member at all resources; it holds one at most. `folder`: its group's; `names`: of the
-    resources."""
+    """The turns of one member at all resources; it holds one at most. `folder`: its group's;
+    `names`: of the resources."""
 
     def __init__(self, folder: str, names: tuple[str, ...], leaving: Callable[[], bool]) -> None:
         changes = Changes()

@@ -162,10 +162,9 @@ class SimulationOptions:
         str,
         typer.Option(
             metavar="none|measured|SAVE,LAUNCH,INTERVAL",
-            help="Cost of stopping a job and starting it again, as 5s,20s,10m: it saves before it stops, "
-            "launches again, "
-            "and loses its work since the last checkpoint if it is killed before it has saved. measured: "
-            "saves by the size of its model, launches as measured by Muri.",
+            help="Cost of stopping a job and starting it again, as 5s,20s,10m. A job saves before it stops, "
+            "and launches again. If it is killed before it has saved, it loses its work since the last "
+            "checkpoint. measured: it saves by the size of its model, and launches as Muri measured.",
         ),
     ] = NONE
     grace: Annotated[
@@ -467,7 +466,7 @@ def _set(pairs: Sequence[str]) -> Mapping[str, object]:
         try:
             values[name] = orjson.loads(text)
         except orjson.JSONDecodeError as error:
-            raise BadCommand(f"--set {pair}: the value is no JSON: {error}") from error
+            raise BadCommand(f"--set {pair}: the value is not JSON: {error}") from error
     return values
 
 

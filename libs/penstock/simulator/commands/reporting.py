@@ -35,8 +35,8 @@ class ReportOptions:
         return self.report is not None or self.png is not None
 
     def check_files(self) -> None:
-        """Raises `BadCommand` for a file that could not be written later; makes the folder of the PNG
-        files."""
+        """Raises `BadCommand` for a file that could not be written later;
+        makes the folder of the PNG files."""
         files.check(self.report, self.png)
 
     def write_files(self, page: Page, errors: Console) -> None:

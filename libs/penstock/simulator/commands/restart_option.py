@@ -53,8 +53,8 @@ def restarts_of(text: str) -> Restarts:
 
 
 def grace_of(asked_s: float | None, restarts: Restarts) -> int:
-    """Grace in milliseconds; by default a job file's default, or the longest save if that is longer. Raises
-    `BadCommand`."""
+    """Grace in milliseconds; by default a job file's default,
+    or the longest save if that is longer. Raises `BadCommand`."""
     if asked_s is None:
         return max(DEFAULT_GRACE_MS, ceil(restarts.longest_save_s * 1_000))
     if not 0 <= asked_s <= MAX_GRACE_S:

@@ -47,17 +47,14 @@ from penstock.simulator.traces.fitting import ClusterCapacity
 from penstock.text.counting import count
 
 OUR_COLUMNS = (
-    "Columns: job_id; submit_s, from the trace's start; duration_s, alone on what it asked for, empty where "
-    "it is not "
-    "given; gpus, of all its workers. Further ones, written where some job has a value: model; batch_size; "
-    "owner; "
-    "iterations; cores and host_memory_mib, of all its workers, cores also in parts; gpu_memory_mib, on each "
-    "GPU; "
-    "gpu_share_milli, thousandths of its only GPU; gpu_models, those allowed, separated by |; workers; "
-    "min_workers, of a job that may start with fewer, whose batch_size is then that of all workers together; "
-    "parameter_servers; server_gpus, of each of those; patience_s, after which it leaves if it still waits; "
-    "inference, "
-    "yes or no; memory_bandwidth, of a node's, 0 to 1; labels, as name=value|name=value."
+    "Columns: job_id; submit_s, from the trace's start; duration_s, alone on the requested resources, empty "
+    "where it is not given; gpus, of all its workers. Further columns are written where some job has a "
+    "value. Names: model, batch_size, owner, iterations, workers, parameter_servers. Resources: cores "
+    "(also in parts) and host_memory_mib of all its workers; gpu_memory_mib of each GPU; gpu_share_milli, "
+    "thousandths of its only GPU; server_gpus of each parameter server; memory_bandwidth, share of a "
+    "node's, 0 to 1; gpu_models, allowed models with | between. Behaviour: min_workers of a job that may "
+    "start with fewer workers (batch_size is then that of all workers together); patience_s, the maximum "
+    "wait of a job; inference, yes or no; labels, as name=value|name=value."
 )
 MAX_NAMED = 8  # models and owners in the table; JSON has all
 BAR_CHARS = 24

@@ -237,7 +237,9 @@ def checked_job_model(text: str) -> Wanted:
             raise UnknownJobModel(f"job model {at.name} brings its own work: nothing can stand around it")
         kind = ALONE if alone else MODELS.get(at.name)
         if kind is None:
-            raise UnknownJobModel(f"{at.name!r} is no job model; there are {', '.join(sorted(job_models()))}")
+            raise UnknownJobModel(
+                f"{at.name!r} is not a job model; there are {', '.join(sorted(job_models()))}"
+            )
         if at.inner is not None and not kind.around:
             raise UnknownJobModel(f"job model {at.name} stands around no other: leave out {at.inner.name}")
         if unknown := sorted(set(at.options) - set(kind.options)):
@@ -247,7 +249,13 @@ def checked_job_model(text: str) -> Wanted:
     return wanted
 
 
-def work_for(job_model: str, trace: Trace, path: Path, settings: PlacerSettings, run: Run = Run()) -> Work:  # noqa: B008
+def work_for(
+    job_model: str,
+    trace: Trace,
+    path: Path,
+    settings: PlacerSettings,
+    run: Run = Run(),  # noqa: B008
+) -> Work:
     """The work of a run. Raises `UnknownJobModel`, or `BadFile` if the trace lacks data of the job model."""
     wanted = checked_job_model(job_model)
     asked = Asked(trace, path, settings, run, wanted)

@@ -101,8 +101,8 @@ class JobModel:
     neighbours_matter = False
     """Whether a job's speed changes when others start or stop to compute on its nodes."""
     knows_shapes = False
-    """Whether it has measurements of a job on other numbers of GPUs than it asked for: only then a job may be
-    moldable."""
+    """Whether it has measurements of a job on other numbers of GPUs than it asked for:
+    only then a job may be moldable."""
 
     def work_s(self, job: TraceJob) -> float:
         """The job's size: seconds alone on the requested resources, > 0."""
@@ -121,13 +121,13 @@ class JobModel:
         return 0.0
 
     def traffic(self, job: TraceJob, placement: Placement) -> Mapping[str, float]:
-        """Node → share of that node's memory bandwidth that it uses, 0 – 1; nodes with unknown use are left
-        out."""
+        """Node → share of that node's memory bandwidth that it uses, 0 – 1;
+        nodes with unknown use are left out."""
         return {}
 
     def flows(self, job: TraceJob, placement: Placement) -> Mapping[str, float]:
-        """Node → its flows over that node's link, on average over its time alone; where links do not matter,
-        none."""
+        """Node → its flows over that node's link, on average over its time alone;
+        where links do not matter, none."""
         return {}
 
     def neighbour(self, job: TraceJob, placement: Placement) -> Neighbour:
@@ -154,8 +154,8 @@ class Constant(JobModel):
 
 
 class Around(JobModel):
-    """Wrapper of a job model: methods that it does not override are the inner one's. Its neighbours
-    matter."""
+    """Wrapper of a job model: methods that it does not override are the inner one's.
+    Its neighbours matter."""
 
     neighbours_matter = True
 
@@ -276,8 +276,8 @@ class Work:
         return None
 
     def launching(self, job_id: str, placement: Placement, now_s: float) -> None:
-        """All of the job's tasks launch before their GPUs are free; `started` follows when they are free, or
-        `stopped`."""
+        """All of the job's tasks launch before their GPUs are free;
+        `started` follows when they are free, or `stopped`."""
 
     def started(self, job_id: str, placement: Placement, now_s: float) -> None:
         """All of the job's tasks run."""
@@ -290,13 +290,13 @@ class Work:
         changes, and its neighbours'."""
 
     def share(self, job_id: str, now_s: float) -> float | None:
-        """Share of its work that a running job has done, 0 – 1; None if it is not known between its
-        moments."""
+        """Share of its work that a running job has done, 0 – 1;
+        None if it is not known between its moments."""
         return None
 
     def saving_s(self, job_id: str, now_s: float) -> float:
-        """Seconds for which a job that is asked to stop now still holds all resources, because it saves; ≥
-        0."""
+        """Seconds for which a job that is asked to stop now still holds all resources,
+        because it saves; ≥ 0."""
         return 0.0
 
     def gone(self, job_id: str, now_s: float, *, killed: bool) -> None:

@@ -16,8 +16,8 @@ Flows = Mapping[str, int]
 """Node id → flows of a job over that node's link, > 0."""
 
 BANDWIDTH_KNEE = 0.75
-"""Share of a node's memory bandwidth above which jobs slow down. Source: CODA §5c, the threshold of its
-eliminator."""
+"""Share of a node's memory bandwidth above which jobs slow down.
+Source: CODA §5c, the threshold of its eliminator."""
 SENSITIVITY: Mapping[str, float] = {
     "bert": 0.5,
     "gnmt": 0.5,
@@ -180,8 +180,8 @@ class Bandwidth(Around):
 
 
 class Phases(Around):
-    """T = T_launch + work + T_save. Source: Liquid §3 and §6.1. Each start launches; GPUs idle in both
-    phases."""
+    """T = T_launch + work + T_save. Source: Liquid §3 and §6.1. Each start launches;
+    GPUs idle in both phases."""
 
     name = "phases"
 

@@ -160,9 +160,8 @@ def _latencies(runs: Sequence[RunSeries]) -> Sequence[Section]:
     if not rows:
         return ()
     caption = (
-        "Real time from an input to its decisions, on this machine, by kind of input. Measured with a clock: "
-        "it differs "
-        "from run to run, and contains what other programs took of the processor."
+        "Real time from an input to its decisions, on this machine, by kind of input. Measured with a "
+        "clock: it differs from run to run, and contains what other programs took of the processor."
     )
     columns = ["", "inputs", "median", "90th percentile", "99th percentile", "longest"]
     return [Section("latency", "Decision latency of the placer", caption, table=Table(columns, rows))]
@@ -197,15 +196,13 @@ def _lead(standings: Sequence[Standing], results: Sequence[Result]) -> Sequence[
         waited = first.means["avg_queue_s"].mean
         of_it = f"of which they waited {duration(waited)}" if waited >= 0.001 else "and none had to wait"
         return [
-            f"{jobs:,} jobs: on average done {duration(mean.mean)} after their submission, {of_it}. The last "
-            "ended "
-            f"after {duration(first.means['makespan_s'].mean)}."
+            f"{jobs:,} jobs: on average done {duration(mean.mean)} after their submission, {of_it}. The "
+            f"last ended after {duration(first.means['makespan_s'].mean)}."
         ]
     times = last.means[key].mean / max(1e-9, mean.mean)
     sentences = [
         f"{jobs:,} jobs. On average they are done soonest under {first.name}: {duration(mean.mean)} after "
-        "their "
-        f"submission. Under {last.name} they take {times:.2f} times as long, "
+        f"their submission. Under {last.name} they take {times:.2f} times as long, "
         f"{duration(last.means[key].mean)}."
     ]
     near = [one.name for one in ranked[1:] if one.means[key].half_width and one.means[key].meets(mean)]

@@ -111,8 +111,7 @@ def sections(runs: Sequence[RunSeries], assumed: str = "") -> list[Section]:
             "How long jobs wait",
             "waiting time",
             "Completion time less the time in which the job ran, so another wait after a preemption counts "
-            "too. "
-            "Further left is better.",
+            "too. Further left is better.",
             _waited_less(runs),
         )
         if waited
@@ -121,8 +120,8 @@ def sections(runs: Sequence[RunSeries], assumed: str = "") -> list[Section]:
             "startable",
             "How many more jobs could start",
             "For each size, how many jobs of it would fit at this moment, out of those that the empty "
-            "cluster could take. "
-            "Where large sizes lie below small ones, free GPUs are scattered over nodes: fragmentation.",
+            "cluster could take. Where large sizes lie below small ones, free GPUs are scattered over "
+            "nodes: fragmentation.",
             lambda run: any(run.room.values()),
             lambda run: _startable(run, unit),
             lambda run: _averaged([run]),
@@ -139,8 +138,7 @@ def sections(runs: Sequence[RunSeries], assumed: str = "") -> list[Section]:
             "gantt",
             "Jobs by node and time",
             "A row per GPU, in blocks of one node each (its GPUs in brackets); a bar is a job from its "
-            "placement to its "
-            f"proven end. Colour: {' or '.join(meanings)}. What is blank is idle."
+            f"placement to its proven end. Colour: {' or '.join(meanings)}. What is blank is idle."
             + (" Jobs that share GPUs lie beside each other in their rows." if shared else ""),
             lambda run: len(run.gantt.job),
             _gantt,

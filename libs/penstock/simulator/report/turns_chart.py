@@ -1,5 +1,5 @@
-"""Charts of jobs that take turns: text of a group for the bars of the Gantt chart, and one period of some
-groups."""
+"""Charts of jobs that take turns: text of a group for the bars of the Gantt chart,
+and one period of some groups."""
 
 from collections.abc import Mapping, Sequence
 

@@ -13,8 +13,8 @@ from penstock.simulator.results.timeline import Timeline
 
 
 def figures_of(timeline: Timeline) -> Mapping[str, float | str]:
-    """Keys and meanings as in `Figures` of `penstock.simulator.meter`; `records` and `ledger_hash` only for a
-    ledger."""
+    """Keys and meanings as in `Figures` of `penstock.simulator.meter`;
+    `records` and `ledger_hash` only for a ledger."""
     done = [job for job in timeline.jobs if job.outcome == "succeeded"]
     jcts = sorted(job.jct_ms / 1_000 for job in done)
     waited = sum(job.jct_ms - job.ran_ms for job in done) / 1_000

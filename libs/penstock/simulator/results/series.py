@@ -1,5 +1,5 @@
-"""Time series and Gantt bars of one run, bounded in size: small enough for charts and to send between
-processes."""
+"""Time series and Gantt bars of one run, bounded in size:
+small enough for charts and to send between processes."""
 
 from array import array
 from collections import Counter
@@ -37,8 +37,8 @@ MAX_DETAILED = 6  # policies with charts of their own, so that a page stays belo
 
 
 class Curve(NamedTuple):
-    """Step function: `value[i]` holds from `at_s[i]` until the next; the last point repeats the value at the
-    end."""
+    """Step function: `value[i]` holds from `at_s[i]` until the next;
+    the last point repeats the value at the end."""
 
     at_s: Reals
     value: Reals

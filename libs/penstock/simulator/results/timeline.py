@@ -86,8 +86,8 @@ class Job:
     ended_ms: int = NEVER
     outcome: str = ""
     ran_ms: int = 0
-    """Run time from the start of all its tasks until the first was stopped or exited; all attempts
-    together."""
+    """Run time from the start of all its tasks until the first was stopped or exited;
+    all attempts together."""
     running_since_ms: int = NEVER
     waiting: bool = False
     """Whether it is in the queue."""
@@ -119,8 +119,8 @@ class Block(NamedTuple):
 
 @dataclass(slots=True)
 class Timeline:
-    """Fold of a ledger: call `take` with each record's bytes in order, or `take_event`; then read the
-    fields."""
+    """Fold of a ledger: call `take` with each record's bytes in order, or `take_event`;
+    then read the fields."""
 
     replica: Replica = field(default_factory=Replica)
     state: CellState = field(init=False)
@@ -133,8 +133,8 @@ class Timeline:
     training beside it, by cores or bandwidth."""
     slowed: int = 0
     prelaunches: int = 0
-    """Attempts that launched before their GPUs were free; `given_back`: of these, attempts that never got
-    them."""
+    """Attempts that launched before their GPUs were free;
+    `given_back`: of these, attempts that never got them."""
     given_back: int = 0
     early_ms: "array[int]" = field(default_factory=lambda: array("q"))
     """For their tasks, from the start of the process until it had its GPUs."""
@@ -221,8 +221,8 @@ class Timeline:
                 self._bar(job, job.tasks[task_id].place, self._blocks.pop(task_id, ()), STILL)
 
     def _note(self) -> None:
-        """Adds a row of `steps` for the present moment, if it differs from the last; the row may still
-        change."""
+        """Adds a row of `steps` for the present moment, if it differs from the last;
+        the row may still change."""
         state, width = self.state, STEP.itemsize // 8
         if state.capacity_version != self._capacity_version:
             self._capacity_version = state.capacity_version
@@ -440,8 +440,8 @@ class Timeline:
 
 
 def _shelve(blocks: list[Block], share: int, base: int) -> list[Block]:
-    """Assigns a share to the gaps of its GPU, lowest first, split if necessary; the excess overlaps at the
-    top."""
+    """Assigns a share to the gaps of its GPU, lowest first, split if necessary;
+    the excess overlaps at the top."""
     pieces: list[Block] = []
     y, left = base, share
     for block in [*sorted(blocks), Block(base + WHOLE_GPU, 0)]:

@@ -24,8 +24,8 @@ from penstock_services.estimator.core.step_time.tier import StepTier
 
 
 class SimulatedEstimator:
-    """A `Service`. `needs`: job → resources in the trace; the submitter puts them in, and they are taken out
-    here."""
+    """A `Service`. `needs`: job → resources in the trace;
+    the submitter puts them in, and they are taken out here."""
 
     writes = Topic.ESTIMATES
 

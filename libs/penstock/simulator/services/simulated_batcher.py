@@ -1,5 +1,5 @@
-"""The batcher of a simulated cell, with simulated planning time; it plans after all other events of a
-moment."""
+"""The batcher of a simulated cell, with simulated planning time;
+it plans after all other events of a moment."""
 
 from time import perf_counter
 

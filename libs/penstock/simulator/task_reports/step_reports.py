@@ -67,8 +67,8 @@ class StepReports:
     def report(
         self, job: TraceJob, share: float, node_id: str, task_id: str, now_s: float
     ) -> StepsMeasured | None:
-        """A report after `share` of the job's work, 0 – 1. None: no iteration was completed since the latest
-        report."""
+        """A report after `share` of the job's work, 0 – 1.
+        None: no iteration was completed since the latest report."""
         known = self._attempts.get(job.job_id)
         if known is None or not job.iterations:
             return None

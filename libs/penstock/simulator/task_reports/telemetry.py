@@ -105,8 +105,8 @@ class Telemetry:
         )
 
     def _takes_of(self, pace: Pace, state: CellState, now_ms: int) -> None:
-        """Publishes the use of each task of a job without GPUs: an equal part of the job's use of its
-        node."""
+        """Publishes the use of each task of a job without GPUs:
+        an equal part of the job's use of its node."""
         job = state.jobs.get(pace.job_id)
         if job is None or pace.job.gpus:
             return
@@ -123,8 +123,8 @@ class Telemetry:
             self._send(sample, state, now_ms)
 
     def _task(self, pace: Pace, state: CellState, now_ms: int) -> None:
-        """Publishes the step time of a training's chief: once after each change of its cores, else if it
-        differs."""
+        """Publishes the step time of a training's chief:
+        once after each change of its cores, else if it differs."""
         job = state.jobs.get(pace.job_id)
         if job is None or not job.tasks:
             return

@@ -158,8 +158,8 @@ def _our_node(row: Row) -> dict[str, Any]:
 
 
 def _openb_node(row: Row) -> dict[str, Any]:
-    """Arguments of `_node`. The source has no racks and no GPU memory: 16 nodes a rack, and memory enough for
-    all."""
+    """Arguments of `_node`. The source has no racks and no GPU memory: 16 nodes a rack,
+    and memory enough for all."""
     gpus = row.whole("gpu", most=MAX_GPUS_PER_NODE)
     most_milli = MAX_CORES_PER_NODE * 1_000 // OPENB_SLICES_PER_CORE
     milli = row.whole("cpu_milli", least=1_000 // OPENB_SLICES_PER_CORE, most=most_milli)

@@ -28,8 +28,8 @@ class TraceJob(NamedTuple):
     iterations: int | None = None
     stages: Stages | None = None
     cores: float | None = None
-    """Cores of all its workers, like its memory; fractions are allowed. None: not given, and then only GPUs
-    limit."""
+    """Cores of all its workers, like its memory; fractions are allowed.
+    None: not given, and then only GPUs limit."""
     host_memory_mib: int | None = None
     gpu_memory_mib: int | None = None
     """Memory on each of its GPUs."""

@@ -5,29 +5,30 @@ from math import inf
 from penstock.ledger.state.job.job_state import JobState
 from penstock.ledger.state.state import CellState
 from penstock.scheduling.service import fixed_cost_s, loses, remaining_s, stop_cost_s
+from penstock.text.spans import span
 
 
 def cost_text(state: CellState, job: JobState) -> str:
-    """`; stopping it costs 12 s`, with the part of it that is lost work; for `why`. Empty: it costs
-    nothing."""
+    """`; a stop costs 12 s, 10 s of it unsaved work`; for `why`. Empty: a stop costs nothing."""
     cost_s = stop_cost_s(state, job)
     if not cost_s:
         return ""
     lost_s = cost_s - fixed_cost_s(job)
-    lost = f", of which {lost_s:,.0f} s are work that is not saved" if loses(job) else ""
-    return f"; stopping it costs {cost_s:,.1f} s{lost}"
+    lost = f", {span(1_000 * lost_s)} of it unsaved work" if loses(job) else ""
+    return f"; a stop costs {span(1_000 * cost_s)}{lost}"
 
 
 def remaining_text(state: CellState, job: JobState) -> str:
-    """`90 s left (80 to 120), by 200 finished runs`: the time with its interval and source; for `why`."""
+    """`5 min left (4 min to 8 min), by 200 finished runs`: the time with its interval and source; for
+    `why`."""
     left_s = remaining_s(state, job)
     if left_s == inf:
-        return "time left unknown"
-    text = f"{left_s:,.0f} s left"
+        return "run time unknown"
+    text = f"{span(1_000 * left_s)} left"
     if job.remaining_s is not None:
-        return f"{text}, as it reports"
+        return f"{text}, as the job reports"
     if (eta := job.eta) is None:
         return f"{text}, as estimated"
     passed_ms = eta.passed_ms(job.running_ms, state.now_ms)
-    low, high = (max(0.0, end - passed_ms) / 1_000 for end in (eta.left_ms.low, eta.left_ms.high))
-    return f"{text} ({low:,.0f} to {high:,.0f}), by {eta.source}"
+    low, high = (span(max(0.0, end - passed_ms)) for end in (eta.left_ms.low, eta.left_ms.high))
+    return f"{text} ({low} to {high}), by {eta.source}"

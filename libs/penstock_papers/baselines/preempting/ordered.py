@@ -231,8 +231,8 @@ class _Walk:
         return False
 
     def _make_way(self, need: Need, place: Place) -> bool:
-        """Suspends running jobs, the last in order first, until the job has its GPUs; none if that is not
-        enough."""
+        """Suspends running jobs, the last in order first, until the job has its GPUs;
+        none if that is not enough."""
         free, last = self._free, self._last
         if last and last[0][0] < place:
             return False

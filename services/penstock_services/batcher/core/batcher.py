@@ -125,8 +125,8 @@ def _known(work: Work) -> _Stage:
 
 @contextmanager
 def _at(state: CellState, now_ms: int) -> Iterator[None]:
-    """The state at a time after its last record: running jobs have advanced, and timers due by then count as
-    due."""
+    """The state at a time after its last record: running jobs have advanced,
+    and timers due by then count as due."""
     was_ms, state.now_ms = state.now_ms, max(state.now_ms, now_ms)
     try:
         yield
@@ -226,8 +226,8 @@ class Batcher:
         return None
 
     def _batch_follows(self, state: CellState) -> bool:
-        """Whether the batch stage has yet to plan this window: it plans the starts where no job shares or
-        stops."""
+        """Whether the batch stage has yet to plan this window:
+        it plans the starts where no job shares or stops."""
         return (
             "batch" in _stages(state.settings)
             and len(state.queue) >= LEAST_BURST

@@ -35,8 +35,8 @@ class Planned(NamedTuple):
 
 
 class Bounded(NamedTuple):
-    """`proposal`: None where there is nothing to do. `cut`: the plan goes on, and the next proposal has the
-    rest."""
+    """`proposal`: None where there is nothing to do.
+    `cut`: the plan goes on, and the next proposal has the rest."""
 
     proposal: PlanProposed | None
     cut: bool

@@ -54,8 +54,8 @@ Adjusting = CoresProposed | ThrottleProposed
 
 
 class _Sent(NamedTuple):
-    """A proposal that the placer has not answered yet, or has refused: nothing is proposed for the task until
-    then."""
+    """A proposal that the placer has not answered yet, or has refused:
+    nothing is proposed for the task until then."""
 
     proposal_id: str
     until_ms: int
@@ -74,8 +74,8 @@ def guards(settings: PlacerSettings) -> bool:
 
 
 class ContentionGuard:
-    """`observed`: how many windows were used; `unsettled`: how many searches ended without a speed that
-    settled."""
+    """`observed`: how many windows were used;
+    `unsettled`: how many searches ended without a speed that settled."""
 
     def __init__(self) -> None:
         self._nodes: dict[str, Node] = {}

@@ -183,8 +183,8 @@ def alone(job: JobState) -> bool:
 
 
 def _may_change(state: CellState, job: JobState) -> bool:
-    """Members of groups hold their cores together, and the speed of a job that shares a GPU is not its
-    own."""
+    """Members of groups hold their cores together,
+    and the speed of a job that shares a GPU is not its own."""
     return (
         job.status is JobStatus.RUNNING
         and alone(job)

@@ -22,8 +22,8 @@ Paces = Mapping[str, Pace]
 
 
 def pressure(state: CellState, spec: NodeState, node: Node, paces: Paces) -> NodeView:
-    """Which resources are short on a node, without its tasks yet: windows come often, and most change
-    nothing."""
+    """Which resources are short on a node, without its tasks yet: windows come often,
+    and most change nothing."""
     stalled = [
         pace.stalled
         for task_id, job_id in spec.tasks.items()

@@ -184,8 +184,8 @@ class WindowTable:
         return changed
 
     async def stop(self) -> None:
-        """Leaves the group. May hang, and may leave threads: the caller bounds it, and ends the process after
-        it."""
+        """Leaves the group. May hang, and may leave threads: the caller bounds it,
+        and ends the process after it."""
         await self._app.stop()
 
     # --- Faust -------------------------------------------------------------------------------------------

@@ -71,8 +71,8 @@ class FaustWindows:
         return changed
 
     async def close(self) -> None:
-        """As `Windows`. Samples that were read and are not in the changelog are read again by the next
-        one."""
+        """As `Windows`. Samples that were read and are not
+        in the changelog are read again by the next one."""
         if self._receiving is not None:
             self._receiving.cancel()
             await asyncio.gather(self._receiving, return_exceptions=True)
@@ -88,8 +88,8 @@ class FaustWindows:
             await process.wait()
 
     async def _next(self) -> Sequence[NodeWindow]:
-        """Windows since the last call; a first frame may be empty. Raises the error that ended the
-        process."""
+        """Windows since the last call; a first frame may be empty.
+        Raises the error that ended the process."""
         assert self._receiving is not None, "`begin` comes first"
         await self._news.wait()
         if self._receiving.done():

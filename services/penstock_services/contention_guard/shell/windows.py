@@ -18,8 +18,8 @@ class Windows(Protocol):
     """Reads windows of all nodes. Not for concurrent use."""
 
     async def begin(self) -> Sequence[NodeWindow]:
-        """Once, before `read`: the retained windows up to now, per node in rising order of time. Raises
-        `LogError`."""
+        """Once, before `read`: the retained windows up to now,
+        per node in rising order of time. Raises `LogError`."""
         ...
 
     async def read(self) -> Sequence[NodeWindow]:
@@ -41,8 +41,8 @@ class Held:
         self._nodes: dict[str, dict[int, NodeWindow]] = {}
 
     def add(self, one: Sampled) -> NodeWindow | None:
-        """The window after the merge; None: nothing new, no field of a window, or its window is dropped
-        already."""
+        """The window after the merge;
+        None: nothing new, no field of a window, or its window is dropped already."""
         if not matters(one.sample):
             return None
         node_id, begin_ms = one.sample.node_id, window_of(one.at_ms)

@@ -24,8 +24,8 @@ NORMAL_95 = 1.96  # standard deviations around the mean that hold 95 %
 
 
 class Field(NamedTuple):
-    """One field of an estimate. `measured`: field of `Run` to compare with; `bound`: an upper bound, not a
-    mean."""
+    """One field of an estimate. `measured`: field of `Run` to compare with;
+    `bound`: an upper bound, not a mean."""
 
     measured: str
     bound: bool
@@ -126,8 +126,8 @@ class Accuracy(NamedTuple):
     killed: int = 0
     """Workers that were killed for exceeding their promised host memory; they are no runs."""
     disturbed: Mapping[str, int] = MappingProxyType({})
-    """Kind of disturbance → sound runs. A run may count for several; the fields that it does not teach are in
-    `conditions.EXCLUDED`."""
+    """Kind of disturbance → sound runs. A run may count for several;
+    the fields that it does not teach are in `conditions.EXCLUDED`."""
     corrected: Mapping[str, int] = MappingProxyType({})
     """Kind of correction of a run time → sound runs."""
 
@@ -163,8 +163,8 @@ def _counted(reasons: Iterable[str]) -> Mapping[str, int]:
 
 
 def _worst(pairs: Sequence[Pair]) -> list[Pair]:
-    """Of each job's key and field only the worst, so that one command that ran often does not fill the
-    list."""
+    """Of each job's key and field only the worst,
+    so that one command that ran often does not fill the list."""
     found: dict[tuple[bytes, str], Pair] = {}
     for pair in sorted(pairs, key=lambda pair: (-pair.off, pair.run.job_id, pair.field)):
         found.setdefault((pair.run.info.key, pair.field), pair)
@@ -172,8 +172,8 @@ def _worst(pairs: Sequence[Pair]) -> list[Pair]:
 
 
 def pairs_of(runs: Sequence[FinishedRun]) -> list[Pair]:
-    """Of the sound runs, in their order, fields that were both estimated and measured; 0 counts as
-    neither."""
+    """Of the sound runs, in their order,
+    fields that were both estimated and measured; 0 counts as neither."""
     found = []
     for run in runs:
         if run.rejected or run.estimate is None:

@@ -46,8 +46,8 @@ class EtaUpdates:
         """Job → attempt, the latest published remaining time."""
 
     def open(self) -> Iterator[str]:
-        """Live jobs with reports newer than the latest published time in the ledger: to be answered after a
-        restart."""
+        """Live jobs with reports newer than the latest published time in the ledger:
+        to be answered after a restart."""
         for job_id in list(self._state.stepped):
             job = self._state.live.get(job_id)
             progress = None if job is None else job.progress
@@ -57,8 +57,8 @@ class EtaUpdates:
                 yield job_id
 
     def next(self, job_id: str) -> EtaEstimated | None:
-        """The ETA to publish now; None: nothing new, or nothing is known. A returned value counts as
-        published."""
+        """The ETA to publish now; None: nothing new, or nothing is known.
+        A returned value counts as published."""
         job = self._state.live.get(job_id)
         progress = None if job is None else job.progress
         if job is None or progress is None or not progress.at_ms:

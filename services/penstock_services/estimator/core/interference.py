@@ -91,8 +91,8 @@ class Interference:
             self._put(kind, other, mean)
 
     def alone(self, kind: Kind, step_ms: float) -> None:
-        """A job of this kind had a GPU to itself; NaN: its steps were not measured, and nothing is
-        learned."""
+        """A job of this kind had a GPU to itself;
+        NaN: its steps were not measured, and nothing is learned."""
         if isfinite(step_ms) and step_ms > 0:
             self._put_alone(kind, step_ms)
             self._new.alone_ms[kind] = step_ms

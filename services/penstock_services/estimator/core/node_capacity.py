@@ -14,8 +14,8 @@ from penstock_services.estimator.core.records.runs import NO_CARD, Allocation, C
 
 
 class Capacity(NamedTuple):
-    """Of each resource the maximum over the nodes that a job may use; the maxima may be of different
-    nodes."""
+    """Of each resource the maximum over the nodes that a job may use;
+    the maxima may be of different nodes."""
 
     gpus: int
     cores: int
@@ -24,8 +24,8 @@ class Capacity(NamedTuple):
 
 
 class NodeCapacity:
-    """A fold of the nodes. Cards stay known after their node has left: attempts that ran there are yet to
-    end."""
+    """A fold of the nodes. Cards stay known after their node has left:
+    attempts that ran there are yet to end."""
 
     def __init__(self) -> None:
         self._cards: dict[str, Card] = {}

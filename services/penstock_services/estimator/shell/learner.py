@@ -113,10 +113,9 @@ class Learner:
         if end < self.learned_from:
             raise ConfigurationError(
                 f"the runs of cell {self._cell} were read from a longer ledger (offset {self.learned_from}, "
-                "this one "
-                f"ends at {end}). Give each log its own database; or, where this ledger has lost records, "
-                "drop schema "
-                f"{estimator_schema(self._cell)}: all of it is learned again from the ledger"
+                f"this one ends at {end}). Give each log its own database; or, where this ledger has lost "
+                f"records, drop schema {estimator_schema(self._cell)}: all of it is learned again from the "
+                "ledger"
             )
         replica = await load_latest_from(self._dsn, self._cell, log, ledger, Until(offset=self.learned_from))
         begin_at(state, replica)

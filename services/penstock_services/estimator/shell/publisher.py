@@ -17,8 +17,8 @@ FIRST_BACKOFF_S, LAST_BACKOFF_S = 0.05, 2.0  # between failed appends; a broker 
 
 
 class Publisher:
-    """One cell's publisher. Ids derive from content or cause, so that a repeat is recognised as a
-    duplicate."""
+    """One cell's publisher. Ids derive from content or cause,
+    so that a repeat is recognised as a duplicate."""
 
     def __init__(self, log: Log, partition: Partition, cell: str) -> None:
         self._log = log

@@ -87,8 +87,8 @@ class Estimator:
         )
 
     async def catch_up(self) -> Reader:
-        """Folds the existing ledger and estimates jobs without an estimate; returns the reader to go on
-        with."""
+        """Folds the existing ledger and estimates jobs without an estimate;
+        returns the reader to go on with."""
         offset = await self.fold_ledger()
         reader = self._log.reader(
             {self._jobs: self.state.jobs_offset, self._ledger_partition: offset}, batch_ms=BATCH_MS
@@ -192,8 +192,8 @@ class Estimator:
         return (submitted, envelope) if isinstance(submitted, JobSubmitted) else None
 
     def _again(self, job_id: str, job: LiveJob, spec: JobSpec) -> Message:
-        """The estimate of a job that is in the ledger: its first, or that of the attempt after a failed
-        one."""
+        """The estimate of a job that is in the ledger: its first,
+        or that of the attempt after a failed one."""
         key = job.info.key if spec.min_workers is None else None
         return self._message(job_id, spec, job.event_id, None, key, job.attempt)
 
@@ -248,8 +248,8 @@ class Estimator:
         return profile(asked, self.state.nodes, runs, WIDE if model is None else model.model.prior)
 
     def _stages(self) -> list[Message]:
-        """Stage profiles that are not published yet. The id is a digest of the content, so that a repeat is
-        recognised."""
+        """Stage profiles that are not published yet.
+        The id is a digest of the content, so that a repeat is recognised."""
         messages = []
         for event, cause in self.state.stages.news():
             digest = sha256(encode(event)).hexdigest()[:32]

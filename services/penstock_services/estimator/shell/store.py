@@ -36,9 +36,8 @@ MAX_STAGES = STAGE_KEYS * (STAGE_OWNERS + 1)  # as many as the registry in memor
 _STAGE_COLUMNS = ("model", "batch_size", "gpus", "owner", "first_seq", "last_seq", *StageProfile._fields)
 INSERT_RUN = "INSERT INTO runs VALUES ($1, $2, $3, $4, $5) ON CONFLICT (seq) DO NOTHING"
 INSERT_STAGES = (
-    f"INSERT INTO stages ({', '.join(_STAGE_COLUMNS)}) VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, "
-    "$12, $13) "
-    "ON CONFLICT (model, batch_size, gpus, owner) DO UPDATE SET "
+    f"INSERT INTO stages ({', '.join(_STAGE_COLUMNS)}) VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, "
+    "$11, $12, $13) ON CONFLICT (model, batch_size, gpus, owner) DO UPDATE SET "
     + ", ".join(f"{name} = excluded.{name}" for name in ("last_seq", *StageProfile._fields))
 )
 """Of an existing row only `first_seq` stays."""
@@ -49,8 +48,7 @@ INSERT_PAIRS = (
 )
 INSERT_ALONE = (
     "INSERT INTO steps_alone VALUES ($1, $2, $3, $4, $5, $6) ON CONFLICT (owner, model, batch_size, "
-    "gpu_model) DO UPDATE "
-    "SET step_ms = excluded.step_ms, last_seq = excluded.last_seq"
+    "gpu_model) DO UPDATE SET step_ms = excluded.step_ms, last_seq = excluded.last_seq"
 )
 
 
@@ -101,8 +99,8 @@ class RunStore:
 
     @classmethod
     async def open(cls, dsn: str, cell: str) -> "RunStore":
-        """Connects and migrates. Raises `StoreError`, or `ConfigurationError` for a schema of another
-        version."""
+        """Connects and migrates. Raises `StoreError`,
+        or `ConfigurationError` for a schema of another version."""
         schema = estimator_schema(cell)
         await _make_tables(dsn, schema)
         connection = await _connect(dsn, {"search_path": schema, "jit": "off"})
@@ -130,8 +128,8 @@ class RunStore:
         stages: Iterable[Owned] = (),
         pairs: Learned = NOTHING_LEARNED,
     ) -> None:
-        """Writes runs, stages, pairs and position together; a run that exists already stays as it is. Raises
-        `StoreError`."""
+        """Writes runs, stages, pairs and position together;
+        a run that exists already stays as it is. Raises `StoreError`."""
         with store_errors(f"{len(runs)} runs were not written"):
             async with self._connection.transaction():
                 await self._connection.executemany(INSERT_RUN, [_row(run) for run in runs])
@@ -180,11 +178,9 @@ class RunStore:
                 )
             await self._connection.execute(
                 "DELETE FROM models WHERE version IN (SELECT version FROM (SELECT version, promoted, "
-                "row_number() OVER "
-                "(PARTITION BY kind ORDER BY trained_seq DESC) AS age, row_number() OVER "
+                "row_number() OVER (PARTITION BY kind ORDER BY trained_seq DESC) AS age, row_number() OVER "
                 "(PARTITION BY kind, promoted ORDER BY trained_seq DESC) AS age_of_such FROM models) AS "
-                "known "
-                "WHERE age > $1 AND NOT (promoted AND age_of_such = 1))",
+                "known WHERE age > $1 AND NOT (promoted AND age_of_such = 1))",
                 MAX_MODELS,
             )
 
@@ -212,8 +208,7 @@ class RunStore:
         with store_errors("stages could not be read"):
             rows = await self._connection.fetch(
                 f"SELECT {', '.join(_STAGE_COLUMNS)}, max(last_seq) OVER (PARTITION BY model, batch_size, "
-                "gpus) AS changed "
-                "FROM stages ORDER BY changed, owner = '', first_seq, owner"
+                "gpus) AS changed FROM stages ORDER BY changed, owner = '', first_seq, owner"
             )
         return [
             Owned(
@@ -234,8 +229,7 @@ class RunStore:
             )
             pairs = await self._connection.fetch(
                 "SELECT owner, model, batch_size, gpu_model, other_owner, other_model, other_batch_size, "
-                "own, other, runs "
-                "FROM pairs ORDER BY last_seq, owner, model"
+                "own, other, runs FROM pairs ORDER BY last_seq, owner, model"
             )
         return Learned(
             {_kind(owner, model, batch, gpu): step_ms for owner, model, batch, gpu, step_ms in alone},
@@ -252,8 +246,8 @@ class RunStore:
         return await self._runs("SELECT body FROM runs WHERE rejected = '' ORDER BY seq DESC LIMIT $1", count)
 
     async def latest_steps(self, count: int, of_one: int) -> list[FinishedRun]:
-        """The newest sound runs that reported steps, at most `of_one` of one owner, oldest first. Raises
-        `StoreError`."""
+        """The newest sound runs that reported steps, at most `of_one` of one owner,
+        oldest first. Raises `StoreError`."""
         return await self._runs(
             "SELECT body FROM (SELECT *, row_number() OVER (PARTITION BY owner ORDER BY seq DESC) "
             "AS age FROM runs WHERE rejected = '' AND with_steps) AS known WHERE age <= $2 "
@@ -273,8 +267,7 @@ class RunStore:
         with store_errors(f"model {model.version} was not written"):
             await self._connection.execute(
                 "INSERT INTO models VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10) ON CONFLICT (version) "
-                "DO UPDATE "
-                "SET promoted = excluded.promoted, trained_seq = excluded.trained_seq",
+                "DO UPDATE SET promoted = excluded.promoted, trained_seq = excluded.trained_seq",
                 model.version,
                 trained_seq,
                 model.sha256,
@@ -292,8 +285,7 @@ class RunStore:
         with store_errors("models could not be read"):
             rows = await self._connection.fetch(
                 "SELECT version, sha256, body, runs, first_run_ms, last_run_ms, metrics, promoted FROM "
-                "models "
-                "WHERE promoted AND kind = $1 ORDER BY trained_seq DESC",
+                "models WHERE promoted AND kind = $1 ORDER BY trained_seq DESC",
                 kind,
             )
         return [Trained(*row.values())._replace(metrics=orjson.loads(row["metrics"])) for row in rows]

@@ -53,8 +53,8 @@ class Caller(NamedTuple):
     name: str = ""
     """Name of the token, among those of its tenant."""
     lineage: tuple[str, ...] = ()
-    """Of a task: its job, after the jobs by which that was submitted (`JobSpec.parents`). Empty: not a
-    task."""
+    """Of a task: its job, after the jobs by which that was submitted (`JobSpec.parents`).
+    Empty: not a task."""
 
     @property
     def by(self) -> str:
@@ -86,8 +86,8 @@ class Caller(NamedTuple):
             )
 
     def demand_own_tree(self, job_id: str, parents: Sequence[str], what: str) -> None:
-        """Raises `Problem` 403 for a task, unless the job is its own or was submitted by it, also through
-        others."""
+        """Raises `Problem` 403 for a task, unless the job is its own or was submitted by it,
+        also through others."""
         if not self.lineage or self.lineage[-1] in (job_id, *parents):
             return
         raise Problem(
@@ -173,8 +173,8 @@ def _entry(words: list[str]) -> tuple[bytes, Caller]:
 
 
 def _named(field: str, value: str) -> str:
-    """A name that is valid in events, so that no job is accepted that readers would reject. Raises
-    `ValueError`."""
+    """A name that is valid in events,
+    so that no job is accepted that readers would reject. Raises `ValueError`."""
     try:
         return msgspec.convert(value, Identifier)
     except msgspec.ValidationError as error:
@@ -190,7 +190,7 @@ def _caller(fields: Mapping[str, str]) -> Caller:
         raise ValueError(f"roles= is missing; give some of {', '.join(Role)}")
     for name in names:
         if name not in set(Role):
-            raise ValueError(f"{brief(name)} is no role; give some of {', '.join(Role)}")
+            raise ValueError(f"{brief(name)} is not a role; give some of {', '.join(Role)}")
     roles = frozenset(map(Role, names))
     caller = Caller(roles, fields.get("tenant"), fields.get("node"), fields["name"])
     if caller.tenant == SHARED_TENANT:

@@ -22,7 +22,7 @@ def read_cursor(text: str, field: str) -> Cursor:
         cursor = Cursor(int(found[1]), MAX_N if found[2] is None else int(found[2]))
         if cursor.seq <= MAX_SEQ and cursor.n <= MAX_N:
             return cursor
-    wrong = f"{text[:64]!r} is no event id"
+    wrong = f"{text[:64]!r} is not an event id"
     raise invalid(
         "no place in the stream",
         [BadField(field, wrong, "give the last id that you received, such as 17.2")],

@@ -14,8 +14,8 @@ from penstock_services.gateway.core.problems import Problem
 MAX_DEPTH = 4
 """Jobs above one another that a job submitted: a pipeline, its sweep, a trial and the trial's evaluation."""
 MAX_LIVING = 1_000
-"""Jobs that descend from one job and have not ended: as many as a job array of Slurm has by default
-(MaxArraySize)."""
+"""Jobs that descend from one job and have not ended:
+as many as a job array of Slurm has by default (MaxArraySize)."""
 ROLES = frozenset({Role.SUBMIT, Role.READ})
 
 

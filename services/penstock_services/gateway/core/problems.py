@@ -87,7 +87,7 @@ def _remedy(kind: str, field: str) -> str:
     if kind == "missing":
         return f"add `{field}`"
     if kind == "extra_forbidden":
-        return f"remove `{field}`; the schema at /openapi.json lists what is known"
+        return f"remove `{field}`; the schema at /openapi.json lists the known fields"
     if kind == "json_invalid":
         return "send well-formed JSON"
     return f"correct `{field}`; /openapi.json gives its type and range"

@@ -85,8 +85,8 @@ def job_for(caller: Caller, row: Row) -> Row:
 
 
 def event_for(caller: Caller, row: Row, owner: str | None) -> Row:
-    """An event's or decision's row. `owner`: of its job; None: it has no job, or one that has left the
-    tables."""
+    """An event's or decision's row. `owner`: of its job;
+    None: it has no job, or one that has left the tables."""
     if row["job_id"] is None:
         return row if sees_all(caller) or row.get("type") not in QUOTING else _only(OF_EVENTS, row)
     own = owner is not None and caller.may_act_for(owner)
@@ -94,8 +94,8 @@ def event_for(caller: Caller, row: Row, owner: str | None) -> Row:
 
 
 def reason_for(caller: Caller, row: Row, owner: str) -> Row:
-    """An answer to `why`, or a row of the queue. Between attempts and after the end its details are the
-    error."""
+    """An answer to `why`, or a row of the queue.
+    Between attempts and after the end its details are the error."""
     if caller.may_act_for(owner):
         return row
     figures = row.get("reason") not in (None, Reason.HELD, Reason.BACKOFF, Reason.AWAITING_ESTIMATE)

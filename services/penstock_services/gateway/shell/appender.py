@@ -29,8 +29,8 @@ class Appender:
         answer_within_s: float,
         operator_key: bytes | None = None,
     ) -> None:
-        """`operator_key`: signs events about nodes from operators and watches; None: the placer trusts its
-        log."""
+        """`operator_key`: signs events about nodes from operators and watches;
+        None: the placer trusts its log."""
         self._log = log
         self._cell, self._cell_index = settings.cell, settings.cell_index
         self._key = operator_key

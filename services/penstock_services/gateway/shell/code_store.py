@@ -45,8 +45,8 @@ class CodeStore:
     async def put(
         self, tenant: str | None, digest: str, chunks: AsyncIterator[bytes], live: Collection[str]
     ) -> int:
-        """Stores an archive and returns its size in bytes. `live`: digests that jobs still need. Raises
-        `Problem`."""
+        """Stores an archive and returns its size in bytes.
+        `live`: digests that jobs still need. Raises `Problem`."""
         path = self.path(tenant, digest)
         part = path.with_name(f".{secrets.token_hex(8)}")
         try:

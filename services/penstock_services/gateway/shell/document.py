@@ -93,8 +93,8 @@ def _just(name: str, pattern: str) -> dict[str, Any]:
 
 
 def _events(schemas: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
-    """(wire type, schema of its data) of every event that is accepted; adds the schemas that they refer
-    to."""
+    """(wire type, schema of its data) of every event that is accepted;
+    adds the schemas that they refer to."""
     for wire_type, model in REGISTRY.items():
         if model.TOPIC in TOPICS and model is not JobCommandRun:
             more = NARROWER.get(model)
@@ -132,13 +132,13 @@ def _cloud_event(schemas: dict[str, Any]) -> dict[str, Any]:
 
 _WARNINGS: dict[str, Any] = {
     "type": "array",
-    "description": "What is accepted and yet hardly meant.",
+    "description": "Accepted, but probably not meant.",
     "items": {"type": "object", "properties": {name: {"type": "string"} for name in BadField._fields}},
 }
 _NUMBER = {"type": ["number", "null"]}
 _DEADLINE: dict[str, Any] = {
     "type": ["object", "null"],
-    "description": "Whether a job will be in time; null where it does not name when it should be done.",
+    "description": "Whether a job meets its deadline; null where it has none.",
     "properties": {
         **dict.fromkeys(Outlook._fields, _NUMBER),
         **{key: {"type": "string"} for key in ("job_id", "qos", "unknown")},
@@ -186,6 +186,6 @@ _PROBLEM: dict[str, Any] = {
         },
     },
     "example": Problem(
-        400, "invalid", "this is no job: workers: Input should be greater than or equal to 1", []
+        400, "invalid", "this is not a job: workers: Input should be greater than or equal to 1", []
     ).body(),
 }

@@ -1,5 +1,5 @@
-"""Dependencies of every request handler (log, store, replica, worker pools), and the helpers that handlers
-share."""
+"""Dependencies of every request handler (log, store, replica, worker pools),
+and the helpers that handlers share."""
 
 import asyncio
 import secrets
@@ -73,8 +73,8 @@ class Gateway:
     connections: dict[str, object] = field(default_factory=dict)
     """Node → its standing connection."""
     broken: "dict[str, asyncio.Future[None]]" = field(default_factory=dict)
-    """Node whose connection has just broken → the task that reports it, unless the node reconnects in
-    time."""
+    """Node whose connection has just broken → the task that reports it,
+    unless the node reconnects in time."""
 
     def __post_init__(self) -> None:
         self.followers = Followers(f"gateway-{secrets.token_hex(8)}", time.monotonic())
@@ -86,8 +86,8 @@ class Gateway:
         return await self.workers.run(replay_fresh, self.settings, FRESH_RECORDS)
 
     async def fresh(self) -> None:
-        """Later reads see at least the records that this gateway has folded so far, if the projector keeps
-        up."""
+        """Later reads see at least the records that this gateway has folded so far,
+        if the projector keeps up."""
         await self.store.projected(self.follower.state.seq, FRESH_WITHIN_S)
 
     async def fresh_rows(self, query: str, *arguments: Any) -> list[orjson.Fragment]:
@@ -102,8 +102,8 @@ def gateway_of(request: Request) -> Gateway:
 
 
 async def require_live(request: Request) -> None:
-    """Dependency of answers from the replica. Raises `Problem` while it stands before a record that it cannot
-    decode."""
+    """Dependency of answers from the replica.
+    Raises `Problem` while it stands before a record that it cannot decode."""
     found = gateway_of(request).follower.undecodable
     if found is not None:
         detail = (

@@ -70,9 +70,8 @@ class Options:
         elif not is_loopback(host):
             raise ConfigurationError(
                 f"PENSTOCK_GATEWAY_BIND: {host} can be reached from other machines, and whoever reaches the "
-                "gateway "
-                "runs commands on the nodes; set PENSTOCK_TOKENS (`penstock token` makes them), or bind to "
-                "127.0.0.1"
+                "gateway runs commands on the nodes; set PENSTOCK_TOKENS (`penstock token` makes them), or "
+                "bind to 127.0.0.1"
             )
         options = cls(
             host,

@@ -13,8 +13,8 @@ from penstock_services.gateway.core.problems import BadField, invalid
 
 
 async def refuse_unknown(request: Request) -> None:
-    """Raises `Problem` 400 for a parameter that the OpenAPI document does not name: it would have no
-    effect."""
+    """Raises `Problem` 400 for a parameter that the OpenAPI document does not name:
+    it would have no effect."""
     if not request.query_params:
         return
     known = _known(request)

@@ -55,10 +55,9 @@ def listening_socket(options: Options) -> socket.socket:
     keep_alive(found)
     if options.certificate is None and not is_loopback(options.host):
         logger.warning(
-            "%s can be reached from other machines and is not encrypted: tokens and jobs pass in clear text; "
-            "set "
-            "PENSTOCK_GATEWAY_TLS_CERT and PENSTOCK_GATEWAY_TLS_KEY, or bind to 127.0.0.1 behind a proxy "
-            "that encrypts",
+            "%s can be reached from other machines and is not encrypted: tokens and jobs pass in clear "
+            "text; set PENSTOCK_GATEWAY_TLS_CERT and PENSTOCK_GATEWAY_TLS_KEY, or bind to 127.0.0.1 behind "
+            "a proxy that encrypts",
             options.host,
         )
     return found
@@ -113,8 +112,8 @@ async def _attempt(
     listener: socket.socket,
     ready: asyncio.Event,
 ) -> None:
-    """One attempt: log, store, replica, server; ends by an exception or cancellation and leaves nothing
-    open."""
+    """One attempt: log, store, replica, server;
+    ends by an exception or cancellation and leaves nothing open."""
     store = Store(settings.need_dsn("the gateway"), settings.cell, settings.log_url)
     start_fork_server()
     key = options.operator_key

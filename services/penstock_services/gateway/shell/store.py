@@ -200,7 +200,8 @@ class Store:
         """(seq, n, JSON as `found`, `owner` of its job or None) of events or decisions. Raises `Problem`."""
         return await self.fetch(
             f"SELECT seq, n, row_to_json({table})::text AS found, "
-            f"(SELECT owner FROM jobs WHERE jobs.job_id = {table}.job_id) AS owner FROM {table} WHERE {where}",
+            f"(SELECT owner FROM jobs WHERE jobs.job_id = {table}.job_id) AS owner "
+            f"FROM {table} WHERE {where}",
             *arguments,
         )
 
@@ -241,13 +242,12 @@ class Store:
     # --------------------------------------------------------------------------- standing connections
 
     async def enter_connection(self, node_id: str, connection_id: str) -> bool:
-        """Records this as the node's latest connection to any gateway of the cell. False where Postgres is
-        down."""
+        """Records this as the node's latest connection to any gateway of the cell.
+        False where Postgres is down."""
         self._standing.add(connection_id)
         return await self._noted(
             f"INSERT INTO {self._own}.connections (node_id, connection_id) VALUES ($1, $2) ON CONFLICT "
-            "(node_id) "
-            "DO UPDATE SET connection_id = excluded.connection_id, seen_at = excluded.seen_at",
+            "(node_id) DO UPDATE SET connection_id = excluded.connection_id, seen_at = excluded.seen_at",
             node_id,
             connection_id,
         )
@@ -266,8 +266,8 @@ class Store:
         self._standing.discard(connection_id)
 
     async def remove_connection(self, node_id: str, connection_id: str | None = None) -> None:
-        """Removes the entry: the node's reporter has ended regularly, or this connection's break is
-        reported."""
+        """Removes the entry: the node's reporter has ended regularly,
+        or this connection's break is reported."""
         await self._noted(
             f"DELETE FROM {self._own}.connections WHERE node_id = $1 AND connection_id = coalesce($2, "
             "connection_id)",

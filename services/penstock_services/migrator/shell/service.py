@@ -67,8 +67,8 @@ async def run(
     log: Log | None = None,
     ready: asyncio.Event | None = None,
 ) -> None:
-    """Works until `stop` is set; see penstock.runtime.service. The topics must exist. Raises `NotAllowed`,
-    `ConfigurationError`."""
+    """Works until `stop` is set; see penstock.runtime.service. The topics must exist.
+    Raises `NotAllowed`, `ConfigurationError`."""
 
     async def attempt(used: Log, traces: Tracing, replica: Replica, is_ready: asyncio.Event) -> None:
         await Watcher(settings, used, traces, replica).work(is_ready)

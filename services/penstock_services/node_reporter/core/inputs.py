@@ -46,8 +46,8 @@ class Outcome(msgspec.Struct, frozen=True):
     """Why it could not be started, with the remedy."""
     out_of_memory: bool = False
     exhausted: Exhausted = ""
-    """Kind of memory in which an allocation failed, as far as kernel or program reported it; `evidence`: the
-    source."""
+    """Kind of memory in which an allocation failed, as far as kernel or program reported it;
+    `evidence`: the source."""
     evidence: str = ""
     gpu_memory_limit_mib: int = 0
     """Limit under which it ran out of GPU memory, where other tasks had a part of its GPUs; 0: none."""
@@ -68,8 +68,8 @@ class Resumed(msgspec.Struct, frozen=True):
 
 
 class Done(OfTask, frozen=True):
-    """An adjustment was set and read back, or could not be: `enforced` is empty then, `detail` has the
-    reason."""
+    """An adjustment was set and read back, or could not be: `enforced` is empty then,
+    `detail` has the reason."""
 
     order_token: int
     what: Literal["cores", "memory_bandwidth"]

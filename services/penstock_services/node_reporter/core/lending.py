@@ -29,8 +29,8 @@ def widened(state: NodeState, order: StartTask) -> Iterator[Decision]:
 
 
 def lent(state: NodeState) -> Iterator[Decision]:
-    """Brings the cores of running tasks up to date with what is idle now; nothing where that is so
-    already."""
+    """Brings the cores of running tasks up to date with what is idle now;
+    nothing where that is so already."""
     borrowers = _borrowers(state)
     shares = _shares(state, borrowers)
     for task in borrowers:

@@ -169,9 +169,8 @@ def _of_another_version(state: NodeState, order: AnswerJoin) -> Iterator[Decisio
     if order.version in ("", __version__) or order.incarnation != state.accepted:
         return
     yield Note(
-        f"the placer is of Penstock {order.version}, this node-reporter of {__version__}: of what the later "
-        "one says "
-        "the earlier one ignores what it does not know"
+        f"the placer runs Penstock {order.version}, this node-reporter {__version__}: the older of the two "
+        "ignores fields that it does not know"
     )
 
 
@@ -243,7 +242,7 @@ def _peers(state: NodeState, order: StartTask) -> tuple[Peer, ...]:
         return state.gangs[bearer_id, order.token]
     bearer = state.tasks.get(bearer_id)
     if bearer is None or bearer.token != order.token or bearer.order is None:
-        raise ValueError(f"the order of {order.peers_of}, which has its peers, is not known here")
+        raise ValueError(f"the order of {order.peers_of} has its peers, and is unknown here")
     return bearer.order.peers
 
 

@@ -74,8 +74,8 @@ class Task(msgspec.Struct, frozen=True, omit_defaults=True):
     exited: TaskExited | None = None
     refusal: OrderRefused | None = None
     refused_token: int = -1
-    """The highest token under which the same task was refused because this one was alive; never obeyed
-    later."""
+    """The highest token under which the same task was refused because this one was alive;
+    never obeyed later."""
     cores: Adjusted | None = None
     bandwidth: Adjusted | None = None
     lent: tuple[int, ...] = ()
@@ -233,8 +233,8 @@ def _put(state: NodeState, task: Task) -> None:
 
 
 def check(state: NodeState) -> None:
-    """Raises AssertionError when an invariant is broken: no GPU given twice, no task older than its GPU's
-    token."""
+    """Raises AssertionError when an invariant is broken: no GPU given twice,
+    no task older than its GPU's token."""
     holders: dict[str, list[Task]] = {}
     for task in state.live():
         for gpu in () if task.gated else task.gpus:

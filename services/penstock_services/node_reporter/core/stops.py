@@ -53,8 +53,8 @@ def stop_ordered(state: NodeState, order: StopTask, now_ms: int, context: Contex
 
 
 def drain(state: NodeState, given: Drain) -> Iterator[Decision]:
-    """Stops everything. A rank whose rank 0 is on another node still waits for it: that may be drained,
-    too."""
+    """Stops everything. A rank whose rank 0 is on another node still waits for it:
+    that may be drained, too."""
     for task in (*state.waiting(), *state.live()):
         why = "the node is being drained"
         yield from _stop(task, given.grace_ms, given.now_ms, why, waits=_follows(task))

@@ -1,5 +1,5 @@
-"""Applies adjustments of tasks on the host, and requests to save, and returns the result, for the core to
-report."""
+"""Applies adjustments of tasks on the host, and requests to save, and returns the result,
+for the core to report."""
 
 from penstock.clock import wall_ms
 from penstock_services.node_reporter.core.actions import (

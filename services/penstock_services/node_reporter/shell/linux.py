@@ -493,7 +493,7 @@ def confine(choice: IsolationChoice, groups: Cgroups, user: TaskUser | None) -> 
         groups.proves_ends = True
         plan = plan._replace(exits="cgroup")
     if choice is not IsolationChoice.AUTO and plan.exits != choice.value:
-        raise ConfigurationError(f"--isolation {choice}: not to be had here: {'; '.join(errors)}")
+        raise ConfigurationError(f"--isolation {choice}: not available here: {'; '.join(errors)}")
     if plan.exits == "none":
         logger.warning(
             "the end of a task cannot be proven here, so this node shares no GPUs: %s", "; ".join(errors)

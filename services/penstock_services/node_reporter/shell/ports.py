@@ -44,8 +44,8 @@ class SecretMissing(NotStartable):
 
 
 class Immortal(PenstockError):
-    """Processes that SIGKILL did not end in time (uninterruptible sleep): their resources may not be given
-    out."""
+    """Processes that SIGKILL did not end in time (uninterruptible sleep):
+    their resources may not be given out."""
 
 
 class Started(msgspec.Struct, frozen=True):
@@ -67,8 +67,8 @@ class Started(msgspec.Struct, frozen=True):
 
 
 class Failure(msgspec.Struct, frozen=True):
-    """Why a program could not be started: at which stage, with which errno. `cause`: by
-    `programs.cause_of`."""
+    """Why a program could not be started: at which stage,
+    with which errno. `cause`: by `programs.cause_of`."""
 
     stage: str
     errno: int
@@ -85,23 +85,23 @@ class Exit(msgspec.Struct, frozen=True):
     cpu_ms: int
     max_rss_kib: int
     oom: bool = False
-    """Its cgroup counted an OOM kill, of any process; a program may go on without that process and
-    succeed."""
+    """Its cgroup counted an OOM kill, of any process;
+    a program may go on without that process and succeed."""
     failure: Failure | None = None
     unpacked_ns: int = 0
-    """Time after all of its code was unpacked, by the clock of its folder's file system; 0: none was. See
-    `code`."""
+    """Time after all of its code was unpacked, by the clock of its folder's file system;
+    0: none was. See `code`."""
     lapsed: bool = False
     """It was ended because its lease ended."""
     left: int = 0
-    """Processes that its program left running, or that a stop did not end within the grace; they were
-    killed."""
+    """Processes that its program left running,
+    or that a stop did not end within the grace; they were killed."""
     pids: bool = False
-    """The kernel refused it a process or thread beyond its limit; a program may go on without that and
-    succeed."""
+    """The kernel refused it a process or thread beyond its limit;
+    a program may go on without that and succeed."""
     exhausted: tuple[str, str] = ("", "")
-    """Memory that its last lines report as exhausted, and the name of that error; empty: none. See
-    `last_lines`."""
+    """Memory that its last lines report as exhausted, and the name of that error;
+    empty: none. See `last_lines`."""
 
 
 class Enforced(NamedTuple):
@@ -169,8 +169,8 @@ class ProgressStream(Protocol):
 
 
 class Pressure(NamedTuple):
-    """Pressure of the processor: how long some thread has waited for a core. Source: the kernel's
-    accounting/psi.rst."""
+    """Pressure of the processor: how long some thread has waited for a core.
+    Source: the kernel's accounting/psi.rst."""
 
     waited_us: int
     """In total."""
@@ -207,8 +207,8 @@ class Meters(Protocol):
         ...
 
     def gpu_memory_of(self, shim: int, uuid: str) -> int | None:
-        """MiB of the GPU with this UUID that processes below a shim hold; None where it cannot be
-        measured."""
+        """MiB of the GPU with this UUID that processes below a shim hold;
+        None where it cannot be measured."""
         ...
 
     def pressure(self, groups: Sequence[str] | None) -> PressureTrigger | None:
@@ -258,8 +258,8 @@ class Host(Protocol):
         ...
 
     def keys(self) -> NodeKeys:
-        """The machine's own keys, created once: the cell identifies the node by them. Raises
-        `JournalFailed`."""
+        """The machine's own keys, created once:
+        the cell identifies the node by them. Raises `JournalFailed`."""
         ...
 
     def launch(self, lock: int, callbacks: Callbacks) -> Launcher: ...
@@ -271,8 +271,8 @@ class Host(Protocol):
         ...
 
     def hand_over(self, orders: Mapping[str, HandOverCheckpoint]) -> None:
-        """Job → the node that may fetch its checkpoint; from now on, as the mapping is at the time of each
-        request."""
+        """Job → the node that may fetch its checkpoint;
+        from now on, as the mapping is at the time of each request."""
         ...
 
     def checkpoints(self, order: StartTask) -> str:
@@ -305,8 +305,8 @@ class Host(Protocol):
         ...
 
     def end_task(self, key: Key) -> int:
-        """Kills the remaining processes of a task whose shim was killed; returns how many. May block. Raises
-        `Immortal`."""
+        """Kills the remaining processes of a task whose shim was killed; returns how many.
+        May block. Raises `Immortal`."""
         ...
 
     def end_orphans(self, known: set[int]) -> int:

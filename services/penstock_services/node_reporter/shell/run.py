@@ -1,5 +1,5 @@
-"""Main loop of one node in sessions: lock, journal, recovery, join, work; after any failure the next session
-begins."""
+"""Main loop of one node in sessions: lock, journal, recovery, join, work;
+after any failure the next session begins."""
 
 import asyncio
 import logging
@@ -33,8 +33,7 @@ FIRST_PAUSE_S = 0.1
 LONGEST_PAUSE_S = 10.0
 OTHER_MACHINE = (
     "give this one another --node-id, or fence the other first; if it is the same machine with a new "
-    "/etc/machine-id, "
-    "give it the former --machine-id"
+    "/etc/machine-id, give it the former --machine-id"
 )
 MAX_WAITING_FAULTS = 256  # between two sessions
 
@@ -69,7 +68,9 @@ def runner(options: Options, host: Host | None = None, *, own_process: bool = Fa
                 await stack.enter_async_context(_connected(options))
                 if isinstance(machine, LinuxHost):
                     await stack.enter_async_context(_serving_logs(machine))
-                await _sessions(options, settings, machine, own or log, traces, stop, ready)  # type: ignore[arg-type]
+                joined = own or log
+                assert joined is not None, "opened above where the caller has none"
+                await _sessions(options, settings, machine, joined, traces, stop, ready)
         finally:
             if own is not None:
                 await own.close()
@@ -152,8 +153,8 @@ async def _sessions(
     stop: asyncio.Event,
     ready: asyncio.Event | None,
 ) -> None:
-    """One session after another until `stop`. Raises `ConfigurationError` when another reporter has the state
-    folder."""
+    """One session after another until `stop`.
+    Raises `ConfigurationError` when another reporter has the state folder."""
     backoff = Backoff(FIRST_PAUSE_S, LONGEST_PAUSE_S)
     anew = False
     cleared = asyncio.Event()
@@ -170,7 +171,7 @@ async def _sessions(
             await _session(options, settings, host, log, traces, stop, ready, faults, cleared, anew=anew)
             return
         except (JournalFailed, LauncherLost, Immortal, JoinStale, LeaseLapsed, LogError) as error:
-            logger.error("no order is acted on until this is mended: %s; trying again", error)
+            logger.error("orders are not carried out until this is mended: %s; trying again", error)
             anew = isinstance(error, OffsetOutOfRange)
         if asyncio.get_running_loop().time() - started_s > LONGEST_PAUSE_S:
             backoff.reset()

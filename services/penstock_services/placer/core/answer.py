@@ -53,8 +53,8 @@ class Forgery(NamedTuple):
 
 
 class Answer(NamedTuple):
-    """The record to write, the reason and text of its dead letter, if there is one, and the exceptions of
-    deciding."""
+    """The record to write, the reason and text of its dead letter, if there is one,
+    and the exceptions of deciding."""
 
     draft: Draft
     envelope: Envelope | None = None

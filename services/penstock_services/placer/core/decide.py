@@ -221,7 +221,7 @@ class Decider:
                 if plan is None:
                     return Waits(job)
                 return Starts(job, Choice(assign(state, job, plan), plan.explanation))
-            except Exception as raised:  # noqa: BLE001 - nothing is swallowed: it becomes a fact and a dead letter
+            except Exception as raised:  # noqa: BLE001 - it becomes a fact and a dead letter
                 error = self.failed(raised)
         self.failed_jobs[job.job_id] = error
         return Failed(job, error)

@@ -85,8 +85,8 @@ def notices_of(state: CellState, fact: Event, orders: Sequence[Order]) -> Sequen
 
 
 def outstanding_notices(state: CellState, orders: Iterable[Order]) -> Iterator[Notice]:
-    """At the start of a term, after the repeated orders: the placer before may have ended too early to send
-    them."""
+    """At the start of a term, after the repeated orders:
+    the placer before may have ended too early to send them."""
     yield from _sent_probes(orders)
     for node in state.nodes.values():
         yield from _proof(node)
@@ -185,8 +185,8 @@ def _asked_to_save(state: CellState, fact: CheckpointDecided, token: int) -> Ite
 
 
 def _adjusted(state: CellState, fact: AdjustmentDecided, token: int) -> Iterator[Order]:
-    """For an adjustment read back as valid. Empty after a later one, an exit or, unless it is of cores, a
-    stop."""
+    """For an adjustment read back as valid.
+    Empty after a later one, an exit or, unless it is of cores, a stop."""
     job = state.jobs.get(fact.job_id)
     task = None if job is None else job.tasks.get(fact.task_id)
     if task is not None:
@@ -392,8 +392,8 @@ def _start(
 
 
 def _companions(state: CellState, job: JobState, rank: int) -> tuple[Companion, ...]:
-    """The other members' tasks of this rank that are not proven ended; also of members that joined after
-    it."""
+    """The other members' tasks of this rank that are not proven ended;
+    also of members that joined after it."""
     if not job.group:
         return ()
     return tuple(

@@ -25,8 +25,8 @@ class StillWaiting:
         """First job → units that waited at the last trial."""
         self._node_versions: dict[str, int] = {}
         self._stopping: dict[int, int] = {}
-        """Order → version of jobs that are being stopped: a start that is reported late changes nothing
-        else."""
+        """Order → version of jobs that are being stopped:
+        a start that is reported late changes nothing else."""
 
     def units(self, state: CellState, units: Sequence[Together]) -> Collection[int]:
         """Numbers of the units for which nothing has changed. O(waiting units · their nodes + changes)."""

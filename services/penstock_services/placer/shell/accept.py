@@ -20,9 +20,8 @@ from penstock_services.placer.shell.service import Start, start_of_process
 from penstock_services.placer.shell.term import acquire
 
 FROZEN = (
-    "the ledger has lost records: each node must join anew (restart its node-reporter), and what it "
-    "ran "
-    "of them end"
+    "the ledger has lost records: each node must join anew (restart its node-reporter), and what it ran of "
+    "them end"
 )
 
 
@@ -88,11 +87,10 @@ async def _need_loss(log: Log, ledger: Partition, written: Written) -> None:
     """Raises `ConfigurationError` where the ledger has the last record that the read models hold."""
     if await head_id_at(log, ledger, written.head_offset) == written.head.id:
         raise ConfigurationError(
-            f"{ledger.topic} partition {ledger.index} has record {written.head.seq} ({written.head.id}), the "
-            "last one that the "
-            "read models hold: it is not known to have lost any, and nothing was changed. Where ledger and "
-            "Postgres were "
-            f"both restored give --epoch, {written.epoch + 1} or more: above all that were used"
+            f"{ledger.topic} partition {ledger.index} has record {written.head.seq} ({written.head.id}), "
+            "the last one that the read models hold: it is not known to have lost any, and nothing was "
+            f"changed. Where ledger and Postgres were both restored give --epoch, {written.epoch + 1} or "
+            "more: above all that were used"
         )
 
 

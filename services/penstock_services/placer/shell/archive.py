@@ -137,17 +137,16 @@ async def _copy_ledger(whole: ArchivedLog, ledger: Partition, snapshot: Replica)
     if replica.head != snapshot.head or dump(replica.state) != dump(snapshot.state):
         raise ConfigurationError(
             f"the snapshot of seq {snapshot.head.seq} ({snapshot.head.id}) is not what the ledger folds to "
-            "up to its record "
-            f"(seq {replica.head.seq}, {replica.head.id}): nothing was archived. Run `penstock projections "
-            "rebuild`"
+            f"up to its record (seq {replica.head.seq}, {replica.head.id}): nothing was archived. Run "
+            "`penstock projections rebuild`"
         )
     await asyncio.to_thread(writer.commit, (format_id(), dump(snapshot.state)))
     return copied
 
 
 def _archived_fold(store: Archive, ledger: Partition) -> Replica:
-    """The fold of the archive's records, as it was verified then; empty where that was another version's
-    fold."""
+    """The fold of the archive's records, as it was verified then;
+    empty where that was another version's fold."""
     index = store.index(ledger)
     if index.fold is None or index.fold.format != format_id():
         return Replica()
@@ -186,8 +185,7 @@ async def verify(settings: Settings, log: Log) -> dict[str, Any]:
     if not (await asyncio.to_thread(store.index, ledger)).segments:
         raise ConfigurationError(
             f"PENSTOCK_ARCHIVE: {store.folder} holds nothing of {ledger.topic} partition {ledger.index}; "
-            "name the directory that "
-            "`penstock-placer archive` filled for this cell"
+            "name the directory that `penstock-placer archive` filled for this cell"
         )
     places = [ledger, *input_positions(Replica().state, settings.cell_index)]
     whole = ArchivedLog(log, store)
@@ -216,6 +214,5 @@ def _check_chain(store: Archive, ledger: Partition, head: Head) -> None:
     if head.id != last_id:
         raise ConfigurationError(
             f"the archive {store.folder} ends with record {last_id}, but its chain of valid records ends at "
-            f"seq {head.seq} "
-            f"({head.id}): restore it from a copy"
+            f"seq {head.seq} ({head.id}): restore it from a copy"
         )

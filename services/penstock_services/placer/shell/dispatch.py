@@ -135,8 +135,8 @@ class Dispatcher:
         return Message(place, value, (*headers, self._keys.header), order.node_id.encode())
 
     async def flush(self) -> None:
-        """Passes the messages collected by `take` to the sender; waits while `MAX_QUEUED_BATCHES` are
-        waiting."""
+        """Passes the messages collected by `take` to the sender;
+        waits while `MAX_QUEUED_BATCHES` are waiting."""
         if self._batch:
             batch, self._batch = self._batch, []
             await self._batches.put(batch)
@@ -162,6 +162,7 @@ class Dispatcher:
             await self._append(notices)
         except NotAllowed as error:
             logger.error(
-                "silent nodes keep their jobs until they are fenced: %s; grant it with infra.kafka's --rights",
+                "silent nodes keep their jobs until they are fenced: %s; "
+                "grant the right with --rights of infra.kafka",
                 error,
             )

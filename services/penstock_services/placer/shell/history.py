@@ -16,8 +16,8 @@ from penstock.runtime.following.snapshots import Written, head_id_at
 
 
 async def check_ledger(log: Log, ledger: Partition, epoch: int, seen: Iterable[Written | None]) -> None:
-    """Raises `ConfigurationError` where the ledger, in this epoch, lacks a record that was read from it,
-    `LogError`."""
+    """Raises `ConfigurationError` where the ledger, in this epoch,
+    lacks a record that was read from it, `LogError`."""
     for one in seen:
         if one is None or one.head == GENESIS or one.epoch < epoch:
             continue  # lost before the ledger was accepted as it is
@@ -26,13 +26,10 @@ async def check_ledger(log: Log, ledger: Partition, epoch: int, seen: Iterable[W
             end = (await log.end_offsets([ledger]))[ledger]
             raise ConfigurationError(
                 f"{ledger.topic} partition {ledger.index} has lost records: record {one.head.seq} "
-                f"({one.head.id}) was read at "
-                f"its offset {one.head_offset}, where there is {found or 'no record'} now; it ends at {end}. "
-                "It was truncated "
-                "or restored from an older copy, or PENSTOCK_DSN is the database of another log. Give the "
-                "placer the ledger "
-                "that it had, or each log its own database; or, if the records are gone, go on with "
-                "`penstock-placer "
-                f"accept-ledger --epoch {one.epoch + 1}`, then `penstock projections rebuild`, and restart "
-                "estimator and node-reporters"
+                f"({one.head.id}) was read at its offset {one.head_offset}, where there is "
+                f"{found or 'no record'} now; it ends at {end}. It was truncated or restored from an older "
+                "copy, or PENSTOCK_DSN is the database of another log. Give the placer the ledger that it "
+                "had, or each log its own database; or, if the records are gone, go on with "
+                f"`penstock-placer accept-ledger --epoch {one.epoch + 1}`, then `penstock projections "
+                "rebuild`, and restart estimator and node-reporters"
             )

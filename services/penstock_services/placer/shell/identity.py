@@ -45,8 +45,7 @@ class Identity:
                 return None
             return Forgery(
                 f"{found.type} is for operators and watches, and the gateway did not sign it; send the "
-                "command to the "
-                f"gateway, and give it the placer's {OPERATOR_KEY}"
+                f"command to the gateway, and give it the placer's {OPERATOR_KEY}"
             )
         node_id = _about(event)
         node = state.nodes.get(node_id)
@@ -62,8 +61,7 @@ class Identity:
             )
             why = (
                 f"node {node_id} has another key; if its machine was replaced or lost its key, make sure "
-                "that "
-                f"the former is dead and `penstock node fence {node_id}`"
+                f"that the former is dead and `penstock node fence {node_id}`"
             )
             proven = event.public_key and self._keys.proven(event.public_key, read.headers, data)
             return Forgery(why, (_refused(event),) if proven else ())

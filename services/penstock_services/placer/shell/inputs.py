@@ -22,8 +22,8 @@ def input_positions(state: CellState, cell_index: int) -> dict[Partition, int]:
 
 
 async def check_inputs(log: Log, state: CellState, cell_index: int) -> None:
-    """Raises `ConfigurationError` where an input is not the one that the ledger has answered so far,
-    `LogError`."""
+    """Raises `ConfigurationError` where an input is not the one
+    that the ledger has answered so far, `LogError`."""
     await _check(log, state, input_positions(state, cell_index))
 
 
@@ -37,8 +37,7 @@ async def need_another(log: Log, state: CellState, place: Partition) -> None:
         return
     raise ConfigurationError(
         f"{place.topic} partition {place.index} is the one that this ledger has answered, up to its offset "
-        f"{position}: there "
-        "is nothing to accept, and nothing was changed; start the placer"
+        f"{position}: there is nothing to accept, and nothing was changed; start the placer"
     )
 
 
@@ -66,12 +65,9 @@ def _event_id(record: Record) -> str:
 def _lost(place: Partition, position: int, first: int, end: int, which: str) -> ConfigurationError:
     return ConfigurationError(
         f"{place.topic} partition {place.index} is not the one that this ledger has answered: the ledger "
-        "stands at its "
-        f"offset {position}, the partition begins at {first} and ends at {end}, {which}. It was truncated or "
-        "created "
-        "anew, and events in it may be lost. Give the placer the log that it had; or, if that is gone, go on "
-        "with "
-        f"`penstock-placer accept-input {place.topic} --from {first}`, submit again the jobs that `penstock "
-        "get jobs` does "
-        "not know, and restart estimator and node-reporters, which then report anew"
+        f"stands at its offset {position}, the partition begins at {first} and ends at {end}, {which}. It "
+        "was truncated or created anew, and events in it may be lost. Give the placer the log that it had. "
+        f"If that log is gone, go on with `penstock-placer accept-input {place.topic} --from {first}`, "
+        "submit again the jobs that `penstock get jobs` does not know, and restart estimator and "
+        "node-reporters, which then report anew"
     )

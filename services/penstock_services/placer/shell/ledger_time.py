@@ -24,8 +24,8 @@ DAY_MS = 86_400_000
 
 
 class AbsenceSettings(EnvironmentSettings):
-    """`PENSTOCK_MAX_ABSENCE_DAYS`: a longer time without a record counts as a step of the clocks of log and
-    placer."""
+    """`PENSTOCK_MAX_ABSENCE_DAYS`:
+    a longer time without a record counts as a step of the clocks of log and placer."""
 
     max_absence_days: int = Field(30, ge=1, le=36_500, title="give a number of days above 0")
 
@@ -57,8 +57,8 @@ def begin_time(state: CellState, before_ms: int | None, log_ms: int, ago_ms: int
 def _alarm(what: str, step_ms: int) -> None:
     logger.error(
         "%s by %.1f days, more than %d: the ledger's time stands still for that, and no deadline fires. Set "
-        "the clock of the log's "
-        "machines (NTP); if it is right, start the placer once with PENSTOCK_MAX_ABSENCE_DAYS above that",
+        "the clock of the log's machines (NTP); if it is right, start the placer once with "
+        "PENSTOCK_MAX_ABSENCE_DAYS above that",
         what,
         step_ms / DAY_MS,
         MAX_ABSENCE_MS // DAY_MS,

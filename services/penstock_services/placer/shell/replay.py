@@ -80,8 +80,8 @@ class Report:
     version: str = field(default_factory=lambda: Decider().text)
     """The replaying version."""
     decided_by: dict[str, dict[str, int]] = field(default_factory=dict)
-    """Version, as each term names it → number of its records, of those that differ, the first and the
-    last."""
+    """Version, as each term names it → number of its records, of those that differ,
+    the first and the last."""
     decision: dict[str, Any] | None = None
     """The requested record, as decided again."""
 
@@ -127,8 +127,8 @@ async def _replay(
 
 
 class Replayer:
-    """Re-decides one cell's ledger from its first record, or after a snapshot (`start`, which is folded
-    on)."""
+    """Re-decides one cell's ledger from its first record,
+    or after a snapshot (`start`, which is folded on)."""
 
     def __init__(self, log: Log, cell_index: int, start: Replica | None = None) -> None:
         start = Replica() if start is None else start
@@ -256,16 +256,15 @@ class Replayer:
             if not records:
                 raise LookupError(
                     f"ledger record {seq} answers {topic} offset {offset}, which cannot be read again: the "
-                    "input was accepted at "
-                    f"another offset, or is gone; `penstock replay --until {seq - 1}` compares what comes "
-                    "before"
+                    f"input was accepted at another offset, or is gone; `penstock replay --until {seq - 1}` "
+                    "compares what comes before"
                 )
             waiting.extend(records)
 
 
 def upcast(value: bytes) -> bytes:
-    """The record as this version writes it: facts of an older form in the present one. Others stay as they
-    are."""
+    """The record as this version writes it: facts of an older form in the present one.
+    Others stay as they are."""
     raw = read(value)
     if not any(fact.type in SPLIT for fact in raw.facts):
         return value

@@ -180,8 +180,8 @@ class Term:
         return self._record(place, answer, failure)
 
     def _answer(self, record: Record) -> list[Message]:
-        """Exactly one ledger record for one input record (LAW 2), and a dead letter where it cannot be
-        applied."""
+        """Exactly one ledger record for one input record (LAW 2),
+        and a dead letter where it cannot be applied."""
         found = Input(*record.partition, record.offset, record.headers, record.value)
         moment = Moment(self._tail.seq + 1, self._term, self._now_ms())
         place = found.place
@@ -388,8 +388,8 @@ async def run(
     ready: asyncio.Event | None = None,
     start: Start | None = None,
 ) -> None:
-    """The placer service until `stop`; see penstock.runtime.service. `start`: instead of the
-    environment's."""
+    """The placer service until `stop`; see penstock.runtime.service.
+    `start`: instead of the environment's."""
     shared = log is not None
     start = start or _start()
     signer = None if start.operator is None else Signer(settings.cell, start.operator)

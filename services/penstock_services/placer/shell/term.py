@@ -79,7 +79,9 @@ def _value(variable: str, text: str) -> object:
     try:
         return orjson.loads(text)
     except orjson.JSONDecodeError as error:
-        raise ConfigurationError(f"{variable}: {text[:80]!r} is no JSON list or object: {error}") from error
+        raise ConfigurationError(
+            f"{variable}: {text[:80]!r} is not a JSON list or object: {error}"
+        ) from error
 
 
 def ledger_headers(

@@ -63,8 +63,8 @@ JOB_CHANGES = (
     "gpus",
     "cores",
 )
-"""Columns of a job that change after its submission and its estimates; the others are most of the row's
-bytes."""
+"""Columns of a job that change after its submission and its estimates;
+the others are most of the row's bytes."""
 
 
 class Explained(msgspec.Struct):
@@ -215,8 +215,8 @@ class Projection:
             )
 
     def _amended(self, record: RawRecord, offset: int, facts: list[Row]) -> None:
-        """That an operator amended the record is an event of the stream too, of the first job that it is
-        about."""
+        """That an operator amended the record is an event of the stream too,
+        of the first job that it is about."""
         self._events.append(
             {
                 "seq": record.seq,

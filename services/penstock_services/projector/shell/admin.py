@@ -1,5 +1,5 @@
-"""`verify` and `rebuild`, each with a log connection of its own: for the command line and for a worker
-process."""
+"""`verify` and `rebuild`, each with a log connection of its own:
+for the command line and for a worker process."""
 
 from collections.abc import Awaitable, Callable, Mapping
 from types import MappingProxyType

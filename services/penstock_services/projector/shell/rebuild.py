@@ -152,8 +152,8 @@ async def _project(
 
 
 async def _remove_as(connection: asyncpg.Connection, live: str, side: str, cell: str) -> int:
-    """Removes the same old rows as the read models; returns up to when, in ms of the ledger's time, 0:
-    none."""
+    """Removes the same old rows as the read models;
+    returns up to when, in ms of the ledger's time, 0: none."""
     query = f"SELECT forgotten_ms FROM {live}.positions WHERE cell = $1"
     forgotten_ms: int = await connection.fetchval(query, cell)
     await connection.execute(f"SET LOCAL search_path TO {side}")

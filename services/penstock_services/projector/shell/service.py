@@ -102,10 +102,9 @@ class Projector:
         if found != head.id or end < offset:
             raise ConfigurationError(
                 f"the read models in {self._schema} stand at record {head.seq} ({head.id}), but at its "
-                f"offset {head_offset} "
-                f"this log, which ends at {end}, has {found or 'no record'}: they belong to another log. "
-                "Give each log "
-                "its own database, or run `penstock projections rebuild`"
+                f"offset {head_offset} this log, which ends at {end}, has {found or 'no record'}: they "
+                "belong to another log. Give each log its own database, or run `penstock projections "
+                "rebuild`"
             )
         replica = await load_latest(
             store.connection,
@@ -161,8 +160,8 @@ class Projector:
             await reader.close()
 
     async def _snapshot_on_stop(self, store: Store, replica: Replica, saved_seq: int) -> None:
-        """A clean stop spares the next start its replay, unless the fold is ahead of the committed
-        position."""
+        """A clean stop spares the next start its replay,
+        unless the fold is ahead of the committed position."""
         if store.connection.is_closed() or replica.head.seq - saved_seq < MIN_SNAPSHOT_RECORDS:
             return
         try:

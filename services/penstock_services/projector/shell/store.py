@@ -143,10 +143,8 @@ async def _columns(connection: asyncpg.Connection, schema: str) -> Columns:
     tables = (*REPLACED, *APPENDED)
     rows = await connection.fetch(
         "SELECT relname, attname, format_type(atttypid, NULL) AS kind FROM pg_class JOIN pg_attribute ON "
-        "attrelid = pg_class.oid "
-        "WHERE relnamespace = to_regnamespace($1) AND relname = ANY($2::text[]) AND attnum > 0 AND NOT "
-        "attisdropped "
-        "ORDER BY attnum",
+        "attrelid = pg_class.oid WHERE relnamespace = to_regnamespace($1) AND relname = ANY($2::text[]) AND "
+        "attnum > 0 AND NOT attisdropped ORDER BY attnum",
         schema,
         tables,
     )
@@ -279,8 +277,8 @@ class Store:
 
 
 def _json(rows: Any) -> str:
-    """JSON, such as an array of rows. Postgres' text cannot hold NUL: it becomes the replacement
-    character."""
+    """JSON, such as an array of rows.
+    Postgres' text cannot hold NUL: it becomes the replacement character."""
     raw = orjson.dumps(rows)
     if b"\\u0000" in raw:
         raw = NUL.sub(rb"\1\\ufffd", raw)

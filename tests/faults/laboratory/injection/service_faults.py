@@ -1,6 +1,8 @@
 """Faults of services and of the log: placers that die, sleep, compete or do not belong; clocks; lost
 records."""
 
+from functools import partial
+
 import msgspec
 
 from penstock.ledger.record.record import Draft, Head, write
@@ -215,7 +217,7 @@ class ServiceFaults(Injector):
         for node_id in lab.nodes:
             lab.adjuster.adjust(lab.judge.replica.state, node_id)
             if self._world.rng.random() < 0.1:
-                self._world.at(self._world.within(0, 30), lambda node_id=node_id: lab.adjuster.again(node_id))  # type: ignore[misc]
+                self._world.at(self._world.within(0, 30), partial(lab.adjuster.again, node_id))
 
     def move(self) -> None:
         """Running jobs are moved, twice; the placer may die at any moment of it, and users cancel what is on
@@ -228,7 +230,7 @@ class ServiceFaults(Injector):
         for _ in range(0 if self._world.calm else int(rng.integers(1, 6))):
             job_id = lab.mover.move(lab.judge.replica.state)
             if job_id is not None and rng.random() < 0.15:
-                self._world.at(self._world.within(0, 12), lambda job_id=job_id: self._cancel_moving(job_id))  # type: ignore[misc]
+                self._world.at(self._world.within(0, 12), partial(self._cancel_moving, job_id))
         if rng.random() < 0.5:
             self._world.at(self._world.within(0, 3), self._end_serving)
 

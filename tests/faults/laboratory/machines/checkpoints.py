@@ -9,7 +9,7 @@ and connections.
 
 import asyncio
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from penstock.clock import wall_ms
 from penstock.model.decisions.orders import CheckpointSource, HandOverCheckpoint, StartTask
@@ -110,7 +110,8 @@ class Checkpoints:
             self.newest[order.job_id] = there.checkpoints.newest[order.job_id]
         name = self.newest[order.job_id]
         path, iteration = f"{FOLDER}/{order.job_id}/{name}", age(name)[1]
-        return CheckpointFetched(**about, at_ms=wall_ms(), path=path, iteration=iteration)  # type: ignore[arg-type]
+        found: dict[str, Any] = {**about, "path": path, "iteration": iteration}
+        return CheckpointFetched(**found, at_ms=wall_ms())
 
     def _refused(self, there: "Machine", order: StartTask) -> str:
         """Why the other machine gives nothing; empty: it does."""

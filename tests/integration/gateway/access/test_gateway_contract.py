@@ -236,15 +236,18 @@ async def test_a_list_of_jobs_reads_few_rows(
 
 MANY_ENDED = """
 INSERT INTO jobs (
-    job_id, seq, name, owner, status, workers, parameter_servers, attempt, infrastructure_retries, submitted_seq, submitted_ms, ended_ms, outcome,
-    reason, nodes, gpus, labels, spec
+    job_id, seq, name, owner, status, workers, parameter_servers, attempt, infrastructure_retries,
+    submitted_seq, submitted_ms, ended_ms, outcome, reason, nodes, gpus, labels, spec
 )
 SELECT
-    'old-' || i, i, 'n' || i, CASE WHEN i % 300 = 1 THEN 'ben' ELSE 'ana' END, status, 1, 0, 1, 0, -i, i, CASE WHEN ended THEN i END,
-    CASE WHEN ended THEN status END, '', '{}', 1, CASE WHEN i % 300 = 1 THEN '{"team": "vision"}' ELSE '{}' END::json, '{}'
+    'old-' || i, i, 'n' || i, CASE WHEN i % 300 = 1 THEN 'ben' ELSE 'ana' END, status, 1, 0, 1, 0,
+    -i, i, CASE WHEN ended THEN i END, CASE WHEN ended THEN status END, '', '{}',
+    1, CASE WHEN i % 300 = 1 THEN '{"team": "vision"}' ELSE '{}' END::json, '{}'
 FROM (
     SELECT i, status, status NOT IN ('running', 'queued') AS ended
     FROM generate_series(1, 3000) AS i,
-        LATERAL (SELECT CASE WHEN i <= 3 THEN (ARRAY['queued', 'running', 'failed'])[i] ELSE 'succeeded' END AS status) AS chosen
+        LATERAL (
+            SELECT coalesce((ARRAY['queued', 'running', 'failed'])[i], 'succeeded') AS status
+        ) AS chosen
 ) AS jobs_of_months
 """

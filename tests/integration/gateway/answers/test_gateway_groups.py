@@ -54,7 +54,7 @@ async def test_a_group_is_listed_with_who_joined_last(cell: Cell, capsys: pytest
     placer.start("b")
     task = next(iter(placer.state.jobs["b"].tasks))
     named = {"node_id": "n0", "task_id": task, "token": placer.state.jobs["b"].token, "at_ms": 7}
-    placer.feed(StepsMeasured(**named, done=10, steps=9, step_ms=188.0, waited_ms=24.1, missed_turns=1))  # type: ignore[arg-type]
+    placer.feed(StepsMeasured(**named, done=10, steps=9, step_ms=188.0, waited_ms=24.1, missed_turns=1))
     await cell.tell()
     await cell.caught_up()
     [found] = (await cell.http.get("/v1/groups")).json()["groups"]

@@ -111,7 +111,7 @@ async def shown_to_people(cell: Cell, capsys: pytest.CaptureFixture[str]) -> Non
         text = await shown(cell, capsys, *command)
         assert named in text, text
         if command[0] == "why":
-            assert re.search(r"expected start: .+, in \d+[mh].*, if jobs that run end as estimated", text), (
+            assert re.search(r"expected start: .+, in \d+[mh].*, if running jobs end as estimated", text), (
                 text
             )
             assert re.search(r"runs of \S+ holds 1 GPU, ends about ", text), text

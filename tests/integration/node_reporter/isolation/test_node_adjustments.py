@@ -112,7 +112,7 @@ async def test_a_script_is_told_of_its_cores_between_two_iterations(node: Option
         await cell.order(SetCores(token=token, node_id=NODE, task_id=started.task_id, cores=chosen))
         await cell.until(TaskAdjusted, count=token - 1)
         await await_until(
-            lambda token=token: len(printed(node, "job-1", started.task_id).split()) == token,  # type: ignore[misc]
+            lambda token=token: len(printed(node, "job-1", started.task_id).split()) == token,
             "the script to be told",
         )
     exited = await cell.until(external_events.TaskExited)

@@ -238,7 +238,7 @@ async def test_a_script_that_floods_its_node_with_samples_is_bounded_and_others_
     for number in range(5, 10):
         await cell.order(start_order(number, "true"))
         await cell.until(external_events.TaskExited, task_id=f"job-{number}.1.0")
-        assert not hostile & {event.task_id for event in cell.events(external_events.TaskExited)}  # type: ignore[attr-defined]
+        assert not hostile & {event.task_id for event in cell.events(external_events.TaskExited)}
     await telemetry.until(lambda _: set(who("step_ms")) == set(who("loss")) == hostile)
     for number, flood in enumerate(floods, 10):
         await cell.order(stop_order(number, flood.task_id, grace_ms=0))

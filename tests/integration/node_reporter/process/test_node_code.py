@@ -117,6 +117,6 @@ async def test_code_runs_as_the_tasks_user_and_its_results_stay(
             lambda: paths_in(works[0]) == {"result.txt", "settings.txt"} | copied, lambda: paths_in(works[0])
         )
         for work in works[1:]:
-            await await_until(lambda work=work: paths_in(work) == set(), f"{work} to be empty")  # type: ignore[misc]
+            await await_until(lambda work=work: paths_in(work) == set(), f"{work} to be empty")
         owner = (works[0] / "settings.txt").stat()
         assert owner.st_uid != 0

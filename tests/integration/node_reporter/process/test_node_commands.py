@@ -221,7 +221,7 @@ async def test_a_command_with_input_and_one_with_a_terminal(
         async with gateway.session("sh", "-c", "cat; exit 3", input="1") as session:
             talk = Talk(session)
             for sent in range(0, 64 * len(data), len(data)):
-                await await_until(lambda sent=sent: sent - talk.taken < WINDOW_BYTES, "room for input")  # type: ignore[misc]
+                await await_until(lambda sent=sent: sent - talk.taken < WINDOW_BYTES, "room for input")
                 await talk.say(stdin=data)
             await talk.say(end=True)
             assert await talk.ends() == {"exit_code": 3}

@@ -348,10 +348,9 @@ async def test_a_large_gangs_peers_are_one_file(node: Options, cell: Cell) -> No
         for rank in range(512)
     )
     program = (
-        "import json, os; peers = json.load(open(os.environ['PENSTOCK_PEERS_FILE'])); "
-        "assert [peer['rank'] for peer in peers] == list(range(512)); assert 'PENSTOCK_PEERS' not in "
-        "os.environ; "
-        "assert os.environ['WORLD_SIZE'] == '512'; print(os.stat(os.environ['PENSTOCK_PEERS_FILE']).st_ino)"
+        "import json, os; peers = json.load(open(os.environ['PENSTOCK_PEERS_FILE'])); assert [peer['rank'] "
+        "for peer in peers] == list(range(512)); assert 'PENSTOCK_PEERS' not in os.environ; assert "
+        "os.environ['WORLD_SIZE'] == '512'; print(os.stat(os.environ['PENSTOCK_PEERS_FILE']).st_ino)"
     )
     first, second = (
         start_order(

@@ -76,7 +76,7 @@ async def test_the_token_is_on_disk_before_anything_follows_from_it(
         refused = await cell.until(external_events.OrderRefused)
         assert (refused.task_id, refused.highest_token) == ("job-8.1.0", 9)
         await cell.until(external_events.TaskExited, task_id="job-9.1.0")
-    assert {event.task_id for event in cell.events(external_events.TaskStarted)} == {"job-9.1.0"}  # type: ignore[attr-defined]
+    assert {event.task_id for event in cell.events(external_events.TaskStarted)} == {"job-9.1.0"}
 
 
 async def test_a_tombstone_survives(dsn: str, options: Options, cell: Cell) -> None:
@@ -118,7 +118,7 @@ async def test_a_stop_that_was_under_way_is_finished(dsn: str, options: Options,
         )
         await cell.until(external_events.TaskStarted)
         for word, orders in (("deaf", [stop_order(2, "job-1.1.0", grace_ms=800)]), ("told", [])):
-            await await_until(lambda word=word: word in printed(options, "job-1", "job-1.1.0"), f"{word!r}")  # type: ignore[misc]
+            await await_until(lambda word=word: word in printed(options, "job-1", "job-1.1.0"), f"{word!r}")
             await cell.order(*orders)
         await victim.kill()
     async with reporter_process(options, dsn):

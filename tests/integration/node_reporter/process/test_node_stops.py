@@ -90,7 +90,7 @@ async def test_a_stop_reaches_the_training_behind_each_wrapper(
             await cell.order(order)
         for name in jobs.values():
             steps = tmp_path / name.replace(" ", "")
-            await await_until(lambda steps=steps: steps.exists(), f"the first step of {name}")  # type: ignore[misc]
+            await await_until(lambda steps=steps: steps.exists(), f"the first step of {name}")
         for number, job in enumerate(jobs):
             await cell.order(stop_order(100 + number, f"{job}.1.w0", grace_ms=60_000))
         for job, name in jobs.items():
@@ -225,8 +225,7 @@ async def test_a_task_has_a_tmp_of_its_own_and_sees_what_it_names(
     the command, are the machine's."""
     script = (
         "touch /tmp/own /dev/shm/own && cd / && echo $TMPDIR $(ls /tmp | wc -l) $(df --output=size -BM /tmp "
-        "| tail -1) "
-        f"$(cat {tmp_path}/data); echo kept > {tmp_path}/result"
+        f"| tail -1) $(cat {tmp_path}/data); echo kept > {tmp_path}/result"
     )
     (tmp_path / "data").write_text("data")
     async with working(options, MemoryLog(broker, "node-reporter")):

@@ -1,5 +1,4 @@
-"""Measured runs from a CSV file. A file that is no table of runs is refused; a run that cannot be believed is
-rejected."""
+"""Measured runs from a CSV file. Other files are refused; runs that cannot be believed are rejected."""
 
 import math
 import re
@@ -90,8 +89,8 @@ class Read:
 
 
 def read_runs(path: Path) -> Read:
-    """A file, or all CSV files of a folder. Raises `BadData` for what is no table of runs, or holds none to
-    believe."""
+    """A file, or all CSV files of a folder. Raises `BadData` for another table, or where no run can
+    be believed."""
     files = sorted(path.glob("*.csv")) if path.is_dir() else [path]
     if not files:
         raise BadData(f"{path}: a folder without a CSV file")
@@ -128,7 +127,7 @@ def _read_file(
     phases: list[Mapping[str, float]],
     rejected: list[Rejected],
 ) -> Sequence[str]:
-    """The columns that were not looked at. A line that is no line of the table is rejected like a run that
+    """The columns that were not looked at. A line that is not a line of the table is rejected like a run that
     cannot be believed. Raises `BadFile`."""
     text = text_of(path)
     columns = _columns(path, header_of(path, text))
@@ -170,7 +169,7 @@ def _run(row: Row) -> tuple[Task, dict[str, float], dict[str, float]] | str:
     for name in (*NUMBERS, *MEASURED, *OF_PHASES):
         text = row.text(name)
         if text and not NUMBER.fullmatch(text):
-            return f"{name} is no number"
+            return f"{name} is not a number"
         numbers[name] = float(text) if text else math.nan
     for name in PHASES:
         if not (math.isnan(numbers[name]) or 0 <= numbers[name] <= MOST_PHASE_S):
@@ -206,13 +205,13 @@ def why_rejected(task: Task, measured: Mapping[str, float]) -> str | None:
     if not task.model:
         return "the workload has no name"
     if not 1 <= task.gpus <= MOST_GPUS or task.gpus != int(task.gpus):
-        return "the number of GPUs is no whole number ≥ 1"
+        return "the number of GPUs is not a whole number ≥ 1"
     if not math.isnan(task.batch_size) and not 0 < task.batch_size <= MOST_BATCH:
         return "the batch size is out of range"
     if math.isnan(card):
         return "the GPU is unknown and its memory is not given"
     if not 0 < card <= MOST_VALUE:
-        return "the GPU's memory is no number above 0"
+        return "the GPU's memory is not a number above 0"
     for name, value in measured.items():
         if math.isnan(value):
             continue

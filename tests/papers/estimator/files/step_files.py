@@ -150,5 +150,5 @@ def _measurement(row: Row) -> tuple[str, str, Measurement] | str:
         return "placement is neither digits, one a node, nor numbers with - between"
     for name in ("batch", "step_s"):
         if not NUMBER.fullmatch(row.text(name)):
-            return f"{COLUMNS[name][-1]} is no number"
+            return f"{COLUMNS[name][-1]} is not a number"
     return model, gpu, Measurement(Cell(placement, float(row.text("batch"))), float(row.text("step_s")))

@@ -31,7 +31,7 @@ def test_keys_that_detach_are_found_in_whatever_parts_they_come(
 @pytest.mark.parametrize("keys", ["", "ctrl-", "ctrl-pp", "alt-x", "ctrl-p,"])
 def test_keys_that_no_terminal_sends_are_refused(keys: str) -> None:
     """A typing error in a configured command, which would leave nobody a way out."""
-    with pytest.raises(Stop, match="is no key"):
+    with pytest.raises(Stop, match="is not a key"):
         DetachKeys(keys)
 
 
@@ -39,8 +39,8 @@ def test_keys_that_no_terminal_sends_are_refused(keys: str) -> None:
     ("arguments", "words"),
     [
         (("exec", "-it", "job", "--", "bash"), ("--tty", "-i alone")),
-        (("attach", "job"), ("attach: standard input is no terminal", "penstock logs -f job")),
-        (("submit", "-it", "--", "bash"), ("--interactive: standard input is no terminal", "--detach")),
+        (("attach", "job"), ("attach: standard input is not a terminal", "penstock logs -f job")),
+        (("submit", "-it", "--", "bash"), ("--interactive: standard input is not a terminal", "--detach")),
         (("submit", "--pty", "--", "bash"), ("--interactive",)),
         (
             ("submit", "-it", "-d", "--container", "i", "--dry-run", "--", "bash"),

@@ -27,7 +27,7 @@ def test_a_file_is_converted_and_what_differs_is_named_on_stderr(tmp_path: Path,
     assert out.read_text() == printed.out
     assert penstock("submit", "--dry-run", "-f", str(path)) == 2
     assert (
-        f"{path}: is a SkyPilot file, no job file: `penstock import {path}` converts it"
+        f"{path}: is a SkyPilot file, not a job file: `penstock import {path}` converts it"
         in capsys.readouterr().err
     )
     assert penstock("import", str(path), "-o", str(tmp_path)) == 2
@@ -37,11 +37,11 @@ def test_a_file_is_converted_and_what_differs_is_named_on_stderr(tmp_path: Path,
 @pytest.mark.parametrize(
     ("text", "complaint"),
     [
-        (peers.DETERMINED[2], "nothing can run here"),
-        ("type: service\nname: s\n", "nothing can run here"),
-        ("apiVersion: apps/v1\nkind: Deployment\n", "nothing can run here"),
+        (peers.DETERMINED[2], "nothing in it can run here"),
+        ("type: service\nname: s\n", "nothing in it can run here"),
+        ("apiVersion: apps/v1\nkind: Deployment\n", "nothing in it can run here"),
         ("hello: world\n", "no known kind"),
-        ("a: [\n", "no valid YAML"),
+        ("a: [\n", "not valid YAML"),
     ],
 )
 def test_a_file_of_which_nothing_can_run_ends_with_a_code(

@@ -218,7 +218,7 @@ def test_relative_paths_are_of_the_job_files_folder_and_of_flags_of_the_current_
         ),
         ("environment: {}", (), "environment: give exactly one of venv"),
         ("environment: {docker: a}", (), "environment.docker: is not known"),
-        ("environment: conda", (), "environment: this text is no mapping"),
+        ("environment: conda", (), "environment: this text is not a mapping"),
         ("environment: {container: --privileged}", (), "environment: it is empty or begins with '-'"),
         ("", ("--venv", "a", "--path"), "--venv and --path: programs come from one place"),
     ],

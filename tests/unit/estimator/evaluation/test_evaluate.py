@@ -1,5 +1,4 @@
-"""`python -m tests.papers.estimator` on files of measured runs: good ones, odd ones, and what is no table of
-runs."""
+"""`python -m tests.papers.estimator` on files of measured runs: good runs, odd runs, and other files."""
 
 import subprocess
 import sys
@@ -83,11 +82,11 @@ def test_bad_runs_are_rejected_with_their_reason(tmp_path: Path, capsys: pytest.
     bad = {
         "V100,1,bert,FP16,8,40000,80,10,100": "more GPU memory than the card has",
         "V100,1,bert,FP16,8,9000,101,10,100": "utilisation is above 100 %",
-        "V100,1,bert,FP16,8,nan,80,10,100": "gpu_memory_mib is no number",
+        "V100,1,bert,FP16,8,nan,80,10,100": "gpu_memory_mib is not a number",
         "V100,1,bert,FP16,8,9000,80,10,1e999": "throughput is out of all range",
         "V100,1,bert,FP16,8,9000,80,10,-3": "throughput is negative",
-        "V100,0,bert,FP16,8,9000,80,10,100": "the number of GPUs is no whole number ≥ 1",
-        "V100,,bert,FP16,8,9000,80,10,100": "the number of GPUs is no whole number ≥ 1",
+        "V100,0,bert,FP16,8,9000,80,10,100": "the number of GPUs is not a whole number ≥ 1",
+        "V100,,bert,FP16,8,9000,80,10,100": "the number of GPUs is not a whole number ≥ 1",
         "V100,1,bert,FP16,8,,,,": "nothing was measured",
         "abacus,1,bert,FP16,8,9000,80,10,100": "the GPU is unknown and its memory is not given",
         "V100,1,bert,FP16": "4 fields, the header has 9",
@@ -103,7 +102,7 @@ def test_bad_runs_are_rejected_with_their_reason(tmp_path: Path, capsys: pytest.
     assert main([str(path), "--model", "linear", "--split", "random"]) == 0
     predicted = capsys.readouterr().err
     assert f"{len(bad)} runs rejected, {len(good)} kept" in predicted
-    assert "2 × the number of GPUs is no whole number ≥ 1 (first: runs.csv:17)" in predicted
+    assert "2 × the number of GPUs is not a whole number ≥ 1 (first: runs.csv:17)" in predicted
 
 
 @pytest.mark.parametrize(

@@ -115,7 +115,7 @@ def test_bad_measurements_are_rejected_with_their_reason(
     assert main([str(path), "--measured", "0.5", "--model", "forest"]) == 0
     predicted = capsys.readouterr().err
     assert f"{len(bad)} measurements rejected, 60 kept" in predicted
-    assert "1 × step_time_s is no number (first: bert.csv:63)" in predicted
+    assert "1 × step_time_s is not a number (first: bert.csv:63)" in predicted
     assert "columns that are not looked at: sync_time" in predicted
 
 

@@ -93,13 +93,13 @@ def test_an_absurd_measurement_discredits_the_run(measured: dict[str, float], re
     ("task", "reason"),
     [
         (Task("", "V100"), "the workload has no name"),
-        (Task("m", "V100", 0.0), "the number of GPUs is no whole number ≥ 1"),
-        (Task("m", "V100", 1.5), "the number of GPUs is no whole number ≥ 1"),
-        (Task("m", "V100", math.nan), "the number of GPUs is no whole number ≥ 1"),
+        (Task("m", "V100", 0.0), "the number of GPUs is not a whole number ≥ 1"),
+        (Task("m", "V100", 1.5), "the number of GPUs is not a whole number ≥ 1"),
+        (Task("m", "V100", math.nan), "the number of GPUs is not a whole number ≥ 1"),
         (Task("m", "V100", batch_size=0.0), "the batch size is out of range"),
         (Task("m", "abacus"), "the GPU is unknown and its memory is not given"),
-        (Task("m", "V100", card_mib=-1.0), "the GPU's memory is no number above 0"),
-        (Task("m", "V100", card_mib=math.inf), "the GPU's memory is no number above 0"),
+        (Task("m", "V100", card_mib=-1.0), "the GPU's memory is not a number above 0"),
+        (Task("m", "V100", card_mib=math.inf), "the GPU's memory is not a number above 0"),
     ],
 )
 def test_a_run_of_no_possible_job_is_rejected(task: Task, reason: str) -> None:

@@ -147,7 +147,7 @@ def _curves(kind: str, power: float) -> list[tuple[str, object]]:
 @pytest.fixture(scope="module")
 def learned() -> CurveModel:
     kinds = zip(("bert", "gpt", "resnet", "vgg"), (0.3, 0.5, 0.8, 1.2), strict=True)
-    return learn_curves([one for kind, power in kinds for one in _curves(kind, power)])  # type: ignore[arg-type]
+    return learn_curves([one for kind, power in kinds for one in _curves(kind, power)])
 
 
 def test_the_time_left_of_a_kind_never_seen_is_wider_and_named(learned: CurveModel) -> None:

@@ -190,8 +190,7 @@ def test_medians_of_runs_and_the_largest_memory() -> None:
     assert (found.run_ms, found.tier) == (60_000, "history")
     assert found.source == (
         "median of 5 runs with the same owner, command, model and batch size, newest ended "
-        "2023-11-14T22:13:40Z "
-        "(ledger seq 20); memory: the largest of them + 10 %"
+        "2023-11-14T22:13:40Z (ledger seq 20); memory: the largest of them + 10 %"
     )
 
 

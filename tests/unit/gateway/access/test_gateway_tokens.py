@@ -9,7 +9,7 @@ from penstock_services.gateway.core.access import parse_tokens
     ("line", "complaint"),
     [
         ("sha256:12 roles=read", "64 hexadecimal digits"),
-        ("{hash} roles=root", "'root' is no role"),
+        ("{hash} roles=root", "'root' is not a role"),
         ("{hash}", "roles="),
         ("{hash} roles=submit", "tenant="),
         ("{hash} roles=submit tenant=shared", "all tenants' secrets"),

@@ -109,9 +109,9 @@ def test_the_next_attempt_has_what_was_estimated(cell: CellDriver) -> None:
     ("task_id", "count", "reason", "says"),
     [
         (A, 9, "infeasible", "it can have 8 at most"),
-        ("a.1.w1", 2, "unknown_job", "no task of a job that runs"),
-        ("ghost.1.w0", 2, "unknown_job", "no task of a job that runs"),
-        ("a", 2, "unknown_job", "no task of a job that runs"),
+        ("a.1.w1", 2, "unknown_job", "not a task of a running job"),
+        ("ghost.1.w0", 2, "unknown_job", "not a task of a running job"),
+        ("a", 2, "unknown_job", "not a task of a running job"),
         (B, 2, "wrong_state", "assigned, not running"),
     ],
 )

@@ -304,7 +304,7 @@ def test_of_a_gang_rank_0_is_asked_and_a_program_of_its_own_once(cell: CellDrive
     cell.submit("g", job_spec(workers=2, checkpoint="signal"))
     cell.start("g")
     (fact,) = cell.feed(asks("g")).facts[1:]
-    assert [order.task_id for order in orders_of(cell.state, fact, cell.state.seq)] == ["g.1.w0"]  # type: ignore[attr-defined]
+    assert [order.task_id for order in orders_of(cell.state, fact, cell.state.seq)] == ["g.1.w0"]
     assert saves(cell) == []
     cell.feed(JobCancelRequested(job_id="g"))
     assert orders_of(cell.state, fact, cell.state.seq) == []

@@ -151,9 +151,9 @@ def test_all_of_a_node_and_no_larger_one_ends_the_job_with_the_whole_reason(cell
     ended = msgspec.json.decode(cell.values[-1])["facts"][1]["data"]
     assert ended["reason"] == (
         "j.1.w0 on n1: out of host memory (MemoryError in its last lines); its cap was 131072 MiB, all that "
-        "its node has: "
-        "Penstock's estimate, 10% sure, tier default: default: nothing is known yet; measured peak 1900 MiB. "
-        "Ask for more with --host-memory 256GiB, or in the job file: resources: {host_memory: 256GiB}"
+        "its node has: Penstock's estimate, 10% sure, tier default: default: nothing is known yet; measured "
+        "peak 1900 MiB. Ask for more with --host-memory 256GiB, or in the job file: resources: "
+        "{host_memory: 256GiB}"
     )
 
 

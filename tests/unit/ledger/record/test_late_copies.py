@@ -64,7 +64,7 @@ def phase(node: Node, name: str) -> TaskPhaseChanged:
 
 
 def saved(node: Node, iteration: int) -> TaskCheckpointed:
-    return TaskCheckpointed(**node.of_task(), path=f"/c/{iteration}", iteration=iteration)  # type: ignore[arg-type]
+    return TaskCheckpointed(**node.of_task(), path=f"/c/{iteration}", iteration=iteration)
 
 
 REPORTS: dict[str, Callable[[Node], list[CountedTaskEvent | GpuFaulted]]] = {
@@ -72,12 +72,12 @@ REPORTS: dict[str, Callable[[Node], list[CountedTaskEvent | GpuFaulted]]] = {
     "checkpoints": lambda node: [saved(node, 10), saved(node, 20), saved(node, 30)],
     "fetched": lambda node: [
         saved(node, 10),
-        CheckpointFetched(**node.of_task(), from_node="n1", path="/d/10", iteration=10),  # type: ignore[arg-type]
+        CheckpointFetched(**node.of_task(), from_node="n1", path="/d/10", iteration=10),
         saved(node, 20),
     ],
-    "steps": lambda node: [StepsMeasured(**node.of_task(), done=done) for done in (1, 2, 4)],  # type: ignore[arg-type]
+    "steps": lambda node: [StepsMeasured(**node.of_task(), done=done) for done in (1, 2, 4)],
     "stages": lambda node: [
-        StagesMeasured(**node.of_task(), iterations=1, samples=(StageSample(lasted_ms=float(ms)),))  # type: ignore[arg-type]
+        StagesMeasured(**node.of_task(), iterations=1, samples=(StageSample(lasted_ms=float(ms)),))
         for ms in (1, 2, 3)
     ],
     "faults": lambda node: [

@@ -76,7 +76,13 @@ async def test_loopback_is_refused_where_the_log_is_on_another_machine(given: st
 def resolving(monkeypatch: pytest.MonkeyPatch, names: dict[str, str]) -> None:
     """Names of a name service; others do not exist."""
 
-    async def look_up(_: object, host: str, port: Any, *, type: int) -> list[Any]:  # noqa: A002 - as getaddrinfo has it
+    async def look_up(
+        _: object,
+        host: str,
+        port: Any,
+        *,
+        type: int,  # noqa: A002 - as getaddrinfo has it
+    ) -> list[Any]:
         if host not in names:
             raise socket.gaierror(socket.EAI_NONAME, "Name or service not known")
         return [(socket.AF_INET, type, 0, "", (names[host], port or 0))]

@@ -32,8 +32,7 @@ HOST = {
     ),
     "DefaultCPUAllocator": (
         "RuntimeError: [enforce fail at alloc_cpu.cpp:114] err == 0. DefaultCPUAllocator: can't allocate "
-        "memory: you tried to "
-        "allocate 400000000000 bytes. Error code 12 (Cannot allocate memory)\n",
+        "memory: you tried to allocate 400000000000 bytes. Error code 12 (Cannot allocate memory)\n",
     ),
     "Cannot allocate memory": (
         TRACEBACK + "OSError: [Errno 12] Cannot allocate memory\n",
@@ -108,7 +107,7 @@ def test_any_output_can_be_looked_at(tail: bytes) -> None:
 
 
 def ended(code: int | None = 1, number: int | None = None, **more: object) -> Outcome:
-    found = outcome_of(Exit(0, 1, code, number, 5, 100 << 10, **more), start_order(1, host_memory_mib=1_024))  # type: ignore[arg-type]
+    found = outcome_of(Exit(0, 1, code, number, 5, 100 << 10, **more), start_order(1, host_memory_mib=1_024))
     assert found is not None
     return found
 

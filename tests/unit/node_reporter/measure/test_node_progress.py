@@ -344,7 +344,7 @@ def test_of_a_gang_rank_0_alone_is_believed_for_all() -> None:
 
 
 def losses_of(reports: Iterable[Report]) -> list[float]:
-    return [one.event.loss for one in reports if isinstance(one.event, TelemetrySampled)]  # type: ignore[misc]
+    return [one.event.loss for one in reports if isinstance(one.event, TelemetrySampled)]
 
 
 def test_losses_go_out_when_they_may_matter() -> None:

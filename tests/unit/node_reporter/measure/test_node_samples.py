@@ -27,7 +27,7 @@ def envelope(id_: str, event: Event) -> Outgoing:
 
 
 def sample(at_ms: int, **measured: float) -> TelemetrySampled:
-    return TelemetrySampled(node_id=NODE, task_id="job-1.1.0", at_ms=at_ms, **measured)  # type: ignore[arg-type]
+    return TelemetrySampled(node_id=NODE, task_id="job-1.1.0", at_ms=at_ms, **measured)
 
 
 def broker() -> MemoryBroker:

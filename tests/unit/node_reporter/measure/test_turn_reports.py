@@ -121,7 +121,7 @@ def test_a_long_wait_for_a_turn_is_told_to_the_meter_of_progress(monkeypatch: py
         def change(self, index: int | None) -> None:
             now_s[0] += waits_s[0] if index is not None else 0.0
 
-    marks = Recorder(lambda: now_s[0], lambda line: True, lambda: Waiting())  # type: ignore[arg-type,return-value]
+    marks = Recorder(lambda: now_s[0], lambda line: True, lambda: Waiting())
     marks.waited_long = lambda: told.append(now_s[0])
     marks.iteration()
     for waits_s[0] in (0.4, 0.6, 9.9, 0.1):

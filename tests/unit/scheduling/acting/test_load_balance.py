@@ -133,7 +133,7 @@ def test_a_job_leaves_a_crowd_for_an_idle_node() -> None:
     here = cell.where(found.job_id)
     assert found.nodes == ({"n1": "n2", "n2": "n1"}[here],)
     assert found.cause == "faster"
-    assert "s earlier in sum" in found.reason
+    assert "s earlier in total" in found.reason
 
 
 def test_who_may_not_move_stays() -> None:
@@ -299,7 +299,7 @@ def best_of_all(state: CellState, seen: Seen) -> tuple[str, str, str] | None:
             net_s = gain_s - (one_by_one_s([*sharers, moved]) - sums_s[there])
             enough_s = max(caution * cost_s, LEAST_GAIN * (sums_s[here] + sums_s[there]))
             if there != here and net_s > enough_s:
-                why = f"end {net_s:,.0f} s earlier in sum, less the {cost_s:,.0f} s that the move costs"
+                why = f"end {net_s:,.0f} s earlier in total, after {cost_s:,.0f} s for the move"
                 found.append((net_s, (job.job_id, there, why)))
     for _, move in sorted(found, key=lambda one: -one[0]):
         if can_go(state, state.jobs[move[0]], (move[1],)):

@@ -27,7 +27,7 @@ def test_jobs_of_two_tenants_are_not_grouped() -> None:
     assert (refused.verdict, refused.reason) == ("refused", "infeasible")
     assert refused.detail == (
         "ours and theirs are of two tenants, vision and speech; they share GPUs only where both allow it "
-        "(`companions: any`), which ours do not"
+        "(`companions: any`), and ours did not"
     )
     assert explain(cell.state, "theirs").detail.endswith(f"; it shares no GPUs: {refused.detail}")
 

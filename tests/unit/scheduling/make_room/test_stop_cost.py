@@ -55,7 +55,7 @@ def test_nobody_is_stopped_for_a_gain_smaller_than_the_save() -> None:
     submit(driver, "test", 100)
     assert running(driver) == {"train"}
     why = explain(driver.state, "test")
-    assert "train (110 s left, as estimated; stopping it costs 20.0 s)" in why.detail
+    assert "train (1 min 50 s left, as estimated; a stop costs 20 s)" in why.detail
     submit(driver, "quick", 60)
     assert running(driver) == {"quick"}
 

@@ -232,9 +232,9 @@ def test_what_is_not_known_comes_last_and_runs_all_the_same() -> None:
 @pytest.mark.parametrize(
     ("more", "claim"),
     [
-        ({}, "it comes last: no completion is expected of it, since its run time is not known"),
-        ({"deadline_ms": 90_000}, "it comes last: it is due in 90 s, but its run time is not known"),
-        ({"qos": "urgent"}, "it comes last: it is due in 0 s, but its run time is not known"),
+        ({}, "last in the queue: its run time is unknown, so its deadline cannot be planned"),
+        ({"deadline_ms": 90_000}, "last in the queue: it is due in 1 min 30 s, but its run time is unknown"),
+        ({"qos": "urgent"}, "last in the queue: it was due 0 s ago, but its run time is unknown"),
     ],
 )
 def test_without_a_run_time_the_reason_names_what_is_expected(more: dict[str, Any], claim: str) -> None:
@@ -338,7 +338,8 @@ def test_why_names_the_allowance() -> None:
     cell = Cell()
     cell.state.now_ms = 0
     assert cell.genie.claim(cell.state, job()) == (
-        "it may wait 1,010 s on 1 × 4 GPUs, 190 s; if it starts now it is in time with a probability of 100 %"
+        "it may wait 16 min 50 s; it runs 3 min 10 s on 1 × 4 GPUs, and a start now is in time with a "
+        "probability of 100 %"
     )
 
 

@@ -23,7 +23,7 @@ from tests.support.cluster.driver import CellDriver
 
 def cell(*nodes: NodeSpec, batch_window_ms: int = 0, **coda: float) -> CellDriver:
     """Three cores are reserved for each GPU until there is a history."""
-    chosen = PlacerSettings(profile="penstock", batch_window_ms=batch_window_ms, coda=Coda(**coda))  # type: ignore[arg-type]
+    chosen = PlacerSettings(profile="penstock", batch_window_ms=batch_window_ms, coda=Coda(**coda))
     driver = CellDriver(chosen)
     driver.join(*nodes)
     return driver
@@ -83,9 +83,7 @@ def test_jobs_without_gpus_go_where_fewest_cores_are_missed() -> None:
     assert task.place.node_id == "n1"
 
 
-def test_nodes_that_are_reserved_for_who_waits_longest_and_cores_that_are_given_back_do_not_undo_each_other() -> (
-    None
-):
+def test_a_reservation_and_cores_that_are_given_back_do_not_undo_each_other() -> None:
     """A gang has waited until a node is reserved for it, a training then takes back cores on another node:
     both stay reserved until they start, and the borrower is stopped once."""
     driver = cell(node("n0", gpus=4, cores=28), node("n1", gpus=1, cores=4))

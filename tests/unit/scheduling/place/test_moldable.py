@@ -127,7 +127,7 @@ def test_nodes_kept_for_a_large_job_are_not_taken_by_more_workers(monkeypatch: p
     place = FirstFit.place
 
     def bounded(self: FirstFit, state: object, job: object, rng: LazyRng) -> object:
-        return None if job.workers > 5 else place(self, state, job, rng)  # type: ignore[attr-defined,arg-type]
+        return None if job.workers > 5 else place(self, state, job, rng)
 
     monkeypatch.setattr(FirstFit, "place", bounded)
     driver.submit("m", moldable(1, 7))
@@ -278,19 +278,19 @@ STALLS = (option(1, 100), option(2, 60), option(3, 62), option(4, 45), option(8,
             (),
             8,
             8,
-            "8 of 1 to 8 workers: as many as fit now; how long its iterations take with 8 is not known",
+            "8 of 1 to 8 workers: as many as fit now; its step time with 8 is unknown",
         ),
         (
             STALLS[1:],
             8,
             8,
-            "8 of 1 to 8 workers: as many as fit now; how long its iterations take with 1 is not known",
+            "8 of 1 to 8 workers: as many as fit now; its step time with 1 is unknown",
         ),
         (
             STALLS[:1],
             5,
             5,
-            "5 of 1 to 8 workers: as many as fit now; how long its iterations take with 5 is not known",
+            "5 of 1 to 8 workers: as many as fit now; its step time with 5 is unknown",
         ),
     ],
 )

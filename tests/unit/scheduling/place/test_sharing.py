@@ -54,7 +54,7 @@ def estimated(
         gpu_memory_mib=memory_mib,
         gpu_share_milli=asked.gpu_share_milli or WHOLE_GPU,
     )
-    found = Estimate(worker=worker, confidence=0.9, tier="history", source="runs", pairs=pairs, **more)  # type: ignore[arg-type]
+    found = Estimate(worker=worker, confidence=0.9, tier="history", source="runs", pairs=pairs, **more)
     b.apply(state, JobEstimated(job_id=job_id, estimate=found))
     return state.jobs[job_id]
 
@@ -83,7 +83,7 @@ def test_two_jobs_meet_whose_utilisations_and_memories_fit_and_a_third_waits() -
     assert plan(state, third) is None, "100 % of the time is promised, or nearly so"
     text = explain(state, "b").text
     assert "It shares GPU 0 of n0 with a: 96 % of its time and 12000 of 16384 MiB are promised." in text
-    assert "Beside a how such a pair slows each other was not measured." in text
+    assert "Beside a: the slowdown of this pair was not measured." in text
 
 
 def test_memory_that_does_not_fit_keeps_them_apart() -> None:

@@ -196,4 +196,4 @@ def test_a_name_that_no_shell_reads_is_a_warning() -> None:
 )
 def test_a_text_of_another_encoding_names_its_field(fields: dict[str, Any], field: str) -> None:
     """A shell with LANG=de_DE.ISO-8859-1, a folder from an old disk, an escape in a generated file."""
-    assert "is no UTF-8 text; write it in UTF-8" in problems(fields)[field]
+    assert "is not UTF-8 text; write it in UTF-8" in problems(fields)[field]

@@ -111,9 +111,9 @@ def test_every_problem_is_reported_at_once() -> None:
         "nmae": "did you mean `name`?",
         "owner": "use letters, digits",
         "command": "such as [python, train.py]",
-        "workers": "'2' is no whole number; write one without quotes",
+        "workers": "'2' is not a whole number; write one without quotes",
         "gpus": "write it under `resources`",
-        "env.EPOCHS": "a number is no text; quote it",
+        "env.EPOCHS": "a number is not a text; quote it",
         "resources.gpu": "did you mean `gpus`?",
         "resources.cores": "9999 is out of range; give at most 1024",
         "resources.host_memory": "did you mean 8GiB?",
@@ -122,7 +122,7 @@ def test_every_problem_is_reported_at_once() -> None:
         "retry.backoff": "write a duration such as 90s, 10m, 2h or 1d",
         "retry.backoff_max": "'9999d' is out of range; give at most 1d",
         "queue_timeout": "-1 is negative",
-        "run_timeout": "True is no duration",
+        "run_timeout": "True is not a duration",
     }
     assert set(found) == set(remedies)
     for field, remedy in remedies.items():
@@ -134,8 +134,8 @@ def test_every_problem_is_reported_at_once() -> None:
     [
         ("{}", "command", "is missing; add it"),
         ("command: []", "command", "at least 1 entries"),
-        ("command: [train, 3]", "command.1", "a number is no text; quote it"),
-        ("command: [train, yes]", "command.1", "True is no text; quote it"),
+        ("command: [train, 3]", "command.1", "a number is not a text; quote it"),
+        ("command: [train, yes]", "command.1", "True is not a text; quote it"),
         ('command: ["a\\0"]', "command", "NUL"),
         ('command: [""]', "command", "name a program"),
         ("command: [x]\nworkers: 256\nparameter_servers: 257", "parameter_servers", "at most 256"),
@@ -149,7 +149,7 @@ def test_every_problem_is_reported_at_once() -> None:
         ("command: [x]\nworkers: {min: 1}", "workers.max", "is missing; add it, such as `max: 8`"),
         ("command: [x]\nworkers: {max: 2, most: 8}\nglobal_batch_size: 8", "workers.most", "is not known"),
         ("command: [x]\nworkers: {min: 1, max: two}", "workers.max", "write one without quotes"),
-        ("command: [x]\nworkers: [1, 8]", "workers", "a list is no whole number"),
+        ("command: [x]\nworkers: [1, 8]", "workers", "a list is not a whole number"),
         ("command: [x]\nworkers: {max: 8}", "global_batch_size", "is missing"),
         ("command: [x]\nworkers: {max: 8}\nbatch_size: 64", "global_batch_size", "in place of batch_size"),
         ("command: [x]\nworkers: {max: 8}\nglobal_batch_size: 7", "global_batch_size", "give at least 8"),
@@ -160,7 +160,7 @@ def test_every_problem_is_reported_at_once() -> None:
             "remove them or give one number of workers",
         ),
         ("command: [x]\nlabels:", "labels", "is empty; give a value or remove the line"),
-        ("command: [x]\nretry: 3", "retry", "is no mapping"),
+        ("command: [x]\nretry: 3", "retry", "is not a mapping"),
         ("command: [x]\nworkers: 1.5", "workers", "no whole number"),
         ("command: [x]\nworkers: true", "workers", "no whole number"),
         ("command: [x]\n7: 1", "7", "write names as text"),
@@ -212,7 +212,7 @@ def test_each_mistake_names_field_and_remedy(text: str, field: str, remedy: str)
 @pytest.mark.parametrize("data", [None, [], "python train.py", 3])
 def test_a_file_that_is_no_mapping_is_refused(data: Any) -> None:
     """`penstock submit -f train.py` by mistake."""
-    with pytest.raises(BadJob, match="is no mapping"):
+    with pytest.raises(BadJob, match="is not a mapping"):
         parse_job(data)
 
 

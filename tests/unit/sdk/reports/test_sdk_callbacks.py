@@ -73,7 +73,8 @@ class Trainer:
         for each in self.callbacks: each.on_train_start(self, None)
         for number in range(8):
             for each in self.callbacks: each.on_train_batch_start(self, None, [number], number)
-            for each in self.callbacks: each.on_train_batch_end(self, None, {"loss": 8.0 - number}, [number], number)
+            outputs = {"loss": 8.0 - number}
+            for each in self.callbacks: each.on_train_batch_end(self, None, outputs, [number], number)
         for each in self.callbacks: each.on_train_end(self, None)
 
 lightning = types.ModuleType("lightning.pytorch")

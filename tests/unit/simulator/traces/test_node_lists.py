@@ -48,7 +48,8 @@ def test_openb_counts_eighths_of_cores_and_ranks_nodes_by_seed(nodes: Path) -> N
     """Its pods ask for thousandths of cores: whole cores would waste a tenth. Ties go by a random rank per
     run."""
     nodes.write_text(
-        "sn,cpu_milli,memory_mib,gpu,model\nn0,64000,262144,2,P100\nn1,128000,786432,8,G3\nn2,96000,393216,0,\n"
+        "sn,cpu_milli,memory_mib,gpu,model\nn0,64000,262144,2,P100\n"
+        "n1,128000,786432,8,G3\nn2,96000,393216,0,\n"
     )
     cluster = cluster_of(str(nodes))
     assert [node.cores // OPENB_SLICES_PER_CORE for node in cluster.nodes] == [64, 128, 96]
@@ -66,9 +67,9 @@ def test_lists_that_describe_no_cluster(nodes: Path) -> None:
         "line 3: node a stands already in line 2",
         "line 4, column gpus: 17 is more than 16",
         "line 4, column cores: 0 is less than 1",
-        "line 4, column host_memory_mib: '-1' is no whole number ≥ 1",
+        "line 4, column host_memory_mib: '-1' is not a whole number ≥ 1",
         "line 5, column cores: 2000 is more than 1024",
-        "line 5, column gpu_model: '' is no name of letters, digits and . _ : / -",
+        "line 5, column gpu_model: '' is not a name of letters, digits and . _ : / -",
     ]
     long = "n" * 101
     problem = f"line 2, column node_id: {long[:40]!r} …: 101 characters, at most 100"

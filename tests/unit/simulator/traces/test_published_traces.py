@@ -96,7 +96,7 @@ def test_a_broken_attempt_is_a_problem_of_its_job(tmp_path: Path) -> None:
         "submitted_time": "soon",
         "attempts": [{"start_time": "yesterday", "end_time": "2017-10-07 01:00:40"}],
     }
-    with pytest.raises(BadFile, match=r"'yesterday' or .* is no date and time"):
+    with pytest.raises(BadFile, match=r"'yesterday' or .* is not a date and time"):
         read(tmp_path, json.dumps([PHILLY[0], broken]))
     with pytest.raises(BadFile, match="no job with attempts, jobid, submitted_time"):
         read(tmp_path, json.dumps([PHILLY[0], {"jobid": "x"}]))

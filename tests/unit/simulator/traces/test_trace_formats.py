@@ -17,7 +17,10 @@ from penstock.simulator.traces.fitting import ClusterCapacity
 from penstock.simulator.traces.jobs import TraceJob
 from tests.unit.simulator.traces.bad_traces import problems
 
-PODS = "name,cpu_milli,memory_mib,num_gpu,gpu_milli,gpu_spec,qos,pod_phase,creation_time,deletion_time,scheduled_time\n"
+PODS = (
+    "name,cpu_milli,memory_mib,num_gpu,gpu_milli,gpu_spec,qos,pod_phase,creation_time,deletion_time,"
+    "scheduled_time\n"
+)
 GAVEL = "{}\tpython3 main.py -b 64\timages\t--steps\t1\t{}\t{}\t1\t-1.000000\t{}\n"
 SHOCKWAVE = "{}\tpython3 main.py -b 64\timages\t--steps\t1\t{}\t{}\tgns\t1\t-1.000000\t{}\t{}\n"
 CSV = "job_id,submit_s,duration_s,gpus\n"
@@ -61,8 +64,8 @@ def test_openb_pods_that_nobody_could_have_run(trace: Path) -> None:
         "line 2, column gpu_milli: 500 of each of 2 GPUs: only a single one can be shared",
         "line 3, column gpu_milli: 0 of each of 1 GPU",
         "line 4, column deletion_time: 5 lies before scheduled_time 9",
-        "line 5, column memory_mib: '-1' is no whole number ≥ 0",
-        "line 5, column gpu_spec: 'a b' is no name of letters, digits and . _ : / -",
+        "line 5, column memory_mib: '-1' is not a whole number ≥ 0",
+        "line 5, column gpu_spec: 'a b' is not a name of letters, digits and . _ : / -",
         "line 6, column num_gpu: 17 is more than 16",
     ]
 
@@ -158,7 +161,7 @@ def test_a_users_own_columns(trace: Path) -> None:
             CSV.encode() + b'a,0,"60,1\nb,0,60,x\n',
             [
                 "line 2: a quote is not closed",
-                "line 3, column gpus: 'x' is no whole number \xe2\x89\xa5 1".encode("latin-1").decode(),
+                "line 3, column gpus: 'x' is not a whole number \xe2\x89\xa5 1".encode("latin-1").decode(),
             ],
         ),
         (CSV.encode() + b"a" * 300_000 + b",0,60,1\n", ["line 2: longer than 262144 characters"]),
@@ -244,7 +247,8 @@ def test_gpus_of_the_wrong_type_do_not_count(trace: Path) -> None:
     """Sixteen GPUs are there, but only four of the type that the job will do with."""
     capacity = ClusterCapacity(nodes_of("2x8x32@V100+1x4x16@T4"))
     trace.write_text(
-        "job_id,submit_s,duration_s,gpus,gpu_models\na,0,60,8,T4\nb,0,60,4,T4\nc,0,60,16,T4|V100\nd,0,60,17,V100\n"
+        "job_id,submit_s,duration_s,gpus,gpu_models\n"
+        "a,0,60,8,T4\nb,0,60,4,T4\nc,0,60,16,T4|V100\nd,0,60,17,V100\n"
     )
     read = read_trace(trace, fits=capacity.problems, skip_bad=True)
     assert [job.job_id for job in read.jobs] == ["b", "c"]
@@ -259,7 +263,8 @@ def test_what_no_node_holds_names_the_gpus_that_were_asked_for(trace: Path) -> N
     capacity = ClusterCapacity(nodes_of("2x8x96@V100+2x4x16@T4"))
     trace.write_text(
         "job_id,submit_s,duration_s,gpus,gpu_models,cores,workers,gpu_memory_mib\n"
-        "a,0,60,4,T4,64,,\nb,0,60,8,T4,8,1,\nc,0,60,6,T4,6,2,\nd,0,60,6,T4,60,2,\ne,0,60,1,T4|V100,,,99999\nf,0,60,1,,97,,\n"
+        "a,0,60,4,T4,64,,\nb,0,60,8,T4,8,1,\nc,0,60,6,T4,6,2,\nd,0,60,6,T4,60,2,\n"
+        "e,0,60,1,T4|V100,,,99999\nf,0,60,1,,97,,\n"
     )
     read = read_trace(trace, fits=capacity.problems, skip_bad=True)
     assert [job.job_id for job in read.jobs] == ["c"]

@@ -83,8 +83,8 @@ def test_times_that_are_none(trace: Path) -> None:
         "2026-01-31T12:00:00, 1-02:03:04 or 02:03:04",
         "line 3, column submit_s: 'yesterday' is no time: seconds, an epoch in s or ms, "
         "2026-01-31T12:00:00, 1-02:03:04 or 02:03:04",
-        "line 4, column duration_s: '12:30' is no length of time: seconds, 02:03:04 or 1-02:03:04",
-        "line 5, column duration_s: '1-25' is no length of time: seconds, 02:03:04 or 1-02:03:04",
+        "line 4, column duration_s: '12:30' is not a length of time: seconds, 02:03:04 or 1-02:03:04",
+        "line 5, column duration_s: '1-25' is not a length of time: seconds, 02:03:04 or 1-02:03:04",
     ]
 
 
@@ -92,7 +92,9 @@ def test_whole_numbers_may_be_written_with_a_point(trace: Path) -> None:
     """Pandas writes a column of whole numbers with a gap in it as 128.0; half a GPU is none still."""
     trace.write_text("job_id,submit_s,duration_s,gpus,batch_size\na,0,60,8.0,128.0\nb,0,60,1,\n")
     assert [(job.gpus, job.batch_size) for job in read_trace(trace).jobs] == [(8, 128), (1, None)]
-    assert problems(trace, HEADER + "a,0,60,1.5\n") == ["line 2, column gpus: '1.5' is no whole number ≥ 1"]
+    assert problems(trace, HEADER + "a,0,60,1.5\n") == [
+        "line 2, column gpus: '1.5' is not a whole number ≥ 1"
+    ]
 
 
 # --------------------------------------------------------------------------------------- foreign columns
@@ -147,7 +149,8 @@ def test_our_own_format_is_guessed_first_and_the_renames_are_named(
             ],
         ),
         (
-            "job_id,num_gpu,submit_time,iterations,model_name,batch_size,duration,iteration_time,resource_time_0,resource_time_2",
+            "job_id,num_gpu,submit_time,iterations,model_name,batch_size,duration,iteration_time,"
+            "resource_time_0,resource_time_2",
             [
                 "line 1: our own CSV is three renames away: --columns "
                 "submit_s=submit_time,duration_s=duration,gpus=num_gpu",
@@ -224,7 +227,7 @@ def test_a_problem_names_the_column_of_the_file(trace: Path, capfd: pytest.Captu
     trace.write_text("job_id,submit_s,duration_s,wanted,gpus\na,0,60,x,1\nb,0,60,9,1\nc,0,60,8,\n")
     assert penstock("simulate", str(trace), "--columns", "gpus=wanted", "--cluster", "1x8") == 2
     assert [line.partition(".csv: ")[2] for line in capfd.readouterr().err.splitlines()] == [
-        "line 2, column wanted: 'x' is no whole number ≥ 1",
+        "line 2, column wanted: 'x' is not a whole number ≥ 1",
         "line 3, column wanted: 9 GPUs; the whole cluster has 8",
     ]
     assert penstock("traces", "convert", str(trace), "--columns", "gpus=wanted", "--skip-bad") == 0
@@ -237,13 +240,19 @@ def test_a_problem_names_the_column_of_the_file(trace: Path, capfd: pytest.Captu
 
 SACCT = """\
 JobID|JobName|User|State|Submit|Start|End|Elapsed|NNodes|ReqTRES|AllocTRES
-101|train|ana|COMPLETED|2026-03-01T08:00:00|2026-03-01T08:05:00|2026-03-01T09:05:00|01:00:00|1|billing=8,cpu=8,gres/gpu:a100=2,gres/gpu=2,mem=64G,node=1|billing=8,cpu=16,gres/gpu=2,mem=64G,node=1
-101.batch|batch|||2026-03-01T08:05:00|2026-03-01T08:05:00|2026-03-01T09:05:00|01:00:00|1||cpu=16,gres/gpu=2,mem=64G,node=1
-101.0|python|||2026-03-01T08:05:01|2026-03-01T08:05:01|2026-03-01T09:05:00|00:59:59|1||cpu=16,gres/gpu=2,mem=64G,node=1
-102_7|sweep|bo.b@lab|TIMEOUT|2026-03-01T08:00:30|2026-03-01T08:01:00|2026-03-02T10:04:04|1-02:03:04|2|cpu=32,gres/gpu=16,mem=512000M,node=2|
-103|prep|ana|FAILED|2026-03-01T08:02:00|2026-03-01T08:02:00|2026-03-01T08:02:10|00:00:10|1|cpu=4,mem=8G,node=1|cpu=4,mem=8G,node=1
+101|train|ana|COMPLETED|2026-03-01T08:00:00|2026-03-01T08:05:00|2026-03-01T09:05:00|01:00:00|1|\
+billing=8,cpu=8,gres/gpu:a100=2,gres/gpu=2,mem=64G,node=1|billing=8,cpu=16,gres/gpu=2,mem=64G,node=1
+101.batch|batch|||2026-03-01T08:05:00|2026-03-01T08:05:00|2026-03-01T09:05:00|01:00:00|1||\
+cpu=16,gres/gpu=2,mem=64G,node=1
+101.0|python|||2026-03-01T08:05:01|2026-03-01T08:05:01|2026-03-01T09:05:00|00:59:59|1||\
+cpu=16,gres/gpu=2,mem=64G,node=1
+102_7|sweep|bo.b@lab|TIMEOUT|2026-03-01T08:00:30|2026-03-01T08:01:00|2026-03-02T10:04:04|1-02:03:04|\
+2|cpu=32,gres/gpu=16,mem=512000M,node=2|
+103|prep|ana|FAILED|2026-03-01T08:02:00|2026-03-01T08:02:00|2026-03-01T08:02:10|00:00:10|1|\
+cpu=4,mem=8G,node=1|cpu=4,mem=8G,node=1
 104_[1-9%2]|later|ana|PENDING|2026-03-01T08:03:00|Unknown|Unknown|00:00:00|1|cpu=4,gres/gpu=1,mem=8G,node=1|
-105|gone|ana|CANCELLED by 1000|2026-03-01T08:03:00|None|2026-03-01T08:04:00|00:00:00|1|cpu=4,gres/gpu=1,mem=8G,node=1|
+105|gone|ana|CANCELLED by 1000|2026-03-01T08:03:00|None|2026-03-01T08:04:00|00:00:00|1|\
+cpu=4,gres/gpu=1,mem=8G,node=1|
 """
 
 
@@ -293,7 +302,7 @@ def test_saccts_table_for_people(trace: Path, capfd: pytest.CaptureFixture[str])
         f"line 1: sacct's output as a table for people is not read: {SACCT_COMMAND}"
     ]
     trace.write_text(HEADER + "a,0,60,0.5\n")
-    bad = f"penstock: {trace}: line 2, column gpus: '0.5' is no whole number ≥ 1"
+    bad = f"penstock: {trace}: line 2, column gpus: '0.5' is not a whole number ≥ 1"
     none = f"penstock: {trace}: file: no job in it"
     assert penstock("simulate", str(trace)) == 2
     assert capfd.readouterr().err.splitlines() == [bad]
@@ -311,10 +320,10 @@ def test_sacct_lines_that_cannot_be_read(trace: Path) -> None:
         "3|2026-03-01T08:00:00|00:01:00|node=1\n4|2026-03-01T08:00:00|soon|cpu=1\n"
     )
     assert problems(trace, head + text) == [
-        "line 2, column AllocTRES: 'gpu:4' is no list of name=count",
-        "line 3, column AllocTRES: mem=lots is no amount",
+        "line 2, column AllocTRES: 'gpu:4' is not a list of name=count",
+        "line 3, column AllocTRES: mem=lots is not an amount",
         "line 4, column AllocTRES: neither cores nor GPUs",
-        "line 5, column Elapsed: 'soon' is no length of time: seconds, 02:03:04 or 1-02:03:04",
+        "line 5, column Elapsed: 'soon' is not a length of time: seconds, 02:03:04 or 1-02:03:04",
     ]
 
 
@@ -322,7 +331,8 @@ def test_a_helios_csv(trace: Path) -> None:
     """As SenseTime publishes its clusters: zones in the times, no start for what was cancelled in the
     queue."""
     trace.write_text(
-        "job_id,user,vc,jobname,gpu_num,cpu_num,node_num,state,submit_time,start_time,end_time,duration,queue\n"
+        "job_id,user,vc,jobname,gpu_num,cpu_num,node_num,state,submit_time,start_time,end_time,"
+        "duration,queue\n"
         "5,u1,vcA,train,16,64,2,COMPLETED,2020-04-01 00:00:10,2020-04-01 00:01:00,2020-04-01 "
         "01:01:00,3600,50\n"
         "6,u2,vcA,eval,0,4.0,1,FAILED,2020-04-01 00:00:40,2020-04-01 00:00:40,2020-04-01 00:00:45,5,0\n"

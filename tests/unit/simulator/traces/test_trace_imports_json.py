@@ -166,7 +166,7 @@ def test_kubernetes_objects_that_cannot_be_read(trace: Path) -> None:
     assert problems(trace, json.dumps({"kind": "List", "items": items})) == [
         "item 1: kind Service is not read; `kubectl get jobs -o json` lists jobs, `get pods` pods",
         "item 2, column limits: nvidia.com/mig-1g.5gb: slices of a GPU are not read",
-        "item 3, column nvidia.com/gpu: 'two' is no whole number ≥ 0",
+        "item 3, column nvidia.com/gpu: 'two' is not a whole number ≥ 0",
         "item 4, column completionTime: it lies before startTime",
         "item 5: not an object",
     ]
@@ -262,7 +262,7 @@ def test_plain_json(trace: Path, shape: str, capfd: pytest.CaptureFixture[str]) 
     trace.write_text(trace.read_text().replace('"gpus": 2', '"gpus": "two"'))
     assert penstock("traces", "describe", str(trace), "--columns", "submit_s=submit_time") == 2
     where = "line 2" if shape == "lines" else "item 2"
-    assert f"{where}, column gpus: 'two' is no whole number ≥ 1" in capfd.readouterr().err
+    assert f"{where}, column gpus: 'two' is not a whole number ≥ 1" in capfd.readouterr().err
 
 
 @pytest.mark.parametrize(

@@ -44,14 +44,14 @@ def test_all_problems_are_told_not_only_the_first(trace: Path) -> None:
     )
     assert problems(trace, text) == [
         f"line 3, column submit_s: '-5' is no time: {TIMES}",
-        f"line 4, column duration_s: 'zero' is no length of time: {SPANS}",
+        f"line 4, column duration_s: 'zero' is not a length of time: {SPANS}",
         "line 5, column duration_s: 0 must be more than 0",
         "line 6: job a stands already in line 2",
-        "line 7, column gpus: '1.5' is no whole number ≥ 1",
-        f"line 8, column duration_s: 'nan' is no length of time: {SPANS}",
+        "line 7, column gpus: '1.5' is not a whole number ≥ 1",
+        f"line 8, column duration_s: 'nan' is not a length of time: {SPANS}",
         "line 8, column gpus: 0 is less than 1",
         "line 9: 3 fields, the header has 4",
-        "line 10, column job_id: 'b c' is no name of letters, digits and . _ : / -",
+        "line 10, column job_id: 'b c' is not a name of letters, digits and . _ : / -",
     ]
 
 
@@ -96,7 +96,7 @@ def test_a_column_with_a_slip_in_its_name_is_not_passed_over_in_silence(trace: P
         (HEADER.encode() + b'a,0,"60,1\n', "line 2: a quote is not closed"),
         (
             HEADER.encode() + b"a" * 300 + b",0,60,1\n",
-            "line 2, column job_id: 'aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaa' …: 300 characters, at most 113",
+            f"line 2, column job_id: '{'a' * 40}' …: 300 characters, at most 113",
         ),
         (HEADER.encode() + b"a,1e300,60,1\n", "line 2, column submit_s: 1e300 is out of all range"),
     ],
@@ -186,11 +186,11 @@ def test_the_command_tells_figures_and_nothing_else_on_stdout(trace: Path, tmp_p
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (("--profile", "fastest"), "'fastest' is no profile; there are"),
-        (("--truth", "mine"), "'mine' is no job model; there are bandwidth, colocation"),
+        (("--profile", "fastest"), "'fastest' is not a profile; there are"),
+        (("--truth", "mine"), "'mine' is not a job model; there are bandwidth, colocation"),
         (("--truth", "muri"), "job model muri needs stage times"),
         (("--cluster", "8"), "is not <nodes>x<GPUs per node>"),
-        (("--set", "backfill_window=none"), "the value is no JSON"),
+        (("--set", "backfill_window=none"), "the value is not JSON"),
         (("--set", "backfill_window=0"), "settings: backfill_window"),
         (("--set", "colour=1"), "NAME=VALUE"),
         (("--stop-latency", "-1"), "--stop-latency: between 0"),

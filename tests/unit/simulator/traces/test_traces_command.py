@@ -14,7 +14,8 @@ MURI = (
     "7,4,1500,100,bert,4,7200000,0,190,0.5,163,18,1\n8,1,3601500,9,gpt2,8,3600000,0,190,0.5,163,18,1\n"
 )
 HELIOS = (
-    "id,gpu_num,gpu_job_num,avg_run_time_gpu,avg_gpu_num,med_run_time_gpu,complete_gpu_time,cancel_gpu_time,fail_gpu_time\n"
+    "id,gpu_num,gpu_job_num,avg_run_time_gpu,avg_gpu_num,med_run_time_gpu,complete_gpu_time,"
+    "cancel_gpu_time,fail_gpu_time\n"
     "Venus,1022,125303,13040,6.736,204,6373315670,4920266598,1052030340\n"
     "Earth,997,427148,5130,2.101,234,5713038873,4793853520,932310362\n"
     "total,2019,552451,6000,3,220,12086354543,9714120118,1984340702\n"
@@ -53,7 +54,7 @@ def test_ls_lists_what_is_here_and_what_cannot_be_read(
     assert [(one["trace"], one["jobs"], one["problem"]) for one in found["traces"]] == [
         ("muri/trace1", 2, None),
         ("gavel/small", 1, None),
-        ("gavel/torn", None, "line 1, column scale_factor: 'two' is no whole number ≥ 1"),
+        ("gavel/torn", None, "line 1, column scale_factor: 'two' is not a whole number ≥ 1"),
     ]
     assert (found["traces"][0]["format"], found["traces"][0]["span_s"], found["traces"][0]["gpu_hours"]) == (
         "muri",

@@ -15,8 +15,8 @@ DemandKey = tuple[object, ...]
 vector_key: Callable[[ResourceVector], tuple[float, ...]] = attrgetter(
     "gpus", "cores", "host_memory_mib", "gpu_memory_mib", "bandwidth_mbps", "gpu_share_milli"
 )
-"""The vector as a plain tuple. Not a function in Python: a pass over the waiting jobs asks for that of
-each."""
+"""The vector as a plain tuple.
+Not a function in Python: a pass over the waiting jobs asks for that of each."""
 
 
 class Demand(msgspec.Struct, frozen=True):

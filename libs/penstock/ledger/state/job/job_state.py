@@ -61,8 +61,8 @@ class TaskState:
     placed_cores: int = 0
     """Number of cores with which it was placed."""
     trial_cores: tuple[int, ...] = ()
-    """The cores that it may use during a probe with fewer cores. It still holds all cores of `place`, so that
-    it can use them again. Empty: all."""
+    """Cores that the task may use during a trial with fewer cores; empty: all. The other cores of `place`
+    stay reserved for the task."""
     core_probes: int = 0
     """Number of core counts that services have probed for it."""
     cores_settled: bool = False
@@ -245,8 +245,7 @@ class JobState(Remembered):
     prelaunch: bool = False
     """Whether its attempt launches before they have ended."""
     followed: bool = False
-    """Whether other jobs start, or were to start, when its attempt has ended, though it is not being
-    stopped."""
+    """Whether another job is scheduled to start when this one ends by itself."""
     false_ends: int = 0
     """How often the end of its attempt was expected wrongly: it trained on after it had reported `saving`, or
     ran longer than its successor's wait."""

@@ -34,8 +34,8 @@ class Remaining(Value, frozen=True, kw_only=True):
 
 
 def remaining_of(fact: EtaEstimated, now_ms: int) -> Remaining:
-    """The remaining time as of the record at `now_ms`: a start time in the ledger's future is set to
-    `now_ms`."""
+    """The remaining time as of the record at `now_ms`:
+    a start time in the ledger's future is set to `now_ms`."""
     return Remaining(
         attempt=fact.attempt,
         at_ms=min(fact.at_ms, now_ms),

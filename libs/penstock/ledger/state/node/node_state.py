@@ -61,8 +61,8 @@ class NodeState:
     cordon: Cordon | None = None
     """The operator's cordon; a new joining does not lift it."""
     commanded_seq: int = 0
-    """Record of its latest cordon or uncordon, else of its first joining: earlier commands are out of
-    date."""
+    """Record of its latest cordon or uncordon, else of its first joining:
+    earlier commands are out of date."""
     leases: bool = False
     """Whether its reporter ends tasks whose lease has run out."""
     suspicion: Suspicion | None = None
@@ -70,8 +70,8 @@ class NodeState:
     distrust: Distrust | None = None
     """Set while jobs that failed here count against the node or against some of its GPUs."""
     reserved_cores: int = -1
-    """Number of its cores that belong to the GPU array (`penstock.ledger.state.arrays`); -1: the cell has no
-    arrays."""
+    """Number of its cores that belong to the GPU array (`penstock.ledger.state.arrays`);
+    -1: the cell has no arrays."""
     cpu_core_mask: int = 0
     """Cores that jobs without GPUs hold."""
     named: int = 0
@@ -80,8 +80,8 @@ class NodeState:
     entered: Free = NOT_PLACEABLE
     """The free resources that the index has for this node."""
     gpu_uuids: tuple[str, ...] = ()
-    """The UUID of each slot's GPU, which the inventory may no longer have; empty for a free slot. See
-    `read_gpus`."""
+    """The UUID of each slot's GPU, which the inventory may no longer have;
+    empty for a free slot. See `read_gpus`."""
     gpu_memory_mib: int = 0
     """Memory of its smallest GPU: so much is allocated of each GPU. See `read_gpus`."""
 
@@ -222,8 +222,8 @@ class NodeState:
         return (self.present_gpu_mask & ~self.unusable_gpu_mask).bit_count()
 
     def free(self) -> Free:
-        """Resources that may be allocated now. A node that shrank below what its tasks hold has nothing
-        free."""
+        """Resources that may be allocated now.
+        A node that shrank below what its tasks hold has nothing free."""
         if not self.placeable:
             return NOT_PLACEABLE
         cores = self.free_core_mask.bit_count()

@@ -1,5 +1,5 @@
-"""Cached speeds of jobs that share GPUs, by their kinds, for the search of groups
-(`penstock.scheduling.groups.search.group_search`)."""
+"""Cached speeds of jobs that share GPUs, by their kinds,
+for the search of groups (`penstock.scheduling.groups.search.group_search`)."""
 
 from collections.abc import Callable, Collection, Iterator, Sequence
 from functools import lru_cache, partial
@@ -72,8 +72,8 @@ class Tables:
         self.instead: Computed[int, Computed[Kinds, tuple[tuple[Instead, ...], float]]] = Computed(
             lambda kind: Computed(partial(self._instead, kind))
         )
-        """Each kind in place of each member, in turn, of each group; and the largest of the sums of
-        speeds."""
+        """Each kind in place of each member, in turn, of each group;
+        and the largest of the sums of speeds."""
         self.without = lru_cache(maxsize=65_536)(self._without)
 
     def union(self, first: Kinds, second: Kinds) -> Union:

@@ -5,8 +5,8 @@ from collections.abc import Sequence
 
 
 def interpolate(points: Sequence[tuple[float, ...]], at: float) -> tuple[float, ...]:
-    """The values after the first of each tuple at `at`, linear between neighbours, constant beyond the
-    ends."""
+    """The values after the first of each tuple at `at`, linear between neighbours,
+    constant beyond the ends."""
     place = bisect_left(points, (at,))
     if place == 0:
         return points[0][1:]

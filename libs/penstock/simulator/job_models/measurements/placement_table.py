@@ -85,8 +85,8 @@ class Model:
         return step_s, sync_s
 
     def _alike(self, placement: tuple[int, ...], local: int) -> tuple[float, float]:
-        """As `step`, linear over (nodes, GPUs, local batch) between the measured points, by the source's
-        triangulation."""
+        """As `step`, linear over (nodes, GPUs, local batch) between the measured points,
+        by the source's triangulation."""
         asked = (float(min(len(placement), MAX_NODES)), float(sum(placement)), float(local))
         step_s, sync_s = (float(value) for value in self.between([asked])[0])
         if not step_s > 0:

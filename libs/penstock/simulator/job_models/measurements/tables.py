@@ -1,5 +1,5 @@
-"""CSV import of the measured tables behind job models. Each problem of a file is reported with line and
-column."""
+"""CSV import of the measured tables behind job models.
+Each problem of a file is reported with line and column."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from functools import cache

@@ -89,10 +89,10 @@ def _tres(row: Row, column: str) -> Mapping[str, float]:
     for part in row.text(column).split(",") if row.has(column) else ():
         name, equals, text = part.rpartition("=")
         if not equals:
-            return row.bad(column, f"{shown(part)!r} is no list of name=count", {})
+            return row.bad(column, f"{shown(part)!r} is not a list of name=count", {})
         match = AMOUNT.fullmatch(text)
         if match is None:
-            return row.bad(column, f"{shown(part)} is no amount", {})
+            return row.bad(column, f"{shown(part)} is not an amount", {})
         found[name] = float(match[1]) * (MIB[match[2]] if name == "mem" else 1.0)
     return found
 
@@ -130,8 +130,8 @@ def _sacct_job(row: Row, job: TraceJob) -> TraceJob:
 
 
 def _elapsed_s(row: Row) -> float:
-    """Run time > 0, from the first column that has it: exact seconds, a clock time, or the end less the
-    start."""
+    """Run time > 0, from the first column that has it: exact seconds, a clock time,
+    or the end less the start."""
     for column in ("elapsedraw", "elapsed"):
         if row.has(column):
             return row.span_s(column, above=0)
@@ -287,7 +287,7 @@ def _pod_gpus(row: Row, column: str) -> int:
         return row.bad("limits", f"{row.text('limits')}: slices of a GPU are not read", 0)
     texts = row.text(column).split(",") if row.has(column) else []
     if not all(text.isdecimal() for text in texts):
-        return row.bad(column, f"{shown(row.text(column))!r} is no whole number ≥ 0", 0)
+        return row.bad(column, f"{shown(row.text(column))!r} is not a whole number ≥ 0", 0)
     return sum(map(int, texts)) * max(1, int(row.text("parallelism")))
 
 

@@ -1,5 +1,5 @@
-"""Parsers of a trace's fields, and the definition of a format: its columns, and the parser of each field of a
-job."""
+"""Parsers of a trace's fields, and the definition of a format: its columns,
+and the parser of each field of a job."""
 
 import re
 from collections.abc import Callable, Collection, Mapping, Sequence

@@ -72,8 +72,7 @@ def _wrong_range(job: TraceJob) -> str:
     """Why the job's range of workers is not valid; empty: it is valid."""
     if job.workers is None or job.batch_size is None:
         return (
-            "a range needs the columns workers, the most that it may have, and batch_size, of all of "
-            "them "
+            "a range needs the columns workers, the most that it may have, and batch_size, of all of them "
             "together"
         )
     wrong = wrong_shape(job.min_workers, job.workers, job.parameter_servers, None, job.batch_size)

@@ -78,8 +78,8 @@ def likely_column(ours: str, theirs: Sequence[str]) -> str | None:
 
 
 def near_misses(columns: Sequence[str]) -> Sequence[Problem]:
-    """Problems of a header that is of no format, with the option that corrects them; empty: it resembles
-    none."""
+    """Problems of a header that is of no format, with the option that corrects them;
+    empty: it resembles none."""
     missing = [name for name in NEEDED if name not in columns]
     free = [name for name in columns if name not in OWN]
     renames: dict[str, str] = {}

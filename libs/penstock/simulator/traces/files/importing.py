@@ -97,8 +97,8 @@ SETS: Mapping[str, DataSet] = MappingProxyType(
         "tiresias": DataSet("tiresias", "{}_job.csv"),
     }
 )
-"""Data set → its files: `muri/trace3`, `philly/82k`, `openb/default`, `gavel/max_min_fairness`,
-`tiresias/60`."""
+"""Data set → its files: `muri/trace3`, `philly/82k`, `openb/default`,
+`gavel/max_min_fairness`, `tiresias/60`."""
 
 SUMMARIES: Mapping[str, str] = MappingProxyType(
     {"helios": "helios/helios_cluster_summary.csv", "acme": "acme/cluster_summary.csv"}
@@ -107,8 +107,8 @@ SUMMARIES: Mapping[str, str] = MappingProxyType(
 
 
 def data_root() -> Path | None:
-    """The folder of the data sets: the environment's PENSTOCK_DATA, else `../shared/data`; None if neither
-    exists."""
+    """The folder of the data sets: the environment's PENSTOCK_DATA, else `../shared/data`;
+    None if neither exists."""
     found = os.environ.get(DATA_VARIABLE)
     root = Path(found) if found else Path(DEFAULT_DATA)
     return root if root.is_dir() else None

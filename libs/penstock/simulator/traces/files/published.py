@@ -17,7 +17,7 @@ from penstock.simulator.traces.files.fields import Format
 from penstock.simulator.traces.files.formats import FORMATS
 
 PASSED = "passed"
-"""Column with the kind of a line that is no job of a trace."""
+"""Column with the kind of a line that is not a job of a trace."""
 COLUMNS = (
     "job_id",
     "submit_s",
@@ -111,7 +111,7 @@ def _philly_values(job: Mapping[str, Any]) -> tuple[list[tuple[str, str]], dict[
         if start and end:
             moments = moment_of(start), moment_of(end)
             if None in moments:
-                wrong.append((f"attempts.{number}", f"{start[:32]!r} or {end[:32]!r} is no date and time"))
+                wrong.append((f"attempts.{number}", f"{start[:32]!r} or {end[:32]!r} is not a date and time"))
                 continue
             ran_s += max(0.0, moments[1].at_s - moments[0].at_s)  # type: ignore[union-attr]
         details = attempt.get("detail")

@@ -107,8 +107,8 @@ def _lines(
 def _named(
     path: Path, columns: Sequence[str], renames: Mapping[str, str]
 ) -> tuple[str, Format, Sequence[str], Mapping[str, str]]:
-    """The format of a file with these columns, the format's names of them, and the file's names if they
-    differ."""
+    """The format of a file with these columns, the format's names of them,
+    and the file's names if they differ."""
     if renames:
         ends = _difference(renames.get(DURATION, ""), columns)
         some = {ours: theirs for ours, theirs in renames.items() if ours != DURATION or ends is None}
@@ -151,8 +151,8 @@ def _no_format() -> Problem:
 def _renamed(
     path: Path, columns: Sequence[str], renames: Mapping[str, str]
 ) -> tuple[Sequence[str], Mapping[str, str]]:
-    """The columns under our names. A column with a name of ours that is assigned to another column is not
-    read."""
+    """The columns under our names.
+    A column with a name of ours that is assigned to another column is not read."""
     for ours, theirs in renames.items():
         if theirs not in columns:
             known = ", ".join(map(shown, columns))

@@ -269,8 +269,8 @@ def _width(bounds: Bounds) -> float:
 
 
 def _times(steps: Bounds, step: Bounds) -> Bounds:
-    """Bounds of the product; the errors of both are independent, so that their squares add, in ln and on each
-    side."""
+    """Bounds of the product; the errors of both are independent, so that their squares add,
+    in ln and on each side."""
     middle = steps.middle * step.middle
     if middle <= 0:
         return Bounds(middle, 0.0, steps.high * step.high)

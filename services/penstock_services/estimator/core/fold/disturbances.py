@@ -81,8 +81,8 @@ def _meet(live: Mapping[str, LiveJob], holders: Holders, job_id: str, now_ms: in
 
 
 def adjusted(job: LiveJob, fact: CoresDecided | BandwidthDecided, now_ms: int) -> None:
-    """Applied as decided: where a node cannot obey, the step stays as it was, and less is learned than could
-    be."""
+    """Applied as decided: where a node cannot obey, the step stays as it was,
+    and less is learned than could be."""
     if job.progress is None or fact.task_id not in job.workers:
         return
     worker, before = list(job.workers).index(fact.task_id), job.progress.conditions

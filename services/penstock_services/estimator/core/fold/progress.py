@@ -187,8 +187,8 @@ class Published(NamedTuple):
 
 @dataclass(slots=True)
 class Progress:
-    """Of a job's current attempt; iterations and losses are the job's. `evolve` (state.py) is the only
-    writer."""
+    """Of a job's current attempt; iterations and losses are the job's.
+    `evolve` (state.py) is the only writer."""
 
     attempt: int
     placed_ms: int
@@ -273,8 +273,8 @@ class Progress:
         return self.disturbed & ~changed | Disturbance.BRIEFLY
 
     def _unusual_ms(self, now_ms: int) -> float:
-        """Time with other cores than the settled ones, or a cap. Unknown time, from before a restart,
-        counts."""
+        """Time with other cores than the settled ones, or a cap.
+        Unknown time, from before a restart, counts."""
         usual_ms = self.lasted_ms.get(self.usual, 0)
         if self.conditions._replace(neighbours=()) == self.usual:
             usual_ms += self._lasted_ms(now_ms)
@@ -288,8 +288,8 @@ class Progress:
         return max(0, now_ms - max(self.since_ms, self.started_ms or 0))
 
     def skipped_ms(self) -> float | None:
-        """Time that the iterations before this attempt take on its placement, undisturbed, ≥ 0; None: not
-        known."""
+        """Time that the iterations before this attempt take on its placement, undisturbed,
+        ≥ 0; None: not known."""
         step_ms = self.undisturbed.mean_ms
         if self.first is None or self.started_ms is None or step_ms != step_ms:
             return None
@@ -347,16 +347,16 @@ class Progress:
         )
 
     def publish(self, found: Published) -> None:
-        """A remaining time was written to the ledger. Thinned to every second one; the first and the last
-        stay."""
+        """A remaining time was written to the ledger. Thinned to every second one;
+        the first and the last stay."""
         self.published.append(found)
         if len(self.published) > MAX_PUBLISHED:
             last = self.published[-1:] if len(self.published) % 2 == 0 else []
             self.published = [*self.published[::2], *last]
 
     def max_iterations(self, asked: int | None) -> int | None:
-        """Iterations in all: as the script reports, else as the job asked for; None: unknown, or passed
-        already."""
+        """Iterations in all: as the script reports, else as the job asked for;
+        None: unknown, or passed already."""
         total = asked if self.total is None else self.total
         return total if total is not None and total >= self.done else None
 
@@ -385,8 +385,8 @@ def begun(
     gpu: str,
     before: Progress | None = None,
 ) -> Progress:
-    """Progress of a new attempt. The job's iterations and losses stay; step times only if it is placed as
-    before."""
+    """Progress of a new attempt. The job's iterations and losses stay;
+    step times only if it is placed as before."""
     ring, alone = ring_of(places), placed(places)
     found = Progress(
         attempt,

@@ -27,8 +27,8 @@ PROGRESS = frozenset(
 
 
 def recall_from(state: State, offset: int) -> int:
-    """Offset from which on records before the snapshot, which ends at `offset`, hold the progress of running
-    jobs."""
+    """Offset from which on records before the snapshot, which ends at `offset`,
+    hold the progress of running jobs."""
     if state.recall_seq is None:
         return offset
     oldest = state.recall_seq - 1  # a record's offset is at least its seq - 1: void ones stand between

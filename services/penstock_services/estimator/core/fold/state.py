@@ -1,5 +1,5 @@
-"""State of the estimator: the fold of the cell's ledger, as far as estimates need it. `evolve` is the only
-writer."""
+"""State of the estimator: the fold of the cell's ledger, as far as estimates need it.
+`evolve` is the only writer."""
 
 import math
 from collections import OrderedDict
@@ -259,8 +259,8 @@ def _exited(state: State, at: At, fact: external_events.TaskExited) -> None:
 
 
 def _peak(job: LiveJob, used: Usage) -> None:
-    """Peak of a task that did not succeed. GPU memory is measured on the device and includes a
-    neighbour's."""
+    """Peak of a task that did not succeed.
+    GPU memory is measured on the device and includes a neighbour's."""
     alone = job.progress is not None and not job.progress.disturbed & Disturbance.SHARED
     gpu_mib = bounded(used.gpu_memory_mib) if alone else UNKNOWN
     job.earlier.peak = job.earlier.peak.or_more(Peak(bounded(used.host_memory_mib), gpu_mib))
@@ -357,8 +357,8 @@ def _finish(state: State, run: FinishedRun) -> None:
 
 
 def learn(state: State, run: FinishedRun) -> None:
-    """Adds a finished run, or a task that ran out of memory, to the tables; in the order in which they
-    ended."""
+    """Adds a finished run, or a task that ran out of memory, to the tables;
+    in the order in which they ended."""
     promised_mib = 0 if run.estimate is None else run.estimate.host_memory_mib
     if run.rejected.startswith(REASON):
         limit_mib = run.limit_mib if run.exhausted else promised_mib  # earlier versions stored no limit

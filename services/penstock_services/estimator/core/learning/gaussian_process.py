@@ -25,8 +25,8 @@ class Posterior:
     """Of a function with mean 0, given `y` at n cells."""
 
     def __init__(self, gram: Floats, noise: Floats, y: Floats) -> None:
-        """`gram`: covariance of the cells, shape (n, n); `noise`: variance of each y. Raises
-        `LinAlgError`."""
+        """`gram`: covariance of the cells, shape (n, n);
+        `noise`: variance of each y. Raises `LinAlgError`."""
         self.y = y
         self.root: Floats = np.linalg.inv(np.linalg.cholesky(gram + np.diag(noise)))
         """R with RᵀR = (gram + noise)⁻¹."""

@@ -28,8 +28,8 @@ class _Array(msgspec.Struct, array_like=True):
 
 
 def to_bytes(model: object) -> bytes:
-    """The same model gives the same bytes. Dataclasses, named tuples, mappings, tuples, arrays, numbers,
-    text."""
+    """The same model gives the same bytes.
+    Dataclasses, named tuples, mappings, tuples, arrays, numbers, text."""
     return msgspec.msgpack.encode((FORMAT, model), enc_hook=_plain)
 
 
@@ -44,16 +44,20 @@ def version_of(kind: str, digest: str) -> str:
 
 
 def from_bytes(body: bytes, digest: str, kind: type[Saved]) -> Saved:
-    """The model of `kind` that `to_bytes` wrote. Raises `BadModel`, also for a whole model of another
-    digest."""
+    """The model of `kind` that `to_bytes` wrote.
+    Raises `BadModel`, also for a whole model of another digest."""
     if len(body) > MAX_BYTES:
-        raise BadModel(f"larger than {MAX_BYTES} bytes: no model of ours is")
+        raise BadModel(f"larger than {MAX_BYTES} bytes, the maximum of a model")
     if digest_of(body) != digest:
         raise BadModel(
             "the digest does not match: the model was cut short or changed, or is another one; train it again"
         )
     try:
-        written, model = msgspec.msgpack.decode(body, type=tuple[int, kind], dec_hook=_array)  # type: ignore[valid-type]
+        written, model = msgspec.msgpack.decode(
+            body,
+            type=tuple[int, kind],  # type: ignore[valid-type]
+            dec_hook=_array,
+        )
     except (msgspec.DecodeError, ValueError, TypeError) as error:
         raise BadModel(f"written by another version of Penstock ({error}); train it again") from error
     if written != FORMAT:
@@ -73,5 +77,5 @@ def _array(kind: Any, value: Any) -> Any:
     dtype = np.dtype(get_args(get_args(kind)[1])[0]).newbyteorder("<")
     array = np.frombuffer(found.values, dtype).reshape(found.shape)
     if array.dtype.kind == "f" and not np.isfinite(array).all():
-        raise ValueError("an array holds what is no number")
+        raise ValueError("an array holds a value that is not a number")
     return array

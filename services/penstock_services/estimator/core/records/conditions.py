@@ -17,8 +17,8 @@ FULL = 100  # percent of memory bandwidth: not capped
 
 
 class Disturbance(IntFlag):
-    """How a run differs from one that has its GPUs and the cores of its placement for itself from start to
-    end."""
+    """How a run differs from one that has its GPUs and the cores of its placement for itself
+    from start to end."""
 
     SHARED = 1
     """Another job held a part of one of its GPUs for some time."""
@@ -58,13 +58,13 @@ EXCLUDED: Mapping[str, Disturbance] = MappingProxyType(
         "gpu_utilisation_std": SLOWED,
     }
 )
-"""Field of `Run` → the disturbances under which its measurement is not comparable. Other fields are always
-comparable."""
+"""Field of `Run` → the disturbances under which its measurement is not comparable.
+Other fields are always comparable."""
 
 
 def comparable(name: str, disturbed: float) -> bool:
-    """Whether a run with these disturbances (`Run.disturbed`) teaches this field as well as an undisturbed
-    one."""
+    """Whether a run with these disturbances (`Run.disturbed`) teaches this field as well
+    as an undisturbed one."""
     return not disturbed or not int(disturbed) & EXCLUDED.get(name, 0)
 
 

@@ -19,8 +19,8 @@ UNKNOWN = math.nan
 
 
 class Run(NamedTuple):
-    """One finished, succeeded job: the maximum over its workers, of utilisation the mean. NaN: not
-    measured."""
+    """One finished, succeeded job: the maximum over its workers,
+    of utilisation the mean. NaN: not measured."""
 
     ended_ms: float
     seq: float
@@ -51,8 +51,8 @@ WIDTH = len(Run._fields)
 
 
 def bounded(value: float | None) -> float:
-    """A measured value as the history stores it: ≥ 0, ≤ MAX_VALUE; NaN for None and for values that are not
-    finite."""
+    """A measured value as the history stores it: ≥ 0, ≤ MAX_VALUE;
+    NaN for None and for values that are not finite."""
     if value is None or value != value:
         return UNKNOWN
     return float(min(max(value, 0), MAX_VALUE))

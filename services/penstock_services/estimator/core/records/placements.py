@@ -96,8 +96,8 @@ class Points(NamedTuple):
 
 
 def points(cells: Sequence[Cell], reference_batch: float) -> Points:
-    """`cells` as columns. Placements are compared by the hashes of their numbers, which are the same in every
-    process."""
+    """`cells` as columns. Placements are compared by the hashes of their numbers,
+    which are the same in every process."""
     shapes = [cell.placement for cell in cells]
     return Points(
         np.array([len(shape) for shape in shapes], dtype=np.float64),

@@ -109,8 +109,8 @@ class FinishedRun(NamedTuple):
     role: Role = "worker"
     """Role of that task."""
     corrected: str = ""
-    """By what its run time was corrected; empty: it is as measured. The run's disturbances are in
-    `measured`."""
+    """By what its run time was corrected; empty: it is as measured.
+    The run's disturbances are in `measured`."""
 
 
 def job_info(spec: JobSpec) -> JobInfo:

@@ -27,8 +27,8 @@ ON_GPU = slice(3, 5)
 T_WORK, T_HALF, T_HALF_SHARED, T_WORK_GPU, T_HALF_GPU = range(SHARES, SHARES + 5)
 RATES = SHARES + 5
 FIRST = (0.0, 0.0, 0.0, -1.0, -2.0, 0.0, -0.5, -1.0, 0.0, -0.5)
-"""Mean of the prior on the logarithms, and start of the search: the GPU model's own share is small until
-measured."""
+"""Mean of the prior on the logarithms, and start of the search:
+the GPU model's own share is small until measured."""
 FIRST_RATE, FIRST_NOISE = -2.0, -2.0
 PRIOR_VARIANCE = 2.0  # a factor of 4 costs half a unit of likelihood
 PRIOR_VARIANCE_NOISE = 4.0
@@ -76,8 +76,8 @@ class Covariance:
         return self.to(others)(some)
 
     def to(self, others: Inputs) -> Callable[[Inputs], Floats]:
-        """`between` with these others, for many questions. The effect of names and widths on a term has eight
-        cases."""
+        """`between` with these others, for many questions.
+        The effect of names and widths on a term has eight cases."""
         columns, weight = list(self.columns), _weights(self.values, _layout(len(self.columns)))
         same, differs, narrow = (np.arange(8) & bit > 0 for bit in (4, 2, 1))
         factor = np.exp(self.values[:SHARES, None] - weight[:, -2:] @ np.array([narrow, differs]))

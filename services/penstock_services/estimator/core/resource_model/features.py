@@ -43,8 +43,8 @@ Key = tuple[str, bool]
 
 @dataclass(frozen=True, slots=True)
 class Inputs:
-    """Jobs as input of the kernels. All of length n; `columns` shape (n, WIDTH), standardised but for
-    GPUS."""
+    """Jobs as input of the kernels. All of length n;
+    `columns` shape (n, WIDTH), standardised but for GPUS."""
 
     columns: Floats
     workload: Indexes
@@ -127,8 +127,8 @@ class Features:
         return columns, np.array(half, dtype=np.intp)
 
     def _known(self, model: str, half: bool) -> tuple[float, float, float, float]:
-        """The usual batch, as a logarithm, and the line, of a workload at this width or else the other; NaN:
-        unknown."""
+        """The usual batch, as a logarithm, and the line,
+        of a workload at this width or else the other; NaN: unknown."""
         key, other = (model, half), (model, not half)
         usual = self.batches.get(key)
         line = self.lines.get(key) or self.lines.get(other) or NO_LINE

@@ -94,8 +94,8 @@ REST = re.compile(
 
 @lru_cache(maxsize=1_024)  # names come from nodes and job files: few, and each is looked up often
 def facts_of(name: str) -> GpuFacts | None:
-    """The facts of a GPU by any of its names ("NVIDIA A100-SXM4-80GB", "RTX 2080 Ti", "V100-16"); None:
-    unknown."""
+    """The facts of a GPU by any of
+    its names ("NVIDIA A100-SXM4-80GB", "RTX 2080 Ti", "V100-16"); None: unknown."""
     plain = MAKERS_WORDS.sub("", name.upper())
     for text in dict.fromkeys((GROUP.sub("", plain), plain)):
         for known in NAMES:

@@ -46,8 +46,8 @@ class Task:
 
 @dataclass(frozen=True, slots=True)
 class Runs:
-    """Finished runs: `tasks` and, per label, one value each (NaN: not measured). Shape of each label:
-    (runs,)."""
+    """Finished runs: `tasks` and, per label, one value each (NaN: not measured).
+    Shape of each label: (runs,)."""
 
     tasks: tuple[Task, ...]
     labels: Mapping[str, Floats]
@@ -88,6 +88,6 @@ def half_precision(precision: str) -> bool:
 
 
 def cell_of(task: Task) -> tuple[str, float, str, str]:
-    """Cell of a job: repeats of a measurement have the same GPU model, number of GPUs, workload and
-    precision."""
+    """Cell of a job: repeats of a measurement have the same GPU model, number of GPUs,
+    workload and precision."""
     return (task.gpu, task.gpus, task.model, task.precision)

@@ -1,5 +1,5 @@
-"""The learned model of resources: one Gaussian process per label, with cross-conformal prediction
-intervals."""
+"""The learned model of resources: one Gaussian process per label,
+with cross-conformal prediction intervals."""
 
 import math
 from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
@@ -269,8 +269,8 @@ def as_new(features: Features, runs: Runs, tasks: Sequence[Task], kind: Callable
 
 
 def grouped(names: Sequence[Hashable]) -> tuple[Indexes, Indexes]:
-    """Per different name the first row that has it, in their order, and for each row the number of its
-    name."""
+    """Per different name the first row that has it, in their order,
+    and for each row the number of its name."""
     found: dict[Hashable, int] = {}
     first = []
     number = np.empty(len(names), dtype=np.intp)

@@ -1,5 +1,5 @@
-"""Training set and evaluation of the model of resources: which finished runs it uses, and how a model is
-scored."""
+"""Training set and evaluation of the model of resources: which finished runs it uses,
+and how a model is scored."""
 
 import math
 from collections.abc import Mapping, Sequence

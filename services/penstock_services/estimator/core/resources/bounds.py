@@ -112,8 +112,8 @@ def _candidates(target: int, limit: int | None) -> Iterator[int]:
 
 
 def _cut(value: int | None, limit: int, margin_percent: int | None) -> int | None:
-    """`value`, at most `limit`; with a margin only if the value without the margin is not above `limit`
-    itself."""
+    """`value`, at most `limit`;
+    with a margin only if the value without the margin is not above `limit` itself."""
     if value is None or value <= limit:
         return value
     if margin_percent is not None and value > limit * margin_percent / 100 + 1:

@@ -127,9 +127,8 @@ def guess_from(runs: Runs) -> Guess:
     count, newest_ms = len(runs), runs.column("ended_ms")[-1]
     source = (
         f"median of {count} run{'s' if count > 1 else ''} with the same owner, command, model and batch "
-        "size, "
-        f"newest ended {date(newest_ms)} (ledger seq {runs.column('seq')[-1]:.0f}); memory: the largest of "
-        "them + 10 %"
+        f"size, newest ended {date(newest_ms)} (ledger seq {runs.column('seq')[-1]:.0f}); memory: the "
+        "largest of them + 10 %"
     )
     cores = _of(runs, "busy_cores", median)
     return Guess(

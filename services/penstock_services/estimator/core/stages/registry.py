@@ -37,8 +37,8 @@ MAX_USAGE = 1e15  # of any resource in any unit: the fastest machine has fewer b
 
 
 class Owned(NamedTuple):
-    """One row as it is stored: one owner's measurements of a key. NO_OWNER: the profile that was published
-    last."""
+    """One row as it is stored: one owner's measurements of a key.
+    NO_OWNER: the profile that was published last."""
 
     key: StageKey
     owner: str
@@ -159,8 +159,8 @@ def combined(owners: Sequence[StageProfile]) -> StageProfile | None:
 
 
 def moved(before: StageProfile | None, now: StageProfile) -> bool:
-    """Whether a stage, or idling, differs by more than `MOVED` from before; also where there was no
-    profile."""
+    """Whether a stage, or idling, differs by more than `MOVED` from before;
+    also where there was no profile."""
     if before is None:
         return True
     least = SMALL * before.iteration_ms

@@ -42,8 +42,8 @@ _STEP = 1e-4  # of the numeric derivative; the parameters are of order 1
 
 
 class Shape(NamedTuple):
-    """`log_s`: ln of the step in seconds. `sync_share`: ∂ ln t / ∂ ln S, 0 (hidden) to 1. Both of shape
-    (cells,)."""
+    """`log_s`: ln of the step in seconds. `sync_share`: ∂ ln t / ∂ ln S, 0 (hidden) to 1.
+    Both of shape (cells,)."""
 
     log_s: Floats
     sync_share: Floats

@@ -23,8 +23,8 @@ MAX_PLANNED = 64
 
 
 class Probe(NamedTuple):
-    """One cell to measure. `spread_before`, `spread_after`: root of the mean variance of ln t, weighted by
-    use."""
+    """One cell to measure. `spread_before`, `spread_after`:
+    root of the mean variance of ln t, weighted by use."""
 
     cell: Cell
     spread_before: float

@@ -85,8 +85,8 @@ class StepTier:
         )
 
     def answer(self, asked: StepQuestion) -> StepAnswer | None:
-        """The model's answer, through an LRU cache; None where it has only the prior that all networks
-        share."""
+        """The model's answer, through an LRU cache;
+        None where it has only the prior that all networks share."""
         if self.model is None:
             return None
         if asked not in self._answers:
@@ -95,8 +95,8 @@ class StepTier:
         return None if found is None or found.spread > MAX_SPREAD else found
 
     def options(self, spec: JobSpec, gpus_each: int) -> tuple[ShapeOption, ...]:
-        """Known step times of a moldable job, on the kind of GPU of which most is known; the shapes that are
-        offered."""
+        """Known step times of a moldable job, on the kind of GPU of which most is known;
+        the shapes that are offered."""
         if gpus_each < 1 or (spec.resources.gpu_share_milli or WHOLE_GPU) < WHOLE_GPU:
             return ()
         found: tuple[ShapeOption, ...] = ()

@@ -166,8 +166,8 @@ def _within_quota(samples: Mapping[str, Sequence[Sample]], quota: Quota) -> dict
 
 
 def shared_cells(samples: Sequence[Sample]) -> list[Measurement]:
-    """Of each cell the median over its runs, then over owners, those measured last first; see the module
-    docstring."""
+    """Of each cell the median over its runs, then over owners, those measured last first;
+    see the module docstring."""
     found: dict[Cell, dict[str, list[float]]] = {}
     for sample in samples:
         found.setdefault(sample.cell, {}).setdefault(sample.owner, []).append(log(sample.step_s))
@@ -215,8 +215,8 @@ def owners_apart(samples: Sequence[Sample]) -> float:
 
 
 def teaching_of(tables: Mapping[str, Table], samples: Sequence[Sample]) -> frozenset[str]:
-    """Names of the shared tables from which the prior is learned: those with most cells, few of any one owner
-    alone."""
+    """Names of the shared tables from which the prior is learned: those with most cells,
+    few of any one owner alone."""
     owners: dict[str, set[str]] = {}
     for sample in samples:
         owners.setdefault(name_of(SHARED, sample.network, sample.gpu), set()).add(sample.owner)

@@ -32,15 +32,15 @@ LIKELY = 0.5  # lower odds lead to a warning at submission
 ROUNDED_FROM_MS = 600_000  # a deadline is proposed in whole minutes from here on, below in whole seconds
 
 NO_ESTIMATE = "it has no estimate yet"
-NO_TIME = "how long it will run is not known"
-NO_INTERVAL = "how sure its run time is is not known: nothing is known of its iterations with so many workers"
+NO_TIME = "its run time is unknown"
+NO_INTERVAL = "no confidence interval: this job has no step times for this number of workers"
 OVERDUE = "it takes longer than estimated"
-NOT_IN_LINE = "it is held, or backs off after a failure"
+NOT_IN_LINE = "it is held, or pauses after a failure"
 
 
 class Outlook(NamedTuple):
-    """The forecast of one job. Times are the ledger's, in ms; None where not known, and `unknown` names the
-    cause."""
+    """The forecast of one job. Times are the ledger's, in ms;
+    None where not known, and `unknown` names the cause."""
 
     job_id: str
     qos: str
@@ -263,8 +263,8 @@ def would_hold(one: Outlook) -> str:
     if one.deadline_ms is None or one.deadline_ms > MAX_LEFT_MS:
         return "give a later one"
     with_ = "" if one.sure_workers is None else f" with {count(one.sure_workers, 'worker')}"
-    sure = f"with a probability of {100 * one.level:.0f} %{with_}, as the queue is now"
-    return f"a deadline of {proposed(one.deadline_ms)} would hold {sure}"
+    sure = f"with a probability of {100 * one.level:.0f} %{with_}, given the present queue"
+    return f"a deadline of {proposed(one.deadline_ms)} would be met {sure}"
 
 
 def proposed(deadline_ms: int) -> str:

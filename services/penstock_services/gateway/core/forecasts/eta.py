@@ -19,9 +19,8 @@ from penstock.model.nouns.types import Estimate
 MAX_LEFT_MS = 100 * 366 * 86_400_000  # a century: an upper bound for display
 REPORT_PROGRESS = (
     "Let the training report its progress: `from penstock.sdk.progress import progress`, then "
-    "`progress(done, total)` "
-    "after each iteration. Else only a later run of the same job can be predicted, from how long this one "
-    "takes."
+    "`progress(done, total)` after each iteration. Else only a later run of the same job can be predicted, "
+    "from how long this one takes."
 )
 ASK_WHY = "`penstock why` shows why it waits."
 

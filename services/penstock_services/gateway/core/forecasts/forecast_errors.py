@@ -26,8 +26,8 @@ class ForecastErrors:
         self._factors: deque[float] = deque(maxlen=NEWEST)
 
     def asked(self, job_id: str, now_ms: int, starts_ms: int) -> None:
-        """A forecast was made for a job of the queue; one by which it starts at once says nothing about
-        waits."""
+        """A forecast was made for a job of the queue;
+        one by which it starts at once says nothing about waits."""
         if starts_ms > now_ms:
             self._open.setdefault(job_id, (now_ms, starts_ms))
             if len(self._open) > MAX_OPEN:

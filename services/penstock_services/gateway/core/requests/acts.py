@@ -106,15 +106,15 @@ def read_fields(body: bytes, kind: type[A]) -> A:
     try:
         fields = orjson.loads(body or b"{}")
     except orjson.JSONDecodeError as error:
-        raise invalid("this is no request", [BadField("body", str(error), EXAMPLE)]) from error
+        raise invalid("this is not a request", [BadField("body", str(error), EXAMPLE)]) from error
     if not isinstance(fields, dict):
-        raise invalid("this is no request", [BadField("body", "is no object", EXAMPLE)])
+        raise invalid("this is not a request", [BadField("body", "is not an object", EXAMPLE)])
     if named := [name for name in FROM_THE_TOKEN if name in fields]:
         raise _named(named)
     try:
         found: A = checked(kind, fields)
     except ValidationError as error:
-        raise invalid("this is no request", bad_fields(error)) from error
+        raise invalid("this is not a request", bad_fields(error)) from error
     return found
 
 
@@ -134,4 +134,4 @@ def check_command(
 
 def _named(fields: list[str]) -> Problem:
     wrong = [BadField(field, "follows from the token", f"remove `{field}`") for field in fields]
-    return invalid("this is no request", wrong)
+    return invalid("this is not a request", wrong)

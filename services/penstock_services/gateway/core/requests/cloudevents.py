@@ -49,7 +49,8 @@ def batch(body: bytes) -> list[Envelope]:
     found = read_json(body)
     if not isinstance(found, list) or not 1 <= len(found) <= MAX_BATCH_EVENTS:
         raise invalid(
-            "this is no batch", [BadField("body", "is no list of events", f"give 1 to {MAX_BATCH_EVENTS}")]
+            "this is not a batch",
+            [BadField("body", "is not a list of events", f"give 1 to {MAX_BATCH_EVENTS}")],
         )
     return [_from_object(entry, f"{number}.") for number, entry in enumerate(found)]
 
@@ -57,20 +58,21 @@ def batch(body: bytes) -> list[Envelope]:
 def _from_object(found: Any, prefix: str = "") -> Envelope:
     if not isinstance(found, dict):
         raise invalid(
-            "this is no event", [BadField(prefix.rstrip(".") or "body", "is no object", "send a CloudEvent")]
+            "this is not an event",
+            [BadField(prefix.rstrip(".") or "body", "is not an object", "send a CloudEvent")],
         )
     if "data_base64" in found or "data" not in found:
         field = BadField(
             f"{prefix}data", "is missing", "give the event's fields as a JSON object under `data`"
         )
-        raise invalid("this is no event", [field])
+        raise invalid("this is not an event", [field])
     wrong = [
-        BadField(f"{prefix}{name}", "is no text", "quote it")
+        BadField(f"{prefix}{name}", "is not a text", "quote it")
         for name in (*ATTRIBUTES, *EXTENSIONS)
         if found.get(name) is not None and not isinstance(found[name], str)
     ]
     if wrong:
-        raise invalid("this is no event", wrong)
+        raise invalid("this is not an event", wrong)
     attributes = {name: found.get(name) for name in (*ATTRIBUTES, *EXTENSIONS)}
     return _envelope(attributes, msgspec.json.encode(found["data"]), prefix)
 

@@ -1,5 +1,5 @@
-"""Body of a profiling request: which runs would reduce the uncertainty about a network's iterations most.
-Pure."""
+"""Body of a profiling request:
+which runs would reduce the uncertainty about a network's iterations most. Pure."""
 
 from typing import Annotated
 

@@ -81,10 +81,10 @@ def owned(spec: JobSpec, tenant: str | None) -> JobSpec:
     name that looks like an id, and for given parents."""
     if spec.parents:
         field = BadField("parents", "is set by the gateway", "leave it out")
-        raise invalid("this is no job", [field])
+        raise invalid("this is not a job", [field])
     if is_generated(spec.name):
         field = BadField("name", "has the form of a job's id", "choose another, such as one with a '-'")
-        raise invalid("this is no job", [field])
+        raise invalid("this is not a job", [field])
     return spec if tenant is None else msgspec.structs.replace(spec, owner=tenant)
 
 
@@ -95,7 +95,7 @@ def read_json(body: bytes) -> Any:
         _refuse_keys_twice(body)
     except (msgspec.DecodeError, RecursionError) as error:
         raise invalid(
-            "this is no JSON", [BadField("body", str(error)[:512], "send well-formed JSON")]
+            "this is not JSON", [BadField("body", str(error)[:512], "send well-formed JSON")]
         ) from error
     return found
 
@@ -114,7 +114,7 @@ def _refuse_keys_twice(body: bytes) -> None:
         found = [
             BadField(key[:64] or "body", "stands twice in an object", "remove one of them") for key in twice
         ]
-        raise invalid("this is no JSON to rely on", found)
+        raise invalid("this JSON is ambiguous", found)
 
 
 def spec_from_json(body: bytes) -> JobSpec:
@@ -123,9 +123,9 @@ def spec_from_json(body: bytes) -> JobSpec:
         spec = checked_json(JobSpec, body, strict=True)
         _refuse_keys_twice(body)
     except ValidationError as error:
-        raise invalid("this is no job", bad_fields(error)) from error
+        raise invalid("this is not a job", bad_fields(error)) from error
     except RecursionError as error:
-        raise invalid("this is no job", [_too_deep()]) from error
+        raise invalid("this is not a job", [_too_deep()]) from error
     return spec
 
 
@@ -135,15 +135,15 @@ def spec_from_yaml(body: bytes) -> JobSpec:
         data = yaml.load(body, PlainLoader)
     except (yaml.YAMLError, UnicodeDecodeError, ValueError) as error:
         raise invalid(
-            "this is no YAML", [BadField("body", _unreadable(error), "correct the file")]
+            "this is not YAML", [BadField("body", _unreadable(error), "correct the file")]
         ) from error
     except RecursionError as error:
-        raise invalid("this is no YAML", [_too_deep()]) from error
+        raise invalid("this is not YAML", [_too_deep()]) from error
     try:
         return parse_job(data)
     except BadJob as error:
         raise invalid(
-            "this is no job", [_split(problem.field, problem.text) for problem in error.problems]
+            "this is not a job", [_split(problem.field, problem.text) for problem in error.problems]
         ) from error
 
 
@@ -181,8 +181,8 @@ def submission(job_id: str, spec: JobSpec) -> JobSubmitted:
 
 
 def spec_digest(spec: JobSpec) -> str:
-    """Equal for jobs with the same meaning, in any notation, whoever submits them and however long they are
-    followed."""
+    """Equal for jobs with the same meaning, in any notation,
+    whoever submits them and however long they are followed."""
     apart = ("tied_to", "tied_grace_ms", "parents")
     written = {name: value for name, value in as_written(spec).items() if name not in apart}
     canonical = json.dumps(written, sort_keys=True, ensure_ascii=False)

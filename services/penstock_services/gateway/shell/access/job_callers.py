@@ -1,5 +1,5 @@
-"""Authentication of running tasks by the tokens that their nodes sign
-(`penstock.runtime.keys.job_tokens`)."""
+"""Authentication of running tasks by the tokens
+that their nodes sign (`penstock.runtime.keys.job_tokens`)."""
 
 import asyncio
 
@@ -15,13 +15,13 @@ FOLDED_WITHIN_S = 5.0  # its placement; a task that has started may be quicker t
 
 
 async def caller_of_token(follower: Follower, text: str) -> Caller:
-    """The task whose token this is. Raises `Problem` 401 for one that no node has signed, else as
-    `task_caller`."""
+    """The task whose token this is.
+    Raises `Problem` 401 for one that no node has signed, else as `task_caller`."""
     token = parsed(text)
     node = None if token is None else follower.state.nodes.get(token.claim.node_id)
     if token is None or node is None or node.public_key is None or not token.proven(node.public_key):
         detail = (
-            "this is no job's token, whole and signed by its node; send what the file "
+            "this is not a job's token, whole and signed by its node; send what the file "
             "PENSTOCK_TOKEN_FILE of the task holds"
         )
         raise Problem(401, "job_token_forged", detail)

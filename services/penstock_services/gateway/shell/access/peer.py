@@ -22,8 +22,8 @@ Address = tuple[str, int]
 
 
 class Peers:
-    """One socket to the kernel. Raises OSError where there is no such service (a kernel without
-    `inet_diag`)."""
+    """One socket to the kernel.
+    Raises OSError where there is no such service (a kernel without `inet_diag`)."""
 
     def __init__(self) -> None:
         self._kernel = socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, NETLINK_SOCK_DIAG)

@@ -15,8 +15,8 @@ logger = logging.getLogger(__name__)
 
 
 class ServerCertificate:
-    """Certificate for new connections: the files as they were at the start, or at the last `renew` that
-    succeeded."""
+    """Certificate for new connections: the files as they were at the start,
+    or at the last `renew` that succeeded."""
 
     def __init__(self, certificate: Path, key: Path) -> None:
         """Raises `ConfigurationError` as `server_context` does."""

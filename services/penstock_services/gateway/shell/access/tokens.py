@@ -30,8 +30,8 @@ class TokenFile:
         return self._latest().get(digest(token))
 
     def digests_of(self, node_id: str) -> list[bytes]:
-        """SHA-256 of each token of this node's reporter, from the present file. Raises
-        `ConfigurationError`."""
+        """SHA-256 of each token of this node's reporter,
+        from the present file. Raises `ConfigurationError`."""
         return [found for found, caller in self._latest().items() if caller.node == node_id]
 
     def _latest(self) -> Tokens:

@@ -1,5 +1,5 @@
-"""Dry run of a submission: its estimate by the estimator's own code in a worker process, and the odds of its
-deadline."""
+"""Dry run of a submission: its estimate by the estimator's own code in a worker process,
+and the odds of its deadline."""
 
 import asyncio
 from collections.abc import Sequence
@@ -50,7 +50,7 @@ async def refuse_late(gateway: Gateway, spec: JobSpec) -> None:
     refused: else no job of its kind could ever be learned."""
     field = "deadline" if spec.deadline_ms is not None else "qos"
     if not spec.timed or (spec.deadline_ms is None and spec.qos == "urgent"):
-        text, remedy = "names no time at which it should be done", "give a deadline, or qos prior or normal"
+        text, remedy = "names no deadline", "give a deadline, or qos prior or normal"
         raise Problem(400, "no_deadline", f"the job {text}; {remedy}", [BadField("deadline", text, remedy)])
     _, found = await _expected(gateway, spec)
     if found is None or found.odds is None or found.odds >= found.level:

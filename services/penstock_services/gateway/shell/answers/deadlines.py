@@ -16,8 +16,8 @@ ESTIMATED_WITHIN_S = 0.5  # estimator and placer answer a submission within mill
 
 
 def outlook_of(gateway: Gateway, job_id: str) -> Outlook | None:
-    """Present odds; None: the fold does not hold the job, or it names neither a deadline nor a service
-    class."""
+    """Present odds; None: the fold does not hold the job,
+    or it names neither a deadline nor a service class."""
     job, now_ms = gateway.follower.state.jobs.get(job_id), gateway.follower.now_ms()
     if job is None:
         return None

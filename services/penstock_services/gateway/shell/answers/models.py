@@ -10,6 +10,7 @@ import orjson
 
 from penstock.errors import PenstockError
 from penstock.runtime.settings import Settings
+from penstock.text.installing import installing
 from penstock_services.gateway.core.problems import Problem
 from penstock_services.gateway.shell.gateway import Gateway
 
@@ -19,10 +20,7 @@ Answer = dict[str, Any]
 def require_free_models(gateway: Gateway) -> None:
     """Raises `Problem`."""
     if find_spec("scipy") is None or find_spec("penstock_services.estimator") is None:
-        remedy = (
-            "models can be read where the estimator is installed; pip install 'penstock[estimator]' "
-            "beside the gateway"
-        )
+        remedy = f"models need the estimator beside the gateway; {installing('estimator')}"
         raise Problem(503, "no_estimator", remedy)
     if gateway.models.lock.locked():
         raise Problem(429, "overloaded", "another question about models is being answered", retry_after_s=1)

@@ -44,8 +44,8 @@ class Past(NamedTuple):
 
 
 def explain_past(stored: Stored | None, values: list[bytes], job_id: str) -> Past:
-    """Folds valid records on a snapshot and explains the job. Raises `Damaged`, `UnknownJob`. For a
-    worker."""
+    """Folds valid records on a snapshot and explains the job.
+    Raises `Damaged`, `UnknownJob`. For a worker."""
     replica = Replica() if stored is None else restore(stored)
     for offset, value in enumerate(values, replica.offset):
         replica.take(value, offset)

@@ -26,8 +26,8 @@ CA = "PENSTOCK_NODE_LOG_CA"
 
 
 class NodeLogs:
-    """The connections of one gateway to all log servers. `ca`: the authority of encrypting servers; None: the
-    system's."""
+    """The connections of one gateway to all log servers.
+    `ca`: the authority of encrypting servers; None: the system's."""
 
     def __init__(self, ca: Path | None) -> None:
         self._ca = SYSTEM_CA if ca is None else str(ca)
@@ -40,8 +40,8 @@ class NodeLogs:
     def reading(
         self, url: str, key: LogKey, member: Member, ask: Ask, offset: int | None, *, follow: bool
     ) -> "Reading":
-        """One request to the server at `url`; `offset`: of the first wanted byte, None: `ask` decides. Raises
-        `Unreadable`."""
+        """One request to the server at `url`;
+        `offset`: of the first wanted byte, None: `ask` decides. Raises `Unreadable`."""
         return Reading(self._client(url.startswith("https")), url, key, member, ask, offset, follow=follow)
 
     async def session(

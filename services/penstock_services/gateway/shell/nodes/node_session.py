@@ -1,5 +1,5 @@
-"""Session with a program on a node, such as a command in a task: lines in both directions
-(`penstock.session_lines`)."""
+"""Session with a program on a node, such as a command in a task:
+lines in both directions (`penstock.session_lines`)."""
 
 from collections.abc import AsyncIterator
 from typing import Any

@@ -43,8 +43,8 @@ class Follower:
         self.log_ms: int | None = None
         """The log's own timestamp of the latest valid record; None: none was read yet."""
         self.undecodable: UndecodableRecord | None = None
-        """The record before which the replica stands until an operator amends it; the tables stand there,
-        too."""
+        """The record before which the replica stands until an operator amends it;
+        the tables stand there, too."""
         self.forecasts = ForecastErrors()
         self._clock = ReadersClock()
         if replica.state.now_ms:  # of a snapshot, whose records have no stamps
@@ -149,8 +149,8 @@ class Follower:
         self._changed = asyncio.Event()
 
     def next_change(self) -> asyncio.Event:
-        """Set when the next record has been folded. Take it before reading the state, so that no change is
-        missed."""
+        """Set when the next record has been folded.
+        Take it before reading the state, so that no change is missed."""
         return self._changed
 
     def acknowledged(self, job_id: str, row: Row) -> None:

@@ -245,8 +245,7 @@ async def decisions(
     rows = await _decisions(
         request,
         "($1::text IS NULL OR job_id = $1) AND ($2::text IS NULL OR kind = $2) AND ($3::bigint IS NULL OR "
-        "seq < $3) "
-        "ORDER BY seq DESC, n DESC LIMIT $4",
+        "seq < $3) ORDER BY seq DESC, n DESC LIMIT $4",
         job,
         kind,
         before,

@@ -148,8 +148,8 @@ async def _permitted(gateway: Gateway, caller: Caller, envelope: Envelope) -> En
 
 
 def _check_free(gateway: Gateway, event: JobSubmitted) -> None:
-    """Raises `Problem` for the id of another tenant's job. The placer refuses events that pass another
-    gateway."""
+    """Raises `Problem` for the id of another tenant's job.
+    The placer refuses events that pass another gateway."""
     known = gateway.follower.job(event.job_id)
     if known is not None and known["owner"] != event.spec.owner:
         raise Problem(409, "job_id_taken", f"job {event.job_id} belongs to {known['owner']}; give another id")
@@ -182,8 +182,8 @@ def _unusable(job_id: str) -> tuple[str, str] | None:
 
 
 def _in_own_trace(gateway: Gateway, envelope: Envelope) -> Envelope:
-    """A submission belongs to its job's trace, not to the trace it was sent in; other contexts are passed
-    on."""
+    """A submission belongs to its job's trace, not to the trace it was sent in;
+    other contexts are passed on."""
     if isinstance(envelope.data, JobSubmitted):
         root = gateway.traces.start_job_trace(envelope.data.job_id)
         return replace(envelope, traceparent=gateway.traces.upcoming("submit", root, "submit"))

@@ -198,8 +198,7 @@ async def _forgotten(gateway: Gateway, job_id: str) -> str:
     day = datetime.fromtimestamp(forgotten_ms / 1_000, UTC).date().isoformat()
     return (
         f". Jobs that ended up to {day} have left the tables (PENSTOCK_ENDED_JOBS_DAYS): the ledger and its "
-        "archive have them, "
-        f"`penstock replay --decision {job_id}` shows the last placement"
+        f"archive have them, `penstock replay --decision {job_id}` shows the last placement"
     )
 
 

@@ -88,8 +88,8 @@ async def logs(
     since_ms: SinceMs = None,
     form: Annotated[Form, Query(alias="format", description="ndjson: one object per line")] = Form.TEXT,
 ) -> Response:
-    """Standard output and error of a job's tasks; each line with its task before it where there are
-    several."""
+    """Standard output and error of a job's tasks;
+    each line with its task before it where there are several."""
     gateway = gateway_of(request)
     await own_job(request, job_id, "output")
     ask = Ask(tail, since_ms, None if since is None else min(duration_ms(since), MAX_MS), wall_ms())
@@ -172,9 +172,8 @@ async def _members(
             return chosen
     await gateway.fresh()
     rows = await gateway.store.rows(
-        "SELECT json_build_array(task_id, job_id, attempt, node_id, started_ms IS NOT NULL)::text FROM tasks "
-        "WHERE job_id = $1 "
-        "AND ($2::int IS NULL OR attempt = $2) AND attempt >= $3 ORDER BY attempt "
+        "SELECT json_build_array(task_id, job_id, attempt, node_id, started_ms IS NOT NULL)::text FROM "
+        "tasks WHERE job_id = $1 AND ($2::int IS NULL OR attempt = $2) AND attempt >= $3 ORDER BY attempt "
         f"{'DESC' if first is None else 'ASC'}, rank",
         job_id,
         attempt,
@@ -188,8 +187,8 @@ async def _members(
 async def _followed(
     gateway: Gateway, job_id: str, task: str | None, attempt: int | None, first: int | None, ask: Ask
 ) -> AsyncIterator[Piece]:
-    """One attempt after another, from `first` or the latest on, until the job ends; with `attempt` that
-    one."""
+    """One attempt after another, from `first` or the latest on, until the job ends;
+    with `attempt` that one."""
     while not gateway.stopping.is_set():
         changes = gateway.follower.next_change(), gateway.store.next_change()
         live, seq = _is_live(gateway, job_id), gateway.follower.state.seq  # before its attempts are read
@@ -221,8 +220,8 @@ async def _followed(
 async def _attempt(
     gateway: Gateway, members: Sequence[Member], ask: Ask, *, follow: bool
 ) -> AsyncIterator[Piece]:
-    """One attempt's output: of several members one after the other, or in parallel where they are
-    followed."""
+    """One attempt's output: of several members one after the other,
+    or in parallel where they are followed."""
     if not members:
         return
     yield Begin(members[0].attempt, members)
@@ -235,8 +234,7 @@ async def _attempt(
     if len(members) > MAX_AT_ONCE:
         yield Trouble(
             f"{MAX_AT_ONCE} of {len(members)} tasks are followed at once, the next one when one of them has "
-            "ended; "
-            f"task={members[-1].short} is that one alone",
+            f"ended; task={members[-1].short} is that one alone",
             final=False,
         )
     pieces: asyncio.Queue[Piece | None] = asyncio.Queue()

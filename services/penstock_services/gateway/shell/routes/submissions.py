@@ -1,5 +1,5 @@
-"""Idempotent submission of jobs: once per key, durable before it is acknowledged, with the forecast of its
-deadline."""
+"""Idempotent submission of jobs: once per key, durable before it is acknowledged,
+with the forecast of its deadline."""
 
 import asyncio
 import secrets
@@ -301,8 +301,7 @@ def _conflict(key: str, known: Key, digest: str) -> Problem:
         409,
         "key_conflict",
         f"Idempotency-Key {own_key(key)!r} belongs to job {known.job_id}, whose spec has sha256 "
-        f"{known.spec_sha256}; "
-        f"this one has {digest}. Use another key for another job",
+        f"{known.spec_sha256}; this one has {digest}. Use another key for another job",
         [BadField("Idempotency-Key", f"stored {known.spec_sha256}, sent {digest}", "use another key")],
     )
 

@@ -90,8 +90,8 @@ async def _now(gateway: Gateway, job_id: str) -> dict[str, Any]:
 
 
 def _suspect(gateway: Gateway, nodes: list[str]) -> str:
-    """` Suspect is node-0: 3 jobs failed there …`, of the nodes on which the job ended; empty: none is
-    suspect."""
+    """` Suspect is node-0: 3 jobs failed there …`, of the nodes on which the job ended;
+    empty: none is suspect."""
     state, now_ms = gateway.follower.state, gateway.follower.now_ms()
     known = [state.nodes[node_id] for node_id in nodes if node_id in state.nodes]
     texts = [text for node in known if (text := distrust_text(node, now_ms))]

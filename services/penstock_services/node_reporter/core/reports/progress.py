@@ -53,8 +53,8 @@ class LineSplitter:
         self._skips = False
 
     def cut(self, chunk: bytes) -> list[bytes]:
-        """The lines that are complete now, without their ends; a phase's name is complete without a line
-        end."""
+        """The lines that are complete now, without their ends;
+        a phase's name is complete without a line end."""
         *lines, rest = (self._rest + chunk).split(b"\n")
         if self._skips and lines:
             lines, self._skips = lines[1:], False
@@ -113,8 +113,8 @@ class ProgressParser:
         self._checkpoints = 0
         self._saved: TaskCheckpointed | None = None
         self.exhausted: tuple[str, str] = ("", "")
-        """Memory that the script last reported as exhausted, and the error's name: for its exit, if it
-        fails."""
+        """Memory that the script last reported as exhausted, and the error's name:
+        for its exit, if it fails."""
 
     def parse(self, chunk: bytes, now_ms: int) -> list[Report]:
         """The events that follow from these bytes, in order."""
@@ -291,8 +291,8 @@ _DECODER = msgspec.json.Decoder(_Line)
 def _event_of(
     line: bytes, task: dict[str, object], checkpoints: dict[str, object]
 ) -> StepsMeasured | StagesMeasured | TaskCheckpointed | _Exhausted | _Loss | _Window | None:
-    """None for a line in another format. `checkpoints`: the job's folder of them, and whether it is
-    shared."""
+    """None for a line in another format.
+    `checkpoints`: the job's folder of them, and whether it is shared."""
     try:
         found = _DECODER.decode(line)
         given = (found.steps, found.stages, found.checkpoint, found.exhausted, found.loss, found.window)

@@ -30,8 +30,8 @@ class Rate:
 
 
 class Capacity:
-    """Memory bandwidth of the node, MB/s. `given`: by the operator; None: the largest measured, at least
-    `LEAST_CAPACITY_MB_S`."""
+    """Memory bandwidth of the node, MB/s. `given`: by the operator;
+    None: the largest measured, at least `LEAST_CAPACITY_MB_S`."""
 
     __slots__ = ("_given", "_seen")
 

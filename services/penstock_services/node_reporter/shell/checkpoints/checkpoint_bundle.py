@@ -128,9 +128,9 @@ def unpack(stream: Source, into: Path, owner: tuple[int, int] | None, limit_byte
                 else:
                     writing.take(packed, member)
     except (tarfile.TarError, zlib.error, EOFError, ValueError, LookupError, ArithmeticError) as error:
-        raise BadBundle(f"what came is cut short or no bundle: {error}") from error
+        raise BadBundle(f"the received data is cut short, or not a bundle: {error}") from error
     if not last[SIGNATURE]:
-        raise BadBundle("what came is cut short: its end is missing")
+        raise BadBundle("the received data is cut short: its end is missing")
     try:
         expected = msgspec.json.decode(last[DIGESTS], type=Manifest).files
     except msgspec.DecodeError as error:
@@ -141,7 +141,7 @@ def unpack(stream: Source, into: Path, owner: tuple[int, int] | None, limit_byte
             for name in expected.keys() | writing.found.keys()
             if expected.get(name) != writing.found.get(name)
         )
-        raise BadBundle(f"{len(wrong)} of its files are not what was sent, the first {wrong[0]}")
+        raise BadBundle(f"{len(wrong)} of its files differ from the files that were sent, first {wrong[0]}")
     writing.sync()
     return Received(last[DIGESTS], last[SIGNATURE], writing.size_bytes)
 
@@ -192,7 +192,7 @@ class _Writing:
             try:
                 inner = os.open(part, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=at)
             except OSError as error:
-                raise BadBundle(f"{'/'.join(parts)} is no folder of it") from error
+                raise BadBundle(f"{'/'.join(parts)} is not a folder of it") from error
             finally:
                 os.close(at)
             at = inner

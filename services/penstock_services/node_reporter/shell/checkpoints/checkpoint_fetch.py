@@ -178,9 +178,8 @@ class CheckpointFetcher:
         free = self._folders.free_bytes()
         if free < size_bytes + RESERVE_BYTES:
             raise NotFetched(
-                f"it has {size_bytes // MIB} MiB, and {free // MIB} MiB are free in {self._folders.root}, of "
-                "which "
-                f"{RESERVE_BYTES // MIB} stay free; make room there"
+                f"it has {size_bytes // MIB} MiB, and {free // MIB} MiB are free in {self._folders.root}, "
+                f"of which {RESERVE_BYTES // MIB} stay free; make room there"
             )
 
     def _fetched(self, order: StartTask, place: Place, came: Callable[[], None]) -> Path:
@@ -221,7 +220,7 @@ class CheckpointFetcher:
             received = unpack(stream, into, self._folders.owner, limit)
             signed = answers(place.query, received.manifest)
             if not signed_by(place.source.public_key, received.signature, signed):
-                raise NotFetched(f"what came is not signed by node {place.source.node_id}")
+                raise NotFetched(f"the received data is not signed by node {place.source.node_id}")
             name = msgspec.json.decode(received.manifest, type=Manifest).name
             if not age(order.checkpoint or "") <= age(name) < (order.attempt,):
                 raise NotFetched(

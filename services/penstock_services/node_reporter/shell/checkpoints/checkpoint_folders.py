@@ -52,8 +52,8 @@ class CheckpointFolders:
         return self.root / file_name(job_id)
 
     def newest(self, job_id: str, below: int, known: str) -> Path | None:
-        """The job's newest complete checkpoint here, of the attempts before `below`; as `newest`. Raises
-        `OSError`."""
+        """The job's newest complete checkpoint here, of the attempts before `below`;
+        as `newest`. Raises `OSError`."""
         folder = self.of(job_id)
         try:
             found = [name for name in _complete(folder) if age(name) < (below,)]
@@ -88,8 +88,8 @@ class CheckpointFolders:
 
     @contextmanager
     def receiving(self) -> Iterator[Path]:
-        """An empty folder beside those of jobs, for an incoming checkpoint; removed at the end unless it was
-        adopted."""
+        """An empty folder beside those of jobs, for an incoming checkpoint;
+        removed at the end unless it was adopted."""
         folder = self.root / f"{self._coming}{secrets.token_hex(8)}"
         folder.mkdir(mode=0o700)
         try:

@@ -51,8 +51,8 @@ class Confinement(NamedTuple):
     """The confinement of each task of one node."""
 
     exits: Literal["pid_namespace", "cgroup", "none"] = "none"
-    """The proof of a task's end: `pid_namespace`, `cgroup`, or `none`: the shim's own search for
-    descendants."""
+    """The proof of a task's end: `pid_namespace`, `cgroup`, or `none`:
+    the shim's own search for descendants."""
     user_namespace: bool = False
     """The namespaces belong to a user namespace, since the reporter is not root."""
     mounts: bool = False
@@ -66,8 +66,8 @@ class Confinement(NamedTuple):
     name: str = ""
     """Name of the node, in the names of its tasks' cgroups."""
     groups: Sequence[tuple[str, Sequence[tuple[str, str]]]] = ()
-    """Cgroups in which each task gets one of its own, and the settings written there before any process may
-    enter."""
+    """Cgroups in which each task gets one of its own,
+    and the settings written there before any process may enter."""
     watched: str = ""
     """The root in `groups` whose groups the reporter removes, since it may have triggers there: removing them
     costs the kernel 16 ms."""
@@ -134,8 +134,8 @@ def enter_namespaces(plan: Confinement) -> None:
 
 
 def join_namespaces(plan: Confinement, pid: int) -> int | None:
-    """Moves the caller's next children to the namespaces of this task's process. Returns its mounts, for
-    `join_mounts`."""
+    """Moves the caller's next children to the namespaces of this task's process.
+    Returns its mounts, for `join_mounts`."""
     used = (("user", plan.user_namespace), ("pid", plan.exits == "pid_namespace"), ("mnt", plan.mounts))
     found = {name: os.open(f"/proc/{pid}/ns/{name}", os.O_RDONLY) for name, is_used in used if is_used}
     for name in ("user", "pid"):
@@ -260,8 +260,8 @@ def leave_keyring() -> None:
 
 
 def plans(user: Sequence[Any] | None) -> Iterator[Confinement]:
-    """Plans that may work here, the best first. A user namespace has one user, so root's tasks there are
-    root."""
+    """Plans that may work here, the best first.
+    A user namespace has one user, so root's tasks there are root."""
     kinds = (True,) if os.geteuid() else (False, True) if user is None else (False,)
     for user_namespace in kinds:
         for mounts in (True, False):

@@ -57,7 +57,7 @@ def _named(request: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _entries(place: str, texts: list[str]) -> set[str]:
-    """Names of the entries of a folder that the texts name, also by a path below one, or within a shell's
-    command."""
+    """Names of the entries of a folder that the texts name, also by a path below one,
+    or within a shell's command."""
     pattern = re.compile(rf"(?<![\w./-]){re.escape(place)}/+([^/\s:;,'\"|&<>()=]+)")
     return {name for text in texts for name in pattern.findall(text)} - {".", ".."}

@@ -63,8 +63,8 @@ class TaskGroups:
             time.sleep(KILL_PAUSE_S)
 
     def count(self, source: tuple[str, str, str] | None) -> int:
-        """The number in the line `KEY COUNT` of a file of (root, file, key); 0: the kernel has not
-        counted."""
+        """The number in the line `KEY COUNT` of a file of (root, file, key);
+        0: the kernel has not counted."""
         if source is None:
             return 0
         root, name, key = source

@@ -32,8 +32,7 @@ def find_task_user(name: str | None, *, allow_root: bool) -> TaskUser | None:
     if uid == 0 and not allow_root:
         raise ConfigurationError(
             "--task-user: jobs would run as root, since this node-reporter does; give --task-user NAME, or "
-            "--allow-root on "
-            "a machine where every job may do what root can"
+            "--allow-root on a machine where every job may do what root can"
         )
     if uid == own:
         return None

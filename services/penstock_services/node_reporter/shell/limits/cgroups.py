@@ -30,13 +30,13 @@ PROCESSOR = "cpu"
 QUOTA_V1, QUOTA_V2 = "cpu.cfs_quota_us", "cpu.max"
 PIDS, PIDS_LIMIT = "pids", "pids.max"
 PIDS_PERCENT = 15
-"""A task's part of the processes and threads that the machine can have. Source: DefaultTasksMax of
-systemd-system.conf(5)."""
+"""A task's part of the processes and threads that the machine can have.
+Source: DefaultTasksMax of systemd-system.conf(5)."""
 PIDS_BOUNDS = ("/proc/sys/kernel/pid_max", "/proc/sys/kernel/threads-max")
 DEVICES = "devices"
 GPU_MAJOR = 195
-"""Major number of /dev/nvidia0 … Source: the kernel's admin-guide/devices.txt; a GPU's minor number is
-NVML's."""
+"""Major number of /dev/nvidia0 … Source: the kernel's admin-guide/devices.txt;
+a GPU's minor number is NVML's."""
 DISKS = "b *:* rwm"
 CAPS = {"memory.max": "memory.events", "memory.limit_in_bytes": "memory.oom_control"}
 """File with the cap in bytes (v2, v1) → file with the line `oom_kill COUNT`."""
@@ -174,8 +174,8 @@ class Cgroups:
                 group.rmdir()
 
     def plan(self) -> list[tuple[str, list[tuple[str, str]]]]:
-        """The roots, each with the settings of a new group there before any process may enter it. See
-        `Confinement.groups`."""
+        """The roots, each with the settings
+        of a new group there before any process may enter it. See `Confinement.groups`."""
         found: dict[str, list[tuple[str, str]]] = {str(root): [] for root in self._roots()}
         if (
             self._cpuset is not None and (self._cpuset / "cpuset.mems").exists()
@@ -235,8 +235,8 @@ class Cgroups:
                 (Path(group) / "cpuset.cpus").write_text(",".join(map(str, cores)))
 
     def allow_gpus(self, groups: Iterable[str], uuids: Iterable[str]) -> None:
-        """Lets a running task open these GPUs, where a cgroup enforces devices. A missing group had an ended
-        task."""
+        """Lets a running task open these GPUs, where a cgroup enforces devices.
+        A missing group had an ended task."""
         minors = [minor for uuid in uuids if (minor := (self.gpu_minors or {}).get(uuid)) is not None]
         for group in groups if self.keeps_devices else ():
             if Path(group).parent == self._devices:
@@ -252,8 +252,8 @@ class Cgroups:
                     group.rmdir()
 
     def end(self, groups: Iterable[str]) -> int:
-        """Kills the remaining processes in a task's groups and removes them; returns how many. Raises
-        `Immortal`."""
+        """Kills the remaining processes in a task's groups and removes them;
+        returns how many. Raises `Immortal`."""
         return sum(self._end(Path(group)) for group in groups)
 
     def _roots(self) -> list[Path]:

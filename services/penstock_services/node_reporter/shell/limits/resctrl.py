@@ -82,8 +82,7 @@ class Resctrl:
         [*others, unlimited] = sorted(self._unlimited)
         if others or not (unlimited in (PERCENT, MIB_S) or _is_power_of_two_above(PERCENT, unlimited)):
             return (
-                f"the root group of {self._root} is capped itself ({others or unlimited}), so the unit "
-                "of "
+                f"the root group of {self._root} is capped itself ({others or unlimited}), so the unit of "
                 "its schemata is not known"
             )
         if unlimited != PERCENT and self._memory_mb_s is None:

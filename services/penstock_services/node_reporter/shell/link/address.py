@@ -46,8 +46,8 @@ async def own_address(given: str | None, log_url: str) -> str:
 
 
 async def _check(given: str, hosts: Sequence[tuple[str, int]]) -> None:
-    """Raises `ConfigurationError` where others cannot reach this node there, `LogError` for a name without an
-    address."""
+    """Raises `ConfigurationError` where others cannot reach this node there,
+    `LogError` for a name without an address."""
     try:
         addresses = [ipaddress.ip_address(given)]
     except ValueError:
@@ -79,8 +79,8 @@ async def _resolved(name: str) -> list[IpAddress]:
 
 
 async def _routes(hosts: Sequence[tuple[str, int]]) -> list[str]:
-    """This machine's address on the way to each address of the hosts. Raises `LogError` when there is
-    none."""
+    """This machine's address on the way to each address of the hosts.
+    Raises `LogError` when there is none."""
     found, problems = [], []
     for host, port in hosts:
         try:

@@ -54,8 +54,8 @@ class Connection:
             ) from None
 
     async def keep(self) -> None:
-        """Connects again whenever the connection ends, until cancelled; then reports the end of this
-        reporter."""
+        """Connects again whenever the connection ends, until cancelled;
+        then reports the end of this reporter."""
         backoff = Backoff(FIRST_PAUSE_S, LONGEST_PAUSE_S)
         warned = ""
         try:

@@ -71,8 +71,8 @@ class NotBound(ConfigurationError):
 
 
 class TaskLogServer:
-    """Of one node, from the start of its reporter to its end. `announced`: the address in the node's
-    joining."""
+    """Of one node, from the start of its reporter to its end.
+    `announced`: the address in the node's joining."""
 
     def __init__(
         self, options: Options, more: Mapping[str, Answer] = NOTHING_MORE, commands: Commands | None = None
@@ -175,8 +175,8 @@ class TaskLogServer:
         await send({"type": "http.response.body", "body": b""})
 
     async def _follow(self, path: Path, wanted: Wanted, receive: Receive, send: Send) -> None:
-        """The file as it grows, even if it does not exist yet, until the reader disconnects or the reporter
-        ends."""
+        """The file as it grows, even if it does not exist yet,
+        until the reader disconnects or the reporter ends."""
         self._watcher = self._watcher or Watcher()
         left = asyncio.ensure_future(gone(receive))
         log: TaskLog | None = None
@@ -219,7 +219,7 @@ def _number(found: dict[str, str], name: str) -> int | None:
     if text is None:
         return None
     if not text.isdecimal() or int(text) > MAX_NUMBER:
-        raise Refused(400, f"{name} is no number of that kind")
+        raise Refused(400, f"{name} is not a number of that kind")
     return int(text)
 
 
@@ -267,8 +267,8 @@ def listens_at(options: Options) -> tuple[str, int]:
 
 
 def _port_before(options: Options) -> int:
-    """Port of the reporter before, so that a restart does not change the address for pending readers; 0:
-    none."""
+    """Port of the reporter before,
+    so that a restart does not change the address for pending readers; 0: none."""
     try:
         text = (options.state_dir / PORT_FILE).read_text()
     except (OSError, UnicodeDecodeError):
@@ -299,7 +299,7 @@ def _bound(host: str, port: int) -> socket.socket:
         found = socket.getaddrinfo(host.strip("[]"), port, type=socket.SOCK_STREAM)[0]
         listener = socket.socket(found[0], socket.SOCK_STREAM)
     except OSError as error:
-        raise NotBound(f"--log-bind: {host} is no address of this machine ({error.strerror})") from error
+        raise NotBound(f"--log-bind: {host} is not an address of this machine ({error.strerror})") from error
     try:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listener.bind(found[4])
@@ -308,8 +308,7 @@ def _bound(host: str, port: int) -> socket.socket:
         listener.close()
         raise NotBound(
             f"--log-bind: {host}:{port} cannot be bound ({error.strerror}); the gateway fetches tasks' "
-            "output there, so name "
-            "an address of this machine and a free port, such as 0.0.0.0:8743"
+            "output there, so name an address of this machine and a free port, such as 0.0.0.0:8743"
         ) from error
     listener.setblocking(False)
     keep_alive(listener)

@@ -1,5 +1,5 @@
-"""Archiver of ended tasks' logs. Pending copies are recorded on disk, so that no crash and no outage loses
-one."""
+"""Archiver of ended tasks' logs.
+Pending copies are recorded on disk, so that no crash and no outage loses one."""
 
 import asyncio
 import logging
@@ -22,8 +22,8 @@ logger = logging.getLogger(__name__)
 
 
 class Archiver:
-    """Of one node. `folder` has a file for each task whose log is not in the archive yet; it names the
-    log."""
+    """Of one node. `folder` has a file for each task whose log is not in the archive yet;
+    it names the log."""
 
     def __init__(self, archive: "LogArchive", folder: Path, log_dir: Path) -> None:
         self._archive, self._folder, self._log_dir = archive, folder, log_dir

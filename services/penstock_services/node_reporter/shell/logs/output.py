@@ -80,8 +80,8 @@ def _last_state(line: bytes) -> bytes:
 
 
 class Storage:
-    """The files of one log. No error of the disk reaches the task: what cannot be written leaves a gap in the
-    positions."""
+    """The files of one log. No error of the disk reaches the task:
+    what cannot be written leaves a gap in the positions."""
 
     def __init__(self, path: str, limit_bytes: int) -> None:
         self._path = path
@@ -127,8 +127,8 @@ class Storage:
             data = data[written:]
 
     def show(self, line: bytes) -> None:
-        """Stores the unfinished line at the end, in place of the state before; it is no part of the output
-        yet."""
+        """Stores the unfinished line at the end, in place of the state before;
+        it is no part of the output yet."""
         self._states += 1
         head = LINE_HEAD.pack(self.end, self._states, len(line))
         with suppress(OSError):
@@ -212,8 +212,8 @@ class Output:
         self._changed = bool(self._lines.rest)
 
     def pause_ms(self) -> int | None:
-        """Stores the unfinished line if that is due. Milliseconds until it is; None: not before further
-        output."""
+        """Stores the unfinished line if that is due. Milliseconds until it is;
+        None: not before further output."""
         if not self._changed:
             return None
         left_s = self._due_s - time.monotonic()

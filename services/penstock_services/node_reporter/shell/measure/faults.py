@@ -43,8 +43,8 @@ def watch_faults(node_id: str, gpus: Sequence[Gpu], deliver: Callable[[GpuFaulte
 
 
 class _Watch:
-    """The thread's work: one event set over the GPUs that answer, created anew without each one that is
-    lost."""
+    """The thread's work: one event set over the GPUs that answer,
+    created anew without each one that is lost."""
 
     def __init__(self, node_id: str, gpus: Sequence[Gpu], report: Callable[[GpuFaulted], None]) -> None:
         self._node_id = node_id

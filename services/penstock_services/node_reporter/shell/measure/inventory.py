@@ -1,5 +1,5 @@
-"""Hardware inventory of this machine: GPUs through NVML or virtual ones, cores and memory from the operating
-system."""
+"""Hardware inventory of this machine: GPUs through NVML or virtual ones,
+cores and memory from the operating system."""
 
 import logging
 import os

@@ -1,5 +1,5 @@
-"""Linux adapter of `ports.Meters`, the measurements of tasks: /proc, NVML, pressure stall information,
-resctrl."""
+"""Linux adapter of `ports.Meters`, the measurements of tasks: /proc, NVML,
+pressure stall information, resctrl."""
 
 import os
 from collections.abc import Mapping, Sequence

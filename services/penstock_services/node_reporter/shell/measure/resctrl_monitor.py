@@ -89,8 +89,8 @@ class TrafficMonitor:
 
 
 def _counters(groups: Iterable[Path]) -> dict[str, int]:
-    """Empty where one of them has no number: `Unavailable`, `Error` or `Unassigned`, or its group was just
-    removed."""
+    """Empty where one of them has no number: `Unavailable`, `Error` or `Unassigned`,
+    or its group was just removed."""
     found: dict[str, int] = {}
     for group in groups:
         for file in sorted(group.glob(f"mon_data/mon_L3_*/{TOTAL}")):

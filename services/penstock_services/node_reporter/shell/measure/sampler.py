@@ -30,8 +30,8 @@ class _Followed:
     shim: int
     gpus: Mapping[int, str]
     keeps: bool = False
-    """Whether it had its GPUs alone without a limit, and so keeps what it holds there when another task
-    comes."""
+    """Whether it had its GPUs alone without a limit,
+    and so keeps what it holds there when another task comes."""
     limit_mib: int = 0
     """Of each of its GPUs, since the latest tick at which another task had a part of them; 0: it has had them
     alone since."""
@@ -53,9 +53,9 @@ class Measured(NamedTuple):
     usage: Usage
     """Its measurements, None where nothing was measured."""
     evidence: str
-    """Why it was killed here; empty: it was not."""
+    """Why this node killed the task; empty: it did not."""
     limit_mib: int
-    """Its limit on each of its GPUs at its end; 0: it had them alone."""
+    """GPU memory limit in MiB when the task ended; 0: exclusive GPU."""
 
 
 class Sampler:
@@ -140,8 +140,8 @@ class Sampler:
         self._contention.tick()
 
     def _gpu(self, task_id: str, task: _Followed, slot: int, uuid: str, *, shared: bool) -> int | None:
-        """Returns its own memory of a shared GPU, MiB; None where it has the GPU alone, or that cannot be
-        measured."""
+        """Returns its own memory of a shared GPU, MiB;
+        None where it has the GPU alone, or that cannot be measured."""
         measured = self._meters.gpu(uuid)
         if measured is None:
             return None
@@ -182,8 +182,8 @@ class Sampler:
 
 
 def _changed(published: dict[str, float], name: str, value: float) -> bool:
-    """Whether to publish it: memory changes count relatively, utilisation in points. Records the value as
-    published."""
+    """Whether to publish it: memory changes count relatively, utilisation in points.
+    Records the value as published."""
     last = published.get(name)
     if last is not None:
         relative = name.startswith("memory")

@@ -1,5 +1,5 @@
-"""Tracing spans of a node in its jobs' traces: `start` and `task`, both children of the decision behind the
-order."""
+"""Tracing spans of a node in its jobs' traces: `start` and `task`,
+both children of the decision behind the order."""
 
 from penstock.clock import wall_ms
 from penstock.model.inputs.external_events import TaskExited, TaskStarted

@@ -15,20 +15,18 @@ from penstock_services.node_reporter.shell.ports import Exit, Failure
 KIB_PER_MIB = 1_024
 KERNEL = "the kernel killed a process of it"
 TOO_MANY = (
-    "it reached its node's limit of processes and threads (pids.max); start fewer loaders or "
-    "threads, "
-    "such as with OMP_NUM_THREADS"
+    "it reached its node's limit of processes and threads (pids.max); start fewer loaders or threads, such "
+    "as with OMP_NUM_THREADS"
 )
 LAPSED = "its lease ended: the node did not reach the log, or its reporter did not run"
 CODE = {
     errno.EBADMSG: "the archive is damaged, or none; submit the job again with its folder",
     errno.EFBIG: "it unpacks to more than is allowed; leave files out by .penstockignore",
-    errno.EPERM: "it holds a path or link that leads out of its folder; pack it with `penstock submit --sync`",
+    errno.EPERM: "a path or link leads out of the folder; pack the folder with `penstock submit --sync`",
 }
 NO_PYTHON = (
-    "this node has none on its PATH; write python3, or name where it comes from: --venv DIR, --conda NAME or "
-    "--container IMAGE "
-    "(`environment` in a job file)"
+    "this node has none on its PATH; write python3, or name where it comes from: --venv DIR, --conda NAME "
+    "or --container IMAGE (`environment` in a job file)"
 )
 NO_FOLDER = (
     "make it on every node, or send a folder of this machine with the job: --sync DIR (`sync` in a job file)"
@@ -134,7 +132,7 @@ def _why(failure: Failure, order: StartTask | None) -> str:
     remedy = {
         errno.ENOENT: "check the spelling, give an absolute path, or install it on every node",
         errno.EACCES: "make it executable and readable for the user that jobs run as (--task-user)",
-        errno.ENOEXEC: "it is no program for this machine; a script needs a first line such as "
+        errno.ENOEXEC: "it is not a program for this machine; a script needs a first line such as "
         "#!/usr/bin/env python3",
         errno.ENOTDIR: "a part of the path is a file; correct the path",
         errno.E2BIG: "arguments and environment are too long; put them into a file",
@@ -161,7 +159,7 @@ def _program_remedy(program: str, cause: str) -> str:
     if cause:
         return found.get(cause, "")
     if program in SHELL_WORDS:
-        return f"{program} is a word of the shell, no program; run {SHELL_FORM}"
+        return f"{program} is a word of the shell, not a program; run {SHELL_FORM}"
     if " " in program.strip():
         return f"it is one word with blanks; give each word by itself, or run {SHELL_FORM}"
     return ""

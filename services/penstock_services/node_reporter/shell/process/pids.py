@@ -1,5 +1,5 @@
-"""Process look-ups in /proc for the shim: start times, pids and descendants. Standard library only (see
-`confinement`)."""
+"""Process look-ups in /proc for the shim: start times, pids and descendants.
+Standard library only (see `confinement`)."""
 
 import os
 from collections import deque

@@ -1,5 +1,5 @@
-"""Process table by /proc: which processes are alive, which are this reporter's, and killing until none is
-left."""
+"""Process table by /proc: which processes are alive, which are this reporter's,
+and killing until none is left."""
 
 import os
 import signal
@@ -90,8 +90,8 @@ def with_descendants(roots: set[int], spare: set[int]) -> set[int]:
 
 
 def below(root: int) -> Iterator[int]:
-    """Processes below this one, without it. Reads no others; of those that start or end meanwhile some may be
-    missing."""
+    """Processes below this one, without it. Reads no others;
+    of those that start or end meanwhile some may be missing."""
     queue = [root]
     while queue:
         pid = queue.pop()

@@ -1,5 +1,5 @@
-"""Records that shims write atomically into a task's folder: its start (`started.json`) and end
-(`exit.json`)."""
+"""Records that shims write atomically into a task's folder:
+its start (`started.json`) and end (`exit.json`)."""
 
 import logging
 import os

@@ -63,8 +63,8 @@ def _looked(path: str, look: Callable[[int], Savers]) -> Savers:
 
 
 def _holders(descriptor: int) -> Savers:
-    """The kernel names any lock within a range, not the first one: what is before and after it is searched,
-    too."""
+    """The kernel names any lock within a range, not the first one:
+    what is before and after it is searched, too."""
     found: dict[int, set[int]] = {fcntl.F_WRLCK: set(), fcntl.F_RDLCK: set()}
     ranges = [(0, END)]
     for _ in range(MAX_LOOKS):

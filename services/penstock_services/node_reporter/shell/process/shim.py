@@ -189,8 +189,8 @@ class Shim:
         self._groups.remove(but=self._plan.watched)
 
     def _start(self) -> dict[str, Any] | None:
-        """Records the start, lets the leader go on; returns the failure when the program could not be
-        executed."""
+        """Records the start, lets the leader go on;
+        returns the failure when the program could not be executed."""
         self._note_start()
         started = {
             "task_id": self._request["task_id"],
@@ -260,8 +260,8 @@ class Shim:
             self._taken_fd = None
 
     def _note_start(self) -> None:
-        """Its end is derived from the time since boot: a clock that steps meanwhile does not change the run's
-        length."""
+        """Its end is derived from the time since boot:
+        a clock that steps meanwhile does not change the run's length."""
         self._started_ms, self._began_s = now_ms(), boot_s()
 
     def _watch(self) -> None:

@@ -102,8 +102,8 @@ class Stop:
         self._due_s = None if self._waits or not told else self._clock() + SETTLE_S
 
     def _tell(self, pid: int) -> None:
-        """Sends SIGTERM, and waits for the end of the process; nothing if it has ended, or is another
-        user's."""
+        """Sends SIGTERM, and waits for the end of the process;
+        nothing if it has ended, or is another user's."""
         try:
             descriptor = os.pidfd_open(pid)
         except OSError:

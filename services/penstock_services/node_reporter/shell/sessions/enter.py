@@ -162,8 +162,8 @@ def _until_end(leader: int, command: int) -> int:
 
 
 def hang_up(session: int) -> None:
-    """Ends the processes of a session, and those that they have started: by SIGHUP, after HANG_UP_S by
-    SIGKILL."""
+    """Ends the processes of a session, and those that they have started: by SIGHUP,
+    after HANG_UP_S by SIGKILL."""
     left = _until_ended(_signalled(session, signal.SIGHUP), HANG_UP_S)
     for pidfd in left:
         with suppress(ProcessLookupError):

@@ -92,7 +92,9 @@ def _write(packed: tarfile.TarFile, member: tarfile.TarInfo, path: str) -> None:
     descriptor = os.open(
         path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, rights & (member.mode | 0o600)
     )
-    with os.fdopen(descriptor, "wb") as file, packed.extractfile(member) as content:  # type: ignore[union-attr]
+    content = packed.extractfile(member)
+    assert content is not None, "members that are no files are sorted out before"
+    with os.fdopen(descriptor, "wb") as file, content:
         shutil.copyfileobj(content, file)
 
 

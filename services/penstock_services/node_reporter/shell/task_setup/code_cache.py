@@ -98,7 +98,7 @@ class CodeCache:
         """Raises `NotStartable` for an archive with another digest."""
         if hashlib.sha256(data).hexdigest() != digest:
             raise NotStartable(
-                f"what is stored as its code {digest} is another archive; submit the job again"
+                f"the archive stored as its code {digest} is another one; submit the job again"
             )
         self._folder.mkdir(mode=0o700, exist_ok=True)
         part = self.path(f".{secrets.token_hex(8)}")
@@ -140,8 +140,8 @@ class CodeCache:
         return response.content
 
     def _make_room(self, new: Path) -> None:
-        """Evicts the least recently used archives beyond the bound; a task that has begun has a link of its
-        own."""
+        """Evicts the least recently used archives beyond the bound;
+        a task that has begun has a link of its own."""
         found = []
         for path in self._folder.iterdir():
             with suppress(FileNotFoundError):

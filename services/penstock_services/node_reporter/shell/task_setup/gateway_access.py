@@ -15,8 +15,8 @@ from penstock_services.node_reporter.shell.ports import NotStartable
 from penstock_services.node_reporter.shell.state_folder import state_folder
 
 TOKEN, CA, PROGRAMS = "token", "ca.pem", "bin"
-"""In the task's folder: its token, the gateway's authority, and a folder with `penstock`, the last on its
-PATH."""
+"""In the task's folder: its token, the gateway's authority, and a folder with `penstock`,
+the last on its PATH."""
 SERVER_VARIABLE, TOKEN_VARIABLE, CA_VARIABLE = "PENSTOCK_SERVER", "PENSTOCK_TOKEN_FILE", "PENSTOCK_CA"
 PROGRAM = "penstock"
 

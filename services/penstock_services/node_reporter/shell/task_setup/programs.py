@@ -21,8 +21,8 @@ CONDA_ROOTS = (
     ".local/share/mamba",
     ".conda",
 )
-"""Below the user's home and /opt; a conda environment NAME lies in ROOT/envs/NAME, `base` is the root
-itself."""
+"""Below the user's home and /opt;
+a conda environment NAME lies in ROOT/envs/NAME, `base` is the root itself."""
 CONDA_FOLDERS = ("CONDA_ENVS_PATH", "CONDA_ENVS_DIRS")
 """Conda's own variables: folders of environments. The node-reporter's values count."""
 BASE = "base"
@@ -84,7 +84,7 @@ def _activated(prefix: str, env: Mapping[str, str]) -> dict[str, str]:
     if done.returncode != 0:
         os.write(
             1,
-            f"conda's scripts in {folder} ended with code {done.returncode}; their variables are not set\n".encode(),
+            f"conda's scripts in {folder} ended with code {done.returncode}: none is in effect\n".encode(),
         )
         return dict(env)
     pairs = (entry.partition("=") for entry in done.stdout.decode(errors="surrogateescape").split("\0"))

@@ -18,8 +18,8 @@ from penstock_services.node_reporter.shell.ports import SecretMissing
 PREFIX = "PENSTOCK_SECRET_"
 MAX_SECRET_BYTES = 16_384
 FOLDER = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:-]*\Z")
-"""A part of a tenant's name that is a folder: not `..`, nor one of Kubernetes' own, which begin with two
-dots."""
+"""A part of a tenant's name that is a folder: not `..`, nor one of Kubernetes' own,
+which begin with two dots."""
 PLAIN = re.compile(r"[a-z0-9]+(-[a-z0-9]+)*\Z")
 """Tenants and names that have a variable: no two of them have the same, and none contains the two underscores
 of the separator."""

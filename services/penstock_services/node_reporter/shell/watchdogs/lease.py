@@ -30,8 +30,8 @@ logger = logging.getLogger(__name__)
 
 
 class LeaseLapsed(PenstockError):
-    """The log was out of reach for so long that the cell may take this node's tasks for dead: they have to
-    end."""
+    """The log was out of reach for so long that the cell may take this node's tasks for dead:
+    they have to end."""
 
 
 def concerns(state: NodeState, order: ProbeNode) -> bool:
@@ -114,8 +114,8 @@ class Lease:
             self.wake()
 
     def changed(self, task: Task) -> None:
-        """A task has changed; most have the same lease as the tasks before, for which `keep` will wake in
-        time."""
+        """A task has changed; most have the same lease as the tasks before,
+        for which `keep` will wake in time."""
         if 0 < length_s(task) < self._asleep_s:
             self.wake()
 

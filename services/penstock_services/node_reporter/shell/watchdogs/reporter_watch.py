@@ -103,8 +103,8 @@ class ReporterWatch:
             signal.pidfd_send_signal(self._reporter, signal.SIGKILL)
 
     def _read(self) -> tuple[float, float]:
-        """The latest contact, s of the boot-time clock, and the longest lease, s; zeros: none of this
-        boot."""
+        """The latest contact, s of the boot-time clock, and the longest lease, s;
+        zeros: none of this boot."""
         try:
             with open(self._path) as file:
                 contact_s, boot_id, lease_s = file.read().split()

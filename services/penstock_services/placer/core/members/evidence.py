@@ -57,8 +57,8 @@ def _distrusted(
     pause_ms: int = FIRST_PAUSE_MS,
     probe: str = "",
 ) -> Iterator[Event]:
-    """Distrust of the node or of its GPUs, unless nothing else is left. `probe`: the job that failed as
-    one."""
+    """Distrust of the node or of its GPUs, unless nothing else is left.
+    `probe`: the job that failed as one."""
     if found is None or not has_timer(node) or not _others_left(state, node, found):
         return
     pause_ms = min(pause_ms, MAX_PAUSE_MS)
@@ -85,8 +85,7 @@ def _sentence(found: Against) -> str:
     span = f"{max(1, (last.at_ms - first.at_ms) // 1_000)} s"
     return (
         f"{count(len(found.failures), 'job')} of {owners} failed there within {span}, each soon after its "
-        "start, "
-        "and none succeeded in between"
+        "start, and none succeeded in between"
     )
 
 

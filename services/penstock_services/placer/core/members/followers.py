@@ -16,8 +16,8 @@ FIRST_MS = 5_000
 """For the first connection, at least: a client opens it some 50 ms after its submission is answered, on a
 busy machine within seconds."""
 LEAST_MS = 2_000
-"""After a loss, at least: another gateway that has a connection says so within milliseconds of reading
-that."""
+"""After a loss, at least: another gateway that has a connection says
+so within milliseconds of reading that."""
 LAST_DATE_MS = 253_402_300_799_000  # the end of the year 9999
 
 
@@ -36,8 +36,8 @@ def changed(state: CellState, event: FollowerChanged) -> Iterator[Event]:
 
 
 def gone(job: JobState) -> JobCancelRequested | None:
-    """Its cancellation now that the timer has fired; None: it has a follower, or is being stopped for
-    good."""
+    """Its cancellation now that the timer has fired;
+    None: it has a follower, or is being stopped for good."""
     if job.unfollowed_ms is None or job.stop_reason in FINAL_STOPS:
         return None
     moment = datetime.fromtimestamp(min(job.unfollowed_ms, LAST_DATE_MS) / 1_000, UTC)

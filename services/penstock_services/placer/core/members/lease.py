@@ -34,8 +34,8 @@ def suspect(state: CellState, node_id: str, reason: str) -> Iterator[Event]:
 def unanswered(
     state: CellState, job: JobState, status: TaskStatus, order: str
 ) -> Generator[Event, None, bool]:
-    """Nodes that did not answer an order about tasks of this job in time are suspect; whether there are
-    any."""
+    """Nodes that did not answer an order about tasks of this job in time are suspect;
+    whether there are any."""
     silent = {task.place.node_id for task in job.tasks.values() if task.status is status}
     for node_id in sorted(silent):
         yield from suspect(state, node_id, f"no answer to the {order} of {job.job_id}")
@@ -68,8 +68,8 @@ def sent(state: CellState, node_id: str) -> Iterator[Event]:
 
 
 def due(state: CellState, node_id: str) -> Iterator[Event]:
-    """The timer fired. A timer of an earlier term proves nothing: between terms a log's clock may have
-    stepped."""
+    """The timer fired. A timer of an earlier term proves nothing:
+    between terms a log's clock may have stepped."""
     node = state.nodes.get(node_id)
     if node is None or node.suspicion is None or node.status is not NodeStatus.SUSPECT or node.leaving:
         return
@@ -80,6 +80,6 @@ def due(state: CellState, node_id: str) -> Iterator[Event]:
 
 
 def awaits_answer(node: NodeState) -> bool:
-    """Whether only a joining counts as a sign of life: other reports may have been sent before its
-    silence."""
+    """Whether only a joining counts as a sign of life:
+    other reports may have been sent before its silence."""
     return node.suspicion is not None and bool(node.suspicion.probe)

@@ -32,8 +32,8 @@ class Membership:
         """Capacity version at which `sweep_queue` last found no further job; only saves work."""
 
     def joined(self, state: CellState, event: external_events.NodeJoined) -> Iterator[Event]:
-        """Tasks that the joining does not list as alive are dead: a node reports exits before it joins (LAW
-        5)."""
+        """Tasks that the joining does not list as alive are dead:
+        a node reports exits before it joins (LAW 5)."""
         node = state.nodes[event.node.node_id]
         alive = {task.task_id for task in event.tasks if task.task_id not in node.orphan_tasks}
         for task_id in [task_id for task_id in node.tasks if task_id not in alive]:
@@ -112,8 +112,8 @@ class Membership:
         return missing, missing + there
 
     def accept_losses(self, state: CellState) -> Iterator[Event]:
-        """Of the nodes that left while the cell was frozen, a bounded number; a timer continues with the next
-        ones."""
+        """Of the nodes that left while the cell was frozen, a bounded number;
+        a timer continues with the next ones."""
         index = state.index
         silent = index.known & ~index.placeable & ~index.gone
         left = [node for ordinal in bits(silent) if (node := state.node(ordinal)).leaving]
@@ -126,8 +126,8 @@ class Membership:
             yield from self._attempts.accept_loss(state, node)
 
     def reconsider(self, state: CellState) -> Iterator[Event]:
-        """The cell's capacity changed: jobs that fit no node before may fit now. A bounded number per
-        record."""
+        """The cell's capacity changed: jobs that fit no node before may fit now.
+        A bounded number per record."""
         found = 0
         hopeless: set[tuple[object, ...]] = set()
         for job_id in list(state.unschedulable):
@@ -144,8 +144,8 @@ class Membership:
                     return
 
     def sweep_queue(self, state: CellState) -> Iterator[Event]:
-        """A replanning policy tries no head of the queue: a job that can never run is found when the cell
-        changes."""
+        """A replanning policy tries no head of the queue:
+        a job that can never run is found when the cell changes."""
         if self._swept == state.capacity_version:
             return
         fitting: set[tuple[object, ...]] = set()

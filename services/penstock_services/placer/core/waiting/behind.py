@@ -1,5 +1,5 @@
-"""Starts of jobs that a bounded pass or plan did not reach, where they delay nobody
-(`penstock.scheduling.liveness`)."""
+"""Starts of jobs that a bounded pass or plan did not reach,
+where they delay nobody (`penstock.scheduling.liveness`)."""
 
 from collections.abc import Callable, Collection, Iterator
 

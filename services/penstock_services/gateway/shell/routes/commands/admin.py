@@ -56,8 +56,8 @@ BLANK_EVERY_S = 2.0
 
 @router.post("/projections/verify", response_class=StreamingResponse, dependencies=[needs(Role.OPERATE)])
 async def verify(request: Request) -> StreamingResponse:
-    """Replays the ledger and compares every table row by row: `{"ok": true|false, "tables": …, "differences":
-    […]}`."""
+    """Replays the ledger and compares every table row by row:
+    `{"ok": true|false, "tables": …, "differences": […]}`."""
     return _over_ledger(request, "verify", partial(perform, "verify"))
 
 
@@ -80,8 +80,8 @@ async def replay(
         Query(description="by a decider that starts from the newest snapshot and knows nothing of before"),
     ] = False,
 ) -> StreamingResponse:
-    """Decides everything again from the log and compares byte for byte: `{"ok": true|false, "records": …,
-    …}`."""
+    """Decides everything again from the log and compares byte for byte:
+    `{"ok": true|false, "records": …, …}`."""
     if fresh and (until is not None or decision is not None):
         raise Problem(
             400,
@@ -94,8 +94,8 @@ async def replay(
 
 @router.get("/estimator/models", response_class=StreamingResponse, dependencies=[needs(Role.READ)])
 async def models(request: Request) -> StreamingResponse:
-    """The stored models, newest first of each kind: `{"ok": true, "models": [{version, kind, runs, …, whole,
-    in_use}]}`."""
+    """The stored models, newest first of each kind:
+    `{"ok": true, "models": [{version, kind, runs, …, whole, in_use}]}`."""
     return _of_models(gateway_of(request), partial(ask_estimator, None))
 
 
@@ -114,8 +114,7 @@ async def check(job_id: str, request: Request) -> StreamingResponse:
     await gateway.fresh()
     rows = await gateway.store.rows(
         "SELECT json_build_object('seq', seq, 'type', type, 'data', data)::text FROM events WHERE job_id = "
-        "$1 "
-        "AND type = ANY($2) ORDER BY seq, n LIMIT 2",
+        "$1 AND type = ANY($2) ORDER BY seq, n LIMIT 2",
         job_id,
         [JobSubmitted.TYPE, JobEstimated.TYPE],
     )
@@ -187,8 +186,8 @@ def _of_models(gateway: Gateway, work: Callable[[Settings], Answer]) -> Streamin
 
 
 def ask_estimator(recorded: bytes | None, settings: Settings) -> Answer:
-    """The stored models, or the check of one job's recorded estimate. For a worker: it loads the estimator's
-    libraries."""
+    """The stored models, or the check of one job's recorded estimate.
+    For a worker: it loads the estimator's libraries."""
     from penstock_services.estimator import registry
 
     async def check(job: registry.Recorded) -> Answer:

@@ -22,8 +22,8 @@ APPLIED_WITHIN_S = 2.0  # the placer answers within milliseconds
 
 @router.post("/{job_id}/hold", status_code=202, dependencies=[needs(Role.SUBMIT, Role.OPERATE)])
 async def hold(job_id: str, request: Request) -> Response:
-    """The job does not start until it is released; running tasks run on. Body (optional): `{"reason":
-    "…"}`."""
+    """The job does not start until it is released; running tasks run on.
+    Body (optional): `{"reason": "…"}`."""
     reason = await _reason(request)
     await commanded(request, job_id)
     gateway, caller = gateway_of(request), caller_of(request)

@@ -1,5 +1,5 @@
-"""`POST /v1/jobs/{id}/move`: an operator moves a running job to nodes that are reserved for it until its
-arrival."""
+"""`POST /v1/jobs/{id}/move`:
+an operator moves a running job to nodes that are reserved for it until its arrival."""
 
 import asyncio
 import secrets

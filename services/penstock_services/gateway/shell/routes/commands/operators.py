@@ -41,8 +41,8 @@ class Asked(NamedTuple):
 
 @router.post("/{node_id:path}/cordon", status_code=202, dependencies=[needs(Role.OPERATE)])
 async def cordon(node_id: str, request: Request) -> Response:
-    """No new task is placed on the node until it is uncordoned; running tasks run on. Body: `{"reason":
-    …}`."""
+    """No new task is placed on the node until it is uncordoned; running tasks run on.
+    Body: `{"reason": …}`."""
     return await _cordon(node_id, request, drain=False)
 
 

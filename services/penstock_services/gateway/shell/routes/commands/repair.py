@@ -68,8 +68,7 @@ async def repair(offset: int, request: Request) -> Response:
     found, record = await _proposal(gateway, offset)
     if act.sha256 != found.sha256:
         detail = (
-            f"the record at offset {offset} is {found.sha256}, not {act.sha256 or 'empty'}; look at "
-            "the "
+            f"the record at offset {offset} is {found.sha256}, not {act.sha256 or 'empty'}; look at the "
             "proposal again"
         )
         raise Problem(409, "other_record", detail)
@@ -120,7 +119,7 @@ def _ledger(gateway: Gateway) -> Partition:
 async def _proposal(gateway: Gateway, offset: int) -> tuple[Proposal, Record]:
     """Raises `Problem` unless the cell stands before this record, and an amendment helps."""
     if not 0 <= offset <= MAX_SEQ:
-        raise Problem(404, "no_record", f"{offset} is no offset of the ledger")
+        raise Problem(404, "no_record", f"{offset} is not an offset of the ledger")
     try:
         record = (await records_at(gateway.log, {_ledger(gateway): offset}))[_ledger(gateway)]
     except LogError as error:
@@ -159,8 +158,8 @@ async def _proposal(gateway: Gateway, offset: int) -> tuple[Proposal, Record]:
 
 
 def _foldable(stands: Replica, record: Record, found: Proposal, without: dict[int, str]) -> Proposal:
-    """The proposal without further facts that cannot be folded then, which `without` gets. In a thread, on a
-    copy."""
+    """The proposal without further facts that cannot be folded then, which `without` gets.
+    In a thread, on a copy."""
     while True:
         value = amend(record.value, _amendment(record.offset, found))
         if value is None:

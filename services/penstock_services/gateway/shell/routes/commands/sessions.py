@@ -1,5 +1,5 @@
-"""Sessions with programs in tasks: passed on between a caller and a node, recorded as they begin and as they
-end."""
+"""Sessions with programs in tasks: passed on between a caller and a node,
+recorded as they begin and as they end."""
 
 import asyncio
 import secrets
