@@ -44,4 +44,4 @@ def _literals(tree: ast.Module) -> Iterator[ast.Constant | ast.JoinedStr]:
 def _text(node: ast.Constant | ast.JoinedStr) -> str:
     if isinstance(node, ast.Constant):
         return str(node.value)
-    return "".join(part.value if isinstance(part, ast.Constant) else FIELD for part in node.values)
+    return "".join(str(part.value) if isinstance(part, ast.Constant) else FIELD for part in node.values)

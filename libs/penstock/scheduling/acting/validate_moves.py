@@ -92,7 +92,7 @@ def _cannot_move(state: CellState, job: JobState) -> str | None:
     if job.held is not None:
         return "is held: it would not start again"
     if next_jobs := followers(state, job):
-        return f"comes to its end: {', '.join(next_jobs)} waits for its GPUs there"
+        return f"is about to end, and {', '.join(next_jobs)} waits for its GPUs"
     return None if job.spec.preemptible else "may not be stopped: preemptible is false"
 
 

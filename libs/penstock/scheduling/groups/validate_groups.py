@@ -110,7 +110,7 @@ def _jobs(state: CellState, members: Members, view: ClusterView) -> list[JobStat
             return Refusal("wrong_state", f"{job_id} starts after {', '.join(before)}")
         if next_jobs := followers(state, job):
             return Refusal(
-                "wrong_state", f"{job_id} comes to its end: {', '.join(next_jobs)} starts after it"
+                "wrong_state", f"{job_id} is about to end, and {', '.join(next_jobs)} starts after it"
             )
         if job.status is JobStatus.QUEUED and job.held is not None:
             return Refusal("wrong_state", f"{job_id} is held")

@@ -38,7 +38,7 @@ class LedgerReportOptions(ReportOptions):
 @takes(LedgerReportOptions)
 @bad_input_stops()
 def report(ctx: typer.Context, asked: LedgerReportOptions) -> int:
-    """Report and plot the history of a cell: where and when jobs ran, which waited, what was free.
+    """Report and plot the history of a cell: where and when jobs ran and waited, what was free.
 
     Everything is computed from the ledger, so it must be complete from its first record.
     """

@@ -330,7 +330,7 @@ def test_one_whose_gpus_are_promised_is_left_alone() -> None:
     ):
         step = driver.feed(event)
         [answer] = [fact for fact in step.facts if fact.TYPE == "penstock.proposal.answered"]
-        assert "comes to its end" in answer.detail  # type: ignore[attr-defined]
+        assert "is about to end" in answer.detail  # type: ignore[attr-defined]
 
 
 def test_it_may_be_cancelled_while_it_launches() -> None:
