@@ -63,7 +63,7 @@ def misfit(
         if isinstance(cause, ssl.SSLEOFError | ssl.SSLZeroReturnError | ssl.SSLSyscallError):
             return None
         if isinstance(cause, ssl.SSLError):
-            return f"it does not speak TLS as we do ({cause.reason}); write http:// for one without"
+            return f"it does not speak TLS as this machine does ({cause.reason}); write http:// for none"
     away = any(isinstance(cause, OSError) and not isinstance(cause, ConnectionResetError) for cause in causes)
     if causes and not away and url.startswith("http://") and asks(host, urlsplit(url).port or 80):
         return "it speaks TLS only; write https://"

@@ -142,7 +142,7 @@ class Connection:
             )
             text = f"{self.server}: {text}{remedy if kind == 'no_token' else ''}"
         elif error is Unreachable:
-            text = f"{self.server}: {text}; it stayed so, try again later"
+            text = f"{self.server}: {text}; retries did not help, try again later"
         return error(text, fields=fields_of(problem), kind=kind, status=status)
 
     def _no_address(self) -> BadRequest:

@@ -50,9 +50,9 @@ def needs(vector: Data) -> str:
 
 
 JOIN_REFUSALS = {
-    "other_machine": "another machine has this node id and is not proven gone; fence that one, or rename "
-    "this one",
-    "gpu_of_another_node": "one of its GPUs is that of another node which is not proven gone; fence that one",
+    "other_machine": "another machine has this node id and is not proven gone; fence that machine, or "
+    "rename this node",
+    "gpu_of_another_node": "one of its GPUs belongs to another node that is not proven gone; fence that node",
     "stale_join": "its incarnation is not above the last one; the node joins again",
 }
 
@@ -430,7 +430,7 @@ def _early(data: Data) -> str:
 def _requeued(data: Data) -> str:
     over = f"attempt {data['attempt']} is over: "
     if data.get("estimate_again"):
-        return over + "it ran out of memory that was guessed; the next one is estimated anew and has more"
+        return over + "it ran out of guessed memory; the next attempt is estimated anew and gets more"
     return over + str(data["reason"])
 
 

@@ -177,7 +177,7 @@ def _containers(user: "TaskUser | None", options: "Options") -> Finding:
     try:
         runtime = find_runtime(os.environ.get("PATH", ""), "", root=user is None and os.geteuid() == 0)
     except NotStartable as refusal:
-        return Finding(what, f"jobs that name one are refused here: {refusal}")
+        return Finding(what, f"jobs with a container are refused here: {refusal}")
     try:
         check_devices(runtime, [] if options.virtual_gpus is not None else _uuids())
     except NotStartable as refusal:

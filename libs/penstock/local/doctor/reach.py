@@ -190,7 +190,7 @@ async def _database(what: str, dsn: str, look: Look) -> list[Finding]:
     except asyncpg.InvalidAuthorizationSpecificationError as error:
         return [Finding(what, f"{shown}: {error}", OPEN_DATABASE)]
     except asyncpg.InvalidCatalogNameError as error:
-        return [Finding(what, f"{shown}: {error}", "create the database, or name the one that there is")]
+        return [Finding(what, f"{shown}: {error}", "create the database, or name an existing database")]
     except (OSError, TimeoutError, asyncpg.PostgresError, asyncpg.InterfaceError) as error:
         return [
             Finding(

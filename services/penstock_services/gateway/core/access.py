@@ -94,7 +94,7 @@ class Caller(NamedTuple):
             403,
             "other_job",
             f"{what} was not submitted by job {self.lineage[-1]}, whose token this is; a job acts "
-            "on itself and on those that it submitted, so use a token of your own",
+            "on itself and on jobs that it submitted. Use a token of your own",
         )
 
     def demand_tenant(self, owner: str, what: str) -> None:

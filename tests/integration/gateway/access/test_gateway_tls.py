@@ -179,7 +179,7 @@ async def test_a_server_without_tls_is_told_from_one_that_is_away(own: Path) -> 
     async with await asyncio.start_server(answer, "127.0.0.1", 0) as server:
         port = server.sockets[0].getsockname()[1]
         refused = await asyncio.to_thread(refusal, f"https://127.0.0.1:{port}", own / "ca.pem")
-        assert "it does not speak TLS as we do" in refused
+        assert "it does not speak TLS as this machine does" in refused
         assert "write http://" in refused
     assert "write https://" in refusal(f"http://127.0.0.1:{port}", own / "ca.pem")
     assert "/nowhere" in refusal(f"https://127.0.0.1:{port}", Path("/nowhere"))

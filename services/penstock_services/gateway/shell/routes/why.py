@@ -114,7 +114,7 @@ async def _not_folded(gateway: Gateway, job_id: str) -> dict[str, Any]:
     pending = row["outcome"] is None
     text, step = (
         (
-            "It is in the log, but the placer has not taken it in yet.",
+            "The job is in the log, but the placer has not read it yet.",
             "Check that the placer runs (`penstock doctor`).",
         )
         if pending

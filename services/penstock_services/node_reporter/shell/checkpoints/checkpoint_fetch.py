@@ -224,7 +224,7 @@ class CheckpointFetcher:
             name = msgspec.json.decode(received.manifest, type=Manifest).name
             if not age(order.checkpoint or "") <= age(name) < (order.attempt,):
                 raise NotFetched(
-                    f"node {place.source.node_id} sent {name[:REASON_CHARS]}, which is another one"
+                    f"node {place.source.node_id} sent {name[:REASON_CHARS]}, which is another checkpoint"
                 )
             if place.ends.is_set():
                 raise NotFetched("the task is to stop")
