@@ -1,4 +1,6 @@
-"""Generator of the blocking client from the asynchronous one: `python -m infra.codegen.blocking_client [--check]`.
+"""Generator of the blocking client from the asynchronous one.
+
+`python -m infra.codegen.blocking_client [--check]`.
 
 `unasync` replaces tokens: `async` and `await` go, and names of asynchronous things become those of blocking
 things. Ruff then sorts the imports and breaks the lines as in files that are written by hand.

@@ -111,7 +111,7 @@ def read(response: httpx.Response, kind: type[T]) -> T:
         return msgspec.json.decode(response.content, type=kind)
     except (msgspec.DecodeError, msgspec.ValidationError) as error:
         raise GatewayFault(
-            f"{response.request.url.path} answered what is no {kind.__name__}: {error}"
+            f"{response.request.url.path} answered with something that is not a {kind.__name__}: {error}"
         ) from error
 
 

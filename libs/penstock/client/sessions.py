@@ -59,7 +59,7 @@ class Session:
                         }
         except (ValueError, BadLine) as error:
             raise GatewayFault(
-                f"{self._connection.server} sent what is no line of a session: {error}"
+                f"{self._connection.server} sent a line that is not of a session: {error}"
             ) from error
         except BROKEN as error:
             raise self._broken(error) from error

@@ -38,7 +38,7 @@ class StreamEvent(NamedTuple):
         try:
             return msgspec.convert(self.data, Event)
         except msgspec.ValidationError as error:
-            raise GatewayFault(f"event {self.id} of the stream is of another form: {error}") from error
+            raise GatewayFault(f"event {self.id} of the stream cannot be decoded: {error}") from error
 
 
 class Place:
@@ -63,7 +63,7 @@ class Place:
         try:
             return StreamEvent(sse.id, sse.event, sse.json()) if sse.data else None
         except ValueError as error:
-            text = f"{self._connection.server}{self._path} sent what is no event: {error}"
+            text = f"{self._connection.server}{self._path} sent something that is not an event: {error}"
             raise GatewayFault(text) from error
 
     def refused(self, response: httpx.Response) -> Exception:

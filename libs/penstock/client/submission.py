@@ -27,14 +27,14 @@ def job_of(job: JobSpec | Mapping[str, Any] | None, fields: Mapping[str, Any]) -
         try:
             return msgspec.structs.replace(job, **fields)
         except TypeError as error:
-            raise BadRequest(f"this is no job: {error}; give fields of JobSpec") from error
+            raise BadRequest(f"this is not a job: {error}; give fields of JobSpec") from error
     here = {} if is_a_tasks_own(os.getcwd()) else {"workdir": os.getcwd()}
     named = {"owner": _user(), **here, **(job or {}), **fields}
     try:
         return parse_job(named)
     except BadJob as error:
         wrong = [BadField(problem.field, *_split(problem.text)) for problem in error.problems]
-        raise BadRequest(f"this is no job: {error}", fields=wrong) from error
+        raise BadRequest(f"this is not a job: {error}", fields=wrong) from error
 
 
 def _split(text: str) -> tuple[str, str]:

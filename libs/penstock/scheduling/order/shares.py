@@ -1,4 +1,4 @@
-"""Tenants' shares of a cell, counted from leases: what each tenant holds of GPUs, cores, memory and bandwidth,
+"""Tenants' shares of a cell, counted from leases: what each holds of GPUs, cores, memory and bandwidth,
 and its dominant share.
 
 Every GPU counts once. The tasks of one rank of a group hold one lease: its GPUs, cores and bandwidth count
