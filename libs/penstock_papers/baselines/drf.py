@@ -2,9 +2,10 @@
 
 Source: Ghodsi et al., NSDI '11, Algorithm 1. An owner's dominant share is the largest of four shares: what
 the owner's leases hold (`penstock.scheduling.order.shares`) of GPUs (by share), cores, host memory and
-bandwidth, each divided by the total of the cell's nodes that are not gone. The next job is the earliest of the
-owner with the smallest dominant share (ties: the owner whose next job was submitted first). Placing it raises
-the share, and the choice is made again. No job is stopped: shares converge as jobs end. Nodes: first fit.
+bandwidth, each divided by the total of the cell's nodes that are not gone. The next job is the earliest job
+of the owner with the smallest dominant share (ties: the owner whose next job was submitted first). Placing it
+raises the share, and the choice is made again. No job is stopped: shares converge as jobs end. Nodes: first
+fit.
 
 Interpretation and departures. The source's task is a gang here, all or nothing. The source stops when the
 next task does not fit; here its owner is skipped until resources are freed, and the other owners' jobs are
