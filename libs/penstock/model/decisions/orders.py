@@ -176,7 +176,7 @@ class StartTask(TaskOrder, frozen=True, kw_only=True):
     """The order is valid for this boot of the node only."""
     incarnation: Token = 0
     """Incarnation of the joining that the cell knew; a node that has joined again since waits for the
-    repeated order. 0: not known."""
+    repeated order. 0: the sender did not know the incarnation; check boot id and token only."""
     command: tuple[str, ...]
     env: dict[str, str] = field(default_factory=dict)
     secrets: dict[str, SecretName] = field(default_factory=dict)
