@@ -46,7 +46,7 @@ test: venv ## Lint, then every test of the CI run
 compiled: venv  # one process compiles the test modules beside lint, else each of six would compile all of them
 	-@$(BIN)/python -m pytest --collect-only -qq -n 0 >/dev/null
 
-lint: venv ## ruff, mypy strict, import contracts, clocks in tests, words of pages, references to decisions, generated files
+lint: venv ## ruff, mypy strict, import contracts, clocks in tests, words of pages, references to decisions, budgets of rooms, what nobody uses, generated files
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy --num-workers auto >/dev/null 2>&1 || $(BIN)/mypy  # its workers must answer within 3 s, which they do not on a busy machine
@@ -54,6 +54,8 @@ lint: venv ## ruff, mypy strict, import contracts, clocks in tests, words of pag
 	$(BIN)/python -m infra.lints.clocks
 	$(BIN)/python -m infra.lints.words
 	$(BIN)/python -m infra.lints.decisions
+	$(BIN)/python -m infra.lints.budgets >/dev/null
+	$(BIN)/python -m infra.lints.unused
 	$(BIN)/python -m infra.codegen.schemas --check
 	$(BIN)/python -m infra.codegen.docs --check
 	$(BIN)/python -m infra.codegen.blocking_client --check

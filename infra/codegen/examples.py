@@ -41,7 +41,7 @@ from penstock.model.decisions.orders import (
     StartTask,
     StopTask,
 )
-from penstock.model.inputs import external_events
+from penstock.model.inputs import dead_letters, external_events
 from penstock.model.inputs.amendments import AmendedFact, LedgerAmended
 from penstock.model.inputs.command_runs import JobCommandRun
 from penstock.model.inputs.estimates import (
@@ -314,7 +314,7 @@ _DEAD_LETTERS: tuple[Event, ...] = (
         reason="a training of 2^53 ms: its timer lies beyond all times",
         at_ms=START_MS + 40 * MINUTE_MS,
     ),
-    external_events.DeadLettered(
+    dead_letters.DeadLettered(
         source_topic="penstock.nodes.v1",
         source_partition=0,
         source_offset=90_210,

@@ -30,6 +30,7 @@ from typing import Any, Literal, TypeVar
 import yaml
 
 from infra.devservers.build_cache import INFRA, Part, build_environment, copy_files, obtain, require
+from infra.devservers.certificates import make_certificates
 from infra.devservers.processes import Child, LaunchError, free_port, run_to_end, until_signalled
 from penstock.errors import LogError
 from penstock.log.kafka.kafka import KafkaLog, Sasl
@@ -44,7 +45,6 @@ Result = TypeVar("Result")
 POM = INFRA / "kafka" / "pom.xml"
 ACLS = INFRA / "kafka" / "acls.yaml"
 JAVA_REMEDY = "Install a Java 17 runtime (Debian: apt-get install openjdk-17-jdk-headless)"
-OPENSSL_REMEDY = "Install OpenSSL 3 (Debian: apt-get install openssl)"
 MAVEN_REMEDY = "Install Maven (Debian: apt-get install maven)"
 JVM_OPTIONS = (
     "-Xmx256m",
@@ -434,29 +434,6 @@ def answers_api_versions(port: int, ca: str | None = None) -> bool:
     except OSError:
         return False
     return len(answer) == 10 and struct.unpack(">ih", answer[4:]) == (1, 0)
-
-
-def make_certificates(folder: Path) -> None:
-    """A self-made authority (`ca.pem`), and key and certificate of a broker on 127.0.0.1 (`broker.pem`), for
-    a day."""
-    program = [
-        require("openssl", OPENSSL_REMEDY),
-        "req",
-        "-config",
-        str(INFRA / "kafka" / "certificates.cnf"),
-    ]
-    program += ["-x509", "-nodes", "-days", "1", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1"]
-    ca, ca_key, key, certificate = (
-        str(folder / name) for name in ("ca.pem", "ca.key", "key.pem", "certificate.pem")
-    )
-    for arguments in (
-        ["-extensions", "authority", "-keyout", ca_key, "-out", ca],
-        ["-extensions", "broker", "-CA", ca, "-CAkey", ca_key, "-keyout", key, "-out", certificate],
-    ):
-        run_to_end("openssl", [*program, *arguments], log_path=folder / "openssl.log")
-    both = folder / "broker.pem"
-    both.touch(mode=0o600)
-    both.write_text(Path(key).read_text() + Path(certificate).read_text())
 
 
 def _in_own_loop(work: Coroutine[Any, Any, Result]) -> Result:

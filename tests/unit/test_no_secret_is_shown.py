@@ -21,7 +21,8 @@ from penstock.local.lock import same_log
 from penstock.log.dead_letters import dead_letter
 from penstock.log.open import open_log
 from penstock.log.port import Headers, Partition, Record
-from penstock.model.inputs.external_events import DeadLettered, JobSubmitted
+from penstock.model.inputs.dead_letters import DeadLettered
+from penstock.model.inputs.external_events import JobSubmitted
 from penstock.model.schema.errors import EventError
 from penstock.model.schema.outline import outline
 from penstock.model.wire.envelope import from_wire

@@ -9,8 +9,8 @@ from hashlib import sha256
 
 from penstock.clock import wall_ms
 from penstock.log.port import Message, Partition, Record
+from penstock.model.inputs.dead_letters import DeadLettered
 from penstock.model.inputs.differences import StateDiffers
-from penstock.model.inputs.external_events import DeadLettered
 from penstock.model.schema.errors import Reason
 from penstock.model.schema.outline import outline, outline_of_header
 from penstock.model.schema.topics import Topic

@@ -12,8 +12,6 @@ from penstock.model.nouns.types import MAX_GANG_TASKS, TaskPlacement
 from penstock.scheduling.groups.validate_groups import RUNS, Formed, Members, formed
 from penstock.scheduling.make_room.succession import Succession
 
-MAX_TASKS = MAX_GANG_TASKS  # started in one record
-
 
 class Allocation:
     """Allocates to units. Once resources of a node are reserved for a waiting unit, later units get none of
@@ -129,7 +127,7 @@ class Allocation:
     def _blocked(self, nodes: Sequence[str]) -> str:
         """Why a unit with a task on each of these nodes gets nothing now; empty: it may get resources."""
         if self._too_many(nodes):
-            return f"{MAX_TASKS} tasks start in one record; propose it again"
+            return f"{MAX_GANG_TASKS} tasks start in one record; propose it again"
         reserved = min(self._reserved.intersection(nodes), default=None)
         return "" if reserved is None else f"the free part of {reserved} is reserved for an earlier unit"
 
@@ -146,4 +144,4 @@ class Allocation:
 
     def _too_many(self, nodes: Sequence[str]) -> bool:
         """Whether the tasks exceed one record; a record may always have one unit, whatever its size."""
-        return self._tasks > 0 and self._tasks + len(nodes) > MAX_TASKS
+        return self._tasks > 0 and self._tasks + len(nodes) > MAX_GANG_TASKS

@@ -34,13 +34,14 @@ from penstock.model.nouns.types import WHOLE_GPU, Estimate, JobSpec
 from penstock.model.schema.event import Event
 from penstock.simulator.cell import Cell
 from penstock.simulator.held_gpus import HeldGpus
-from penstock.simulator.job_models.model import Checkpoint, PhaseChange, Work, allocations, capped
+from penstock.simulator.job_models.model import Work, allocations, capped
 from penstock.simulator.meter import Figures, Meter
 from penstock.simulator.nodes import Latency, SimulatedNodes
 from penstock.simulator.services.learning import SimulatedEstimator
 from penstock.simulator.services.port import Attached, Services, to_both
 from penstock.simulator.services.simulated_services import simulated_services
 from penstock.simulator.submissions import Submissions, saves_when_stopped
+from penstock.simulator.task_reports.gang_reports import checkpoint_reports, phase_reports
 from penstock.simulator.task_reports.stage_profiles import StageProfiles
 from penstock.simulator.task_reports.step_reports import StepReports
 from penstock.simulator.task_reports.telemetry import Telemetry
@@ -280,11 +281,13 @@ class Simulation:
         """Advances the work until now; returns the reports of running jobs."""
         instant = self._work.advance(self.now_s)
         for change in instant.phases:
-            self._report_phase(change)
+            for report in phase_reports(self.cell.state.jobs[change.job_id], change):
+                self._deliver(report)
         for loss in instant.losses:
             self._telemetry.loss(loss, self.cell.state, self._now_ms)
         for checkpoint in instant.checkpoints:
-            self._report_checkpoint(checkpoint)
+            for saved in checkpoint_reports(self.cell.state.jobs[checkpoint.job_id], checkpoint):
+                self._deliver(saved)
         for job_id, at_s in instant.ended:
             self.meter.finished_work(job_id, at_s)
             job = self.cell.state.jobs[job_id]
@@ -294,31 +297,6 @@ class Simulation:
             for task_id, task in list(job.tasks.items()):
                 self._answer(task.place.node_id, Gone(task_id, job.token, Outcome(self._now_ms, exit_code=0)))
         return instant.progress
-
-    def _report_phase(self, change: PhaseChange) -> None:
-        """Reports the phase for each task of the gang, as a training script does."""
-        job = self.cell.state.jobs[change.job_id]
-        for task_id, task in list(job.tasks.items()):
-            self._deliver(
-                external_events.TaskPhaseChanged(
-                    node_id=task.place.node_id,
-                    task_id=task_id,
-                    token=job.token,
-                    phase=change.phase,
-                    at_ms=ceil(change.at_s * 1_000),
-                )
-            )
-
-    def _report_checkpoint(self, checkpoint: Checkpoint) -> None:
-        """Reports the checkpoint for each task of the gang, as a training script does."""
-        job = self.cell.state.jobs[checkpoint.job_id]
-        for task_id, task in list(job.tasks.items()):
-            at_ms = ceil(checkpoint.at_s * 1_000)
-            self._deliver(
-                external_events.TaskCheckpointed(
-                    node_id=task.place.node_id, task_id=task_id, token=job.token, at_ms=at_ms
-                )
-            )
 
     def _report_steps(self) -> bool:
         """Reports the steps of the next job that is due; whether there was one."""

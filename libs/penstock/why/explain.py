@@ -18,17 +18,14 @@ from penstock.cluster.view import ClusterView, living_places
 from penstock.errors import one_line
 from penstock.ledger.derived.succession import awaited
 from penstock.ledger.fold.plans import units_of_proposals
-from penstock.ledger.state.holds import Cordon, Hold
 from penstock.ledger.state.index import NodeIndex, bits, set_of
 from penstock.ledger.state.job.job_state import WAITING, JobState
-from penstock.ledger.state.lease import lease_of
-from penstock.ledger.state.node.node_state import NodeState
 from penstock.ledger.state.state import CellState
 from penstock.ledger.state.timers import timer_id
-from penstock.ledger.views import doubt, unproven
+from penstock.ledger.views import unproven
 from penstock.model.nouns.allowed import Where
 from penstock.model.nouns.settings import PlacerSettings
-from penstock.model.nouns.transitions import JobStatus, TaskStatus
+from penstock.model.nouns.transitions import JobStatus
 from penstock.model.nouns.types import ResourceVector, Value
 from penstock.scheduling.groups.companions import apart_from_all
 from penstock.scheduling.place.moldable import as_it_waits
@@ -38,6 +35,7 @@ from penstock.scheduling.stages.protocols import Order, Preemption, Profile
 from penstock.scheduling.stages.regroup import regroups, waits_for_plan
 from penstock.text.counting import count
 from penstock.text.spans import span
+from penstock.why.doubts import cordon_text, distrust_text, doubt_text, hold_text, silence_text
 from penstock.why.job_name import named
 from penstock.why.queue_position import Line, line_of
 
@@ -459,55 +457,6 @@ ENDS_AS = MappingProxyType(
     {"cancelled": "cancelled", "run_timeout": "timed out running", "queue_timeout": "timed out queued"}
 )
 """Reason of a stop → the resulting outcome, as text."""
-
-
-def silence_text(row: Mapping[str, str]) -> str:
-    """`n1 is silent: whether w0 still runs there is not proven`."""
-    name = row["task_id"].rpartition(".")[2]
-    doubt = "was started" if row["task"] == TaskStatus.ASSIGNED else "still runs"
-    return f"{row['node_id']} is silent: whether {name} {doubt} there is not proven"
-
-
-def doubt_text(state: CellState, node_id: str, now_ms: int) -> str:
-    """` Why n1 is suspect: its connection broke; probed; unless it answers, its tasks are proven dead in 80
-    s.`
-
-    Empty where the node is not suspect.
-    """
-    node = state.nodes[node_id]
-    found = doubt(state, node)
-    if found is None:
-        return ""
-    if found["proven_ms"] is not None:
-        left_s = max(0, found["proven_ms"] - now_ms) // 1_000
-        until = f"probed; unless it answers, its tasks are proven dead in {left_s} s"
-    else:
-        until = "no lease proves its end" if lease_of(node, state) is None else "its probe is under way"
-    return f" Why {node_id} is suspect: {found['reason']}; {until}."
-
-
-def distrust_text(node: NodeState, now_ms: int) -> str:
-    """`n1: 3 jobs of 3 owners failed there …; a probe starts there in 40 s`; empty: the node is trusted."""
-    found = node.distrust
-    if found is None:
-        return ""
-    gpus = f" GPU {', '.join(map(str, bits(found.gpu_mask)))}" if found.gpu_mask else ""
-    probe = f"a probe starts there in {max(0, found.until_ms - now_ms) // 1_000} s"
-    if found.probe or found.open:
-        probe = f"its probe is {found.probe}" if found.probe else "the next job there is its probe"
-    return f"{node.spec.node_id}{gpus}: {found.reason}; {probe}"
-
-
-def cordon_text(cordon: Cordon) -> str:
-    """`is being drained by ada: fans are to be replaced`."""
-    what = "is being drained" if cordon.drain else "is cordoned"
-    return f"{what} by {cordon.by}" + (f": {cordon.reason}" if cordon.reason else "")
-
-
-def hold_text(hold: Hold) -> str:
-    """`by ada: the data are being copied`."""
-    who = "an operator" if hold.by_operator else "its tenant"
-    return f"by {hold.by or who}" + (f": {hold.reason}" if hold.reason else "")
 
 
 def not_waiting(state: CellState, job_id: str, status: str, text: str, next_step: str) -> Explanation:

@@ -22,11 +22,12 @@ import asyncpg
 import pytest
 
 from infra.devservers.build_cache import INFRA, REPOSITORY
-from infra.devservers.kafka import ADMIN, KafkaBroker, kafka_broker, make_certificates
+from infra.devservers.certificates import make_certificates
+from infra.devservers.kafka import ADMIN, KafkaBroker, kafka_broker
 from infra.devservers.processes import Child, free_port
 from penstock.errors import LogError, NotAllowed
 from penstock.local.services import NAMES as SERVICES
-from penstock.log.kafka.kafka import TROUBLE_EVERY_S
+from penstock.log.kafka.trouble import TROUBLE_EVERY_S
 from penstock.log.open import open_log
 from penstock.log.port import Message, Partition
 from penstock.model.decisions.ledger_events import JobEnded, PlacementDecided

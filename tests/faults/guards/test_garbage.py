@@ -10,7 +10,8 @@ import pytest
 
 from infra.devservers.kafka import KafkaBroker
 from penstock.log.port import Message, Partition, Reader, Record
-from penstock.model.inputs.external_events import DeadLettered, JobSubmitted
+from penstock.model.inputs.dead_letters import DeadLettered
+from penstock.model.inputs.external_events import JobSubmitted
 from penstock.model.nouns.types import JobSpec, ResourceRequest
 from penstock.model.schema.errors import EventError
 from penstock.model.schema.topics import INPUT_TOPICS, Topic, node_partition

@@ -11,7 +11,8 @@ from penstock.charts.render import html
 from penstock.charts.report import Page
 from penstock.model.inputs.external_events import JobCancelRequested
 from penstock.model.nouns.types import JobSpec
-from penstock.simulator.report.charts import PALETTE, sections
+from penstock.simulator.report.charts import sections
+from penstock.simulator.report.gantt_chart import PALETTE
 from penstock.simulator.results.figures import figures_of
 from penstock.simulator.results.series import series_of
 from penstock.simulator.results.timeline import Timeline

@@ -12,10 +12,10 @@ from penstock.ledger.replica.replica import Replica
 from penstock.ledger.replica.snapshot import dump
 from penstock.ledger.state.state import CellState
 from penstock.log.port import Log, Message, Partition, Record
+from penstock.model.inputs.dead_letters import DeadLettered
 from penstock.model.inputs.estimates import JobEstimated
 from penstock.model.inputs.external_events import (
     CheckpointFetched,
-    DeadLettered,
     GpuFaulted,
     JobSubmitted,
     NodeCordoned,

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from infra.devservers.kafka import make_certificates
+from infra.devservers.certificates import make_certificates
 from penstock.cli.app import run as penstock
 from penstock.cli.operations.doctor import Finding, _addresses
 from penstock.errors import ConfigurationError

@@ -6,6 +6,7 @@ import pytest
 from msgspec import structs
 
 from infra.codegen.examples import EXAMPLES
+from penstock.model.inputs.estimates import ProfilePlanned
 from penstock.model.inputs.external_events import (
     JobProgress,
     NodeChanged,
@@ -101,6 +102,7 @@ def test_what_no_service_sends_is_not_accepted(cell: CellDriver, model: type[Eve
             node_id="n2", jobs=(JobProgress(job_id="a", attained_s=0.0, remaining_s=1e12),)
         ),
         NodeChanged: NodeChanged(node=node_spec("n2", 2), incarnation=1),
+        ProfilePlanned: EXAMPLES[wire_type(ProfilePlanned)],
     }[model]
     assert model.TOPIC in INPUT_TOPICS
     answer = told(cell, said, "n2")

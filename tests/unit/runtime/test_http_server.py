@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from infra.devservers.kafka import make_certificates
+from infra.devservers.certificates import make_certificates
 from penstock.runtime.http.http_limits import Limits
 from penstock.runtime.http.http_server import Server
 from penstock.runtime.http.http_switch import Switch, switch_of

@@ -16,10 +16,10 @@ from penstock.model.decisions.ledger_events import (
     JobEnded,
     JobQueued,
     JobRequeued,
-    Moved,
     PlacementDecided,
     PlacementExplanation,
 )
+from penstock.model.decisions.moves import Moved
 from penstock.model.decisions.plans import PlanAdopted, UnitRef
 from penstock.model.inputs.estimates import JobEstimated
 from penstock.model.inputs.external_events import JobSubmitted, NodeJoined, TaskExited, TaskStarted

@@ -20,10 +20,11 @@ from penstock.ledger.state.node.node_state import NodeState
 from penstock.model.decisions.ledger_events import TimerSubject
 from penstock.model.decisions.plans import PlanUnit
 from penstock.model.inputs.estimates import StagesProfiled
+from penstock.model.nouns.nodes import JoinRefusal
 from penstock.model.nouns.settings import BEFORE_ANY_TERM, PlacerSettings
 from penstock.model.nouns.token import token_of
 from penstock.model.nouns.transitions import NodeStatus
-from penstock.model.nouns.types import Estimate, JoinRefusal, Value
+from penstock.model.nouns.types import Estimate, Value
 from penstock.model.schema.topics import Topic
 
 MAX_ENDED_REMEMBERED = 100_000  # ids of ended jobs, so that a late duplicate cannot start one again

@@ -12,7 +12,6 @@ still hold.
 import asyncio
 import logging
 import ssl
-import time
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple, Self, TypeVar
 
@@ -35,13 +34,13 @@ from penstock.log.group_commit import GroupCommit, PartlyFailed
 from penstock.log.kafka.aiokafka_gaps import abandon_producer, never_create_topics, within_bound
 from penstock.log.kafka.reader import FETCH_WAIT_MS, KafkaReader
 from penstock.log.kafka.topics import KafkaTopics
+from penstock.log.kafka.trouble import pass_on_trouble
 from penstock.log.port import Message, Partition, Reader
 from penstock.retry import retry
 from penstock.tls import client_context
 
 logger = logging.getLogger(__name__)
 
-TROUBLE_EVERY_S = 60.0
 START_LIMIT_S = 30.0  # a broker starts in 2–4 s, and comes back from kill -9 in 3–5 s
 DELIVERY_TIMEOUT_S = 30.0  # a write not acknowledged by then is given up; covers a broker restart
 REQUEST_TIMEOUT_MS = 10_000  # one request; aiokafka repeats it
@@ -80,32 +79,11 @@ class Connection(NamedTuple):
     tls: ssl.SSLContext | None
 
 
-class _Trouble(logging.Handler):
-    """Log filter: without a broker aiokafka logs every try of every client, a hundred lines a second; one a
-    minute is passed on."""
-
-    def __init__(self) -> None:
-        super().__init__(logging.ERROR)
-        self._logged_s = -TROUBLE_EVERY_S
-
-    def emit(self, record: logging.LogRecord) -> None:
-        if time.monotonic() - self._logged_s >= TROUBLE_EVERY_S:
-            self._logged_s = time.monotonic()
-            logger.warning("Kafka: %s; trying again (logged once a minute)", record.getMessage())
-
-
-def _pass_on_trouble() -> None:
-    found = logging.getLogger("aiokafka")
-    if not any(isinstance(handler, _Trouble) for handler in found.handlers):
-        found.addHandler(_Trouble())
-        found.propagate = False
-
-
 class _Clients:
     """Constructs every aiokafka object, so that no setting differs by accident."""
 
     def __init__(self, bootstrap: str, identity: str, sasl: Sasl | None, tls: ssl.SSLContext | None) -> None:
-        _pass_on_trouble()
+        pass_on_trouble()
         never_create_topics()
         self._settings: dict[str, Any] = {
             "bootstrap_servers": bootstrap,

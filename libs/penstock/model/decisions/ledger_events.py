@@ -5,21 +5,14 @@ from typing import Annotated, Any, Literal
 
 from msgspec import Meta
 
+from penstock.model.decisions.moves import Moved
 from penstock.model.decisions.plans import MAX_PLANNED_STOPS, MAX_PROPOSED_UNITS, UnitRef
 from penstock.model.decisions.refusals import Refused, StopRefused, UnitRefused
 from penstock.model.inputs.external_events import Attempt, PublicKey, Token
+from penstock.model.nouns.nodes import JoinRefusal
 from penstock.model.nouns.settings import PlacerSettings
 from penstock.model.nouns.token import MAX_EPOCH
-from penstock.model.nouns.types import (
-    MAX_DIGEST,
-    MAX_GANG_TASKS,
-    Identifier,
-    JoinRefusal,
-    Milliseconds,
-    ShortText,
-    TaskPlacement,
-    Value,
-)
+from penstock.model.nouns.types import MAX_DIGEST, Identifier, Milliseconds, ShortText, TaskPlacement, Value
 from penstock.model.schema.event import Event, event
 from penstock.model.schema.topics import Topic
 
@@ -396,27 +389,6 @@ class Candidate(Value, frozen=True, kw_only=True):
     nodes: tuple[Identifier, ...]
     score: float
     """As the profile computes it; the smaller the better."""
-
-
-class Moved(Value, frozen=True, kw_only=True):
-    """Origin of a moved job, and the cost of the move."""
-
-    OMITTED = ("stop_ms", "lost_ms", "resumes_at")
-
-    seq: Annotated[int, Meta(ge=1)]
-    """Seq of the record with `MoveDecided`."""
-    attempt: Attempt
-    """The attempt that is stopped."""
-    nodes: Annotated[tuple[Identifier, ...], Meta(min_length=1, max_length=MAX_GANG_TASKS)]
-    """Nodes of that attempt, per task in rank order."""
-    stop_ms: Milliseconds | None = None
-    """From the decision until the last exit was proven; None: it is being stopped."""
-    lost_ms: Milliseconds | None = None
-    """Work done before the decision that is repeated after the move; None: it is being stopped, or not
-    known."""
-    resumes_at: Annotated[int, Meta(ge=0)] | None = None
-    """Iteration of the checkpoint from which the job resumes; None: no checkpoint, or one without an
-    iteration."""
 
 
 class PlacementExplanation(Value, frozen=True, kw_only=True):

@@ -6,7 +6,14 @@ from typing import Annotated, Literal
 from msgspec import Meta
 
 from penstock.model.inputs.external_events import Attempt
-from penstock.model.nouns.types import MAX_GANG_TASKS, Identifier, ShortText, TaskPlacement
+from penstock.model.nouns.types import (
+    MAX_GANG_TASKS,
+    Identifier,
+    Milliseconds,
+    ShortText,
+    TaskPlacement,
+    Value,
+)
 from penstock.model.schema.event import Event, event
 
 MAX_MIGRATIONS = 4
@@ -63,3 +70,24 @@ class MoveGivenUp(Event, frozen=True, kw_only=True):
     job_id: Identifier
     attempt: Attempt
     reason: ShortText
+
+
+class Moved(Value, frozen=True, kw_only=True):
+    """Origin of a moved job, and the cost of the move."""
+
+    OMITTED = ("stop_ms", "lost_ms", "resumes_at")
+
+    seq: Annotated[int, Meta(ge=1)]
+    """Seq of the record with `MoveDecided`."""
+    attempt: Attempt
+    """The attempt that is stopped."""
+    nodes: Annotated[tuple[Identifier, ...], Meta(min_length=1, max_length=MAX_GANG_TASKS)]
+    """Nodes of that attempt, per task in rank order."""
+    stop_ms: Milliseconds | None = None
+    """From the decision until the last exit was proven; None: it is being stopped."""
+    lost_ms: Milliseconds | None = None
+    """Work done before the decision that is repeated after the move; None: it is being stopped, or not
+    known."""
+    resumes_at: Annotated[int, Meta(ge=0)] | None = None
+    """Iteration of the checkpoint from which the job resumes; None: no checkpoint, or one without an
+    iteration."""

@@ -10,12 +10,12 @@ from msgspec import Meta, field
 
 from penstock.model.decisions.groups import MAX_GROUP_MEMBERS
 from penstock.model.inputs.external_events import Attempt, PublicKey, Token
+from penstock.model.nouns.nodes import JoinRefusal
 from penstock.model.nouns.types import (
     MAX_GPUS_PER_NODE,
     WHOLE_GPU,
     Environment,
     Identifier,
-    JoinRefusal,
     Milliseconds,
     SecretName,
     Sha256,

@@ -155,3 +155,9 @@ class NodeSpec(Value, frozen=True, kw_only=True):
     def __post_init__(self) -> None:
         if [gpu.index for gpu in self.gpus] != list(range(len(self.gpus))):
             raise ValueError("gpus: indexes must be 0, 1, 2, … in order")
+
+
+JoinRefusal = Literal["stale_join", "other_machine", "gpu_of_another_node"]
+"""`stale_join`: its incarnation is not above the last one. `other_machine`: another machine has this node id
+and is not proven gone. `gpu_of_another_node`: one of its GPUs is in a node of another id that is not proven
+gone."""

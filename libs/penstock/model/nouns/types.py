@@ -22,12 +22,14 @@ from penstock.model.nouns.commands import (
 from penstock.model.nouns.process_rules import (
     command_can_run,
     env_can_be_passed,
+    has_terminal,
     labels_are_short,
-    leads_out,
-    refuse_nul,
+    one_environment,
+    secrets_can_be_passed,
     workdir_can_be_entered,
+    workdir_is_in_code,
 )
-from penstock.model.nouns.worker_range import wrong_shape
+from penstock.model.nouns.worker_range import numbers_between, wrong_shape
 
 MAX_GPUS_PER_NODE = 16  # the largest boards sold hold 16
 MAX_CORES_PER_NODE = 1024
@@ -41,9 +43,8 @@ MAX_TEXT = 1_024
 MAX_DIGEST = 64  # of a state: its format and 32 digits
 MAX_PARENTS = 16  # room in the events; the gateway allows fewer
 WHOLE_GPU = 1_000  # shares of a GPU are counted in thousandths
-MAX_JOB_ID_CHARS = (
-    113  # ids of its tasks and timers are derived from it: 128 less `:launch_timeout`, the longest suffix
-)
+MAX_JOB_ID_CHARS = 113
+"""Ids of its tasks and timers are derived from it: 128 less `:launch_timeout`, the longest suffix."""
 
 Identifier = Annotated[str, Meta(min_length=1, max_length=128, pattern=r"^[A-Za-z0-9][A-Za-z0-9._:/-]*\Z")]
 ShortText = Annotated[str, Meta(max_length=MAX_TEXT)]
@@ -70,10 +71,6 @@ def within_ms(ms: float) -> int:
     return max(0, round(ms)) if ms < MAX_MS else MAX_MS
 
 
-JoinRefusal = Literal["stale_join", "other_machine", "gpu_of_another_node"]
-"""`stale_join`: its incarnation is not above the last one. `other_machine`: another machine has this node id
-and is not proven gone. `gpu_of_another_node`: one of its GPUs is in a node of another id that is not proven
-gone."""
 Role = Literal["ps", "worker"]
 Category = Literal["cv", "nlp", "speech"]
 Trait = Literal["pipelined", "many_weights", "heavy_preprocessing"]
@@ -173,16 +170,7 @@ class Environment(Value, frozen=True, kw_only=True):
     """Image, as podman or apptainer on the node takes it."""
 
     def __post_init__(self) -> None:
-        given = [text for text in (self.venv, self.conda, self.container) if text is not None]
-        if len(given) != 1:
-            raise ValueError(
-                "give exactly one of venv, conda and container; leave it out for the node's PATH"
-            )
-        if self.venv is not None and not self.venv.startswith("/"):
-            raise ValueError("venv is a folder on the node; give its absolute path")
-        if not given[0] or given[0].startswith("-"):
-            raise ValueError("it is empty or begins with '-'; correct it")
-        refuse_nul(*given)
+        one_environment(self.venv, self.conda, self.container)
 
 
 class NodeChoice(Value, frozen=True, kw_only=True):
@@ -343,10 +331,7 @@ class JobSpec(Value, frozen=True, kw_only=True):
     def offered(self) -> list[int]:
         """Numbers of workers in its range that are compared: all, or at most MAX_OPTIONS in a geometric
         sequence, with both ends."""
-        fewest, most, last = self.fewest_workers, self.workers, MAX_OPTIONS - 1
-        if most - fewest <= last:
-            return list(range(fewest, most + 1))
-        return sorted({round(fewest * (most / fewest) ** (number / last)) for number in range(MAX_OPTIONS)})
+        return numbers_between(self.fewest_workers, self.workers, MAX_OPTIONS)
 
     @property
     def least(self) -> "JobSpec":
@@ -367,18 +352,11 @@ class JobSpec(Value, frozen=True, kw_only=True):
         for name, rule in self.RULES.items():
             rule(getattr(self, name))
         if self.secrets:
-            env_can_be_passed(self.secrets)
-            if twice := sorted(self.env.keys() & self.secrets.keys()):
-                raise ValueError(f"{twice[0]} stands in env and in secrets; remove one")
-        if self.code is not None and self.workdir is not None and leads_out(self.workdir):
-            raise ValueError(
-                "workdir is in the folder of `code`; give a path that is relative to it, without '..'"
-            )
-        if self.interactive and self.environment is not None and self.environment.container is not None:
-            raise ValueError(
-                "interactive: a job in a container has no terminal; leave it out, or name a venv or conda "
-                "environment"
-            )
+            secrets_can_be_passed(self.secrets, self.env)
+        if self.code is not None:
+            workdir_is_in_code(self.workdir)
+        if self.interactive and self.environment is not None:
+            has_terminal(self.environment.container)
         if self.workers + self.parameter_servers > MAX_GANG_TASKS:
             raise ValueError(f"workers + parameter_servers exceed {MAX_GANG_TASKS}; ask for fewer")
         if self.min_workers is not None or self.global_batch_size is not None:

@@ -32,3 +32,12 @@ def wrong_shape(
             f"{global_batch_size} leaves some of {most} workers without a sample; give at least {most}",
         )
     return None
+
+
+def numbers_between(fewest: int, most: int, count: int) -> list[int]:
+    """All whole numbers from `fewest` to `most`, or at most `count` of them in a geometric sequence with both
+    ends."""
+    last = count - 1
+    if most - fewest <= last:
+        return list(range(fewest, most + 1))
+    return sorted({round(fewest * (most / fewest) ** (number / last)) for number in range(count)})

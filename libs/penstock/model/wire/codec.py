@@ -15,7 +15,7 @@ from pydantic import ValidationError
 
 from penstock.model import proposals
 from penstock.model.decisions import ledger_events, orders
-from penstock.model.inputs import amendments, estimates, external_events, followers
+from penstock.model.inputs import amendments, dead_letters, estimates, external_events, followers
 from penstock.model.nouns.types import Value
 from penstock.model.schema.errors import Invalid, TooBig, UnknownType, UnknownVersion
 from penstock.model.schema.event import REGISTRY, Event, wire_type
@@ -27,7 +27,16 @@ E = TypeVar("E", bound=Value)
 
 MAX_SHOWN = 128  # characters of a foreign type name in a message
 
-CATALOGUE = (external_events, followers, estimates, proposals, ledger_events, orders, amendments)
+CATALOGUE = (
+    external_events,
+    dead_letters,
+    followers,
+    estimates,
+    proposals,
+    ledger_events,
+    orders,
+    amendments,
+)
 """Importing them fills the registry."""
 
 

@@ -15,6 +15,7 @@ from penstock.model.decisions.adjustments import TaskAdjusted
 from penstock.model.inputs import estimates, external_events
 from penstock.model.inputs.amendments import LedgerAmended
 from penstock.model.inputs.command_runs import JobCommandRun
+from penstock.model.inputs.dead_letters import DeadLettered
 from penstock.model.inputs.followers import FollowerChanged
 from penstock.model.inputs.saves import SaveRefused
 from penstock.model.schema.event import Event
@@ -99,10 +100,11 @@ RULES: Mapping[type[Event], Rule] = MappingProxyType(
         external_events.OrderRefused: _OF_ITS_TASKS,
         TaskAdjusted: _OF_ITS_TASKS,
         external_events.TelemetrySampled: _OF_ITSELF,
-        external_events.DeadLettered: Rule(Speaker.ANY, Subject.NOTHING),
+        DeadLettered: Rule(Speaker.ANY, Subject.NOTHING),
         estimates.JobEstimated: _LEARNED,
         estimates.EtaEstimated: _LEARNED,
-        estimates.ProfilePlanned: _LEARNED,
+        # no service plans measurements; the command line does, for its user
+        estimates.ProfilePlanned: _UNSAID,
         estimates.StagesProfiled: _LEARNED,
         estimates.ModelTrained: Rule(Speaker.ESTIMATOR, Subject.NOTHING),
         proposals.PlanProposed: _PROPOSED,

@@ -11,7 +11,7 @@ from hashlib import sha256
 from typing import Any
 
 from penstock.model.decisions.ledger_events import JobFoundSchedulable, JobFoundUnschedulable, TermStarted
-from penstock.model.inputs.external_events import DeadLettered
+from penstock.model.inputs.dead_letters import DeadLettered
 from penstock.model.nouns.settings import own_settings_apart
 from penstock.model.proposals import MigrationProposed, PlanProposed
 from penstock.model.schema.event import Event, wire_type

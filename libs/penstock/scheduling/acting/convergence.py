@@ -10,9 +10,6 @@ from enum import StrEnum
 from math import isfinite, sqrt, ulp
 from typing import NamedTuple
 
-FIRST_GROWTH = 1.0
-"""Growth before the first evaluation: the whole range of the loss."""
-
 
 class Category(StrEnum):
     """Of a running job. Source: SpeCon §V-A."""
@@ -79,7 +76,7 @@ class Monitor:
         self._last = 0.0
         """The loss at the latest evaluation, or the first loss."""
         self._low = self._high = 0.0
-        self._growth = FIRST_GROWTH
+        self._growth = 1.0  # before the first evaluation: the whole range of the loss
         self._next_ms: int | None = None
         """Time of the next evaluation; None: the job does not run, or has reported nothing."""
         self._rest_ms = interval_ms

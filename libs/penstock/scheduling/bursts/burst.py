@@ -8,8 +8,8 @@ immediate path would start now starts in every plan.
 
 - Jobs that take parts of GPUs, and moldable ones (with their fewest workers), are placed by the immediate
   path: the plan leaves these resources free, and they start once the plan has been answered.
-- Reserved nodes are left out. Bounded by MAX_JOBS, MAX_TASKS and MAX_NODES: the rest waits for the immediate
-  path.
+- Reserved nodes are left out. Jobs, tasks and nodes are bounded (`MAX_PROPOSED_UNITS`, `MAX_TASKS`,
+  `MAX_NODES`): the rest waits for the immediate path.
 """
 
 from collections.abc import Iterator, Sequence
@@ -33,9 +33,8 @@ from penstock.scheduling.place.liquid import Network
 from penstock.scheduling.scheduling_pass import Starts, Trying, Waits, in_turn, scheduling_pass
 from penstock.scheduling.stages.protocols import Order, Policy
 
-MAX_JOBS = MAX_PROPOSED_UNITS
 MAX_TASKS = 2_048  # the placer accepts 4,096 in one plan
-MAX_NODES = 512
+MAX_NODES = 512  # of a problem: bounds its matrix of tasks and nodes
 MAX_LOOKED_AT = 2_048  # jobs in order, whether they fit or not
 
 
@@ -128,7 +127,7 @@ class Burst:
             if _planned(job):
                 count, tasks = count + 1, tasks + job.demand.tasks
                 yield job, nodes
-            if count == MAX_JOBS or tasks >= MAX_TASKS:
+            if count == MAX_PROPOSED_UNITS or tasks >= MAX_TASKS:
                 return
 
     def _machines(

@@ -46,7 +46,7 @@ from penstock.scheduling.stages.protocols import Turns
 from penstock.text.spans import span
 
 UNKNOWN_RUN_S = 3_600.0  # assumed for a job without an estimated run time
-HOUR_S = 3_600.0
+HOUR_S = 3_600.0  # seconds of an hour
 LARGE_GPUS = 8  # minimum of a large gang: few nodes have more
 LARGE_S, LARGE_EXPONENT = 360.0, 0.4  # of a large gang's r; see above
 PATIENCE = 6.0  # response ratio from which nodes are reserved for a job, and shares do not delay a large gang

@@ -58,17 +58,9 @@ def export(
     errors = console(stderr=True, soft_wrap=True)
     for name, text in (("--from", since), ("--until", until)):
         _moment_ms(text, 0, name)
-    history = History()
-    if ledger is None:
-        session = ctx.find_root().obj
-        now_ms = session.now_ms()
-        read_events(session.events(cell), history)
-        history.until(now_ms)
-    elif cell is not None:
-        raise BadCommand("--cell is the gateway's, --ledger reads no gateway; leave one of both out")
-    else:
-        if remark := read_ledger(ledger, history):
-            errors.print(f"penstock: {remark}", markup=False)
+    history, remark = _history_of(ctx, cell, ledger)
+    if remark:
+        errors.print(f"penstock: {remark}", markup=False)
     since_ms = _moment_ms(since, history.last_ms, "--from")
     until_ms = _moment_ms(until, history.last_ms, "--until")
     found, left = history.jobs(since_ms, until_ms)
@@ -93,6 +85,20 @@ def export(
         raise BadCommand(f"{error.filename or output}: {error.strerror}") from error
     message = _left_out(left)
     errors.print(f"penstock: {len(found)} jobs written{f'; {message}' if message else ''}", markup=False)
+
+
+def _history_of(ctx: typer.Context, cell: str | None, ledger: Path | None) -> tuple[History, str]:
+    """Of the gateway's cell, or of a file; and a remark about what could not be read. Raises `BadCommand`."""
+    history = History()
+    if ledger is None:
+        session = ctx.find_root().obj
+        now_ms = session.now_ms()
+        read_events(session.events(cell), history)
+        history.until(now_ms)
+        return history, ""
+    if cell is not None:
+        raise BadCommand("--cell is the gateway's, --ledger reads no gateway; leave one of both out")
+    return history, read_ledger(ledger, history)
 
 
 def lines_of(found: Sequence[PastJob]) -> Iterator[Sequence[str]]:

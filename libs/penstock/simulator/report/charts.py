@@ -1,63 +1,37 @@
 """Chart definitions of a simulator's report: load, queue, distributions, Gantt chart, utilisation per node,
 latencies."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from math import ceil, inf
-from typing import NamedTuple
 
 import altair as alt
 import numpy as np
-from numpy.typing import NDArray
 
 from penstock.charts.plots import (
     CATEGORICAL,
     DASHES,
-    LEGEND_CHARACTERS,
     WIDTH,
     Series,
     duration_axis,
     duration_domain,
     duration_text,
-    legend,
     lines,
     table,
     zoom,
 )
 from penstock.charts.report import Chart, Drawing, Panel, Section
-from penstock.simulator.report.turns_chart import shares, turns_section
-from penstock.simulator.results.metrics import duration
+from penstock.simulator.report.gantt_chart import excerpt, gantt_chart, groups_of
+from penstock.simulator.report.turns_chart import turns_section
+from penstock.simulator.results.metrics import TimeUnit, duration, time_unit
 from penstock.simulator.results.series import MAX_DETAILED, RunSeries, cdf_of, smooth
-from penstock.simulator.results.timeline import EXITED, SHARED, STOPPED
 from penstock.text.counting import count
 
-PALETTE = (*CATEGORICAL[:6], "#B8A800", "#7A4B2B")
-"""Colours of owners and jobs, without grey, which stands for all others."""
-OTHERS = "#9A9A9A"
 SIZES = ("#443983", "#31688E", "#21918C", "#35B779", "#7AD151", "#B8C41F", "#E0A100")
 """Colours of sizes, in rising order."""
-GAP = 0.6  # GPUs between the nodes of a Gantt chart
-MAX_NODE_LABELS = 40
-MAX_BAR_LABELS = 40
-MAX_OUTLINED_BARS, MAX_OUTLINED_GPUS = 600, 100  # beyond these an outline would hide short or thin bars
-PX_PER_GPU, GANTT_PX = 11.0, (110.0, 800.0)
 FEW_JOBS = 5  # up to here a queue's axis has whole numbers only
 MIN_S = 1.0  # lower end of logarithmic axes of time
 SMOOTH_BINS = 160  # of a line with many steps, if several lines cross
 MIN_DIFFERENCE = 0.01  # between two curves, for both to be shown
-ENDS = {EXITED: "done", STOPPED: "stopped", SHARED: "goes on, with others or without"}
-
-
-class TimeUnit(NamedTuple):
-    name: str
-    seconds: float
-
-
-def time_unit(span_s: float) -> TimeUnit:
-    """The largest unit of which a span has at least three."""
-    for name, seconds in (("days", 86_400.0), ("hours", 3_600.0), ("minutes", 60.0)):
-        if span_s >= 3 * seconds:
-            return TimeUnit(name, seconds)
-    return TimeUnit("seconds", 1.0)
 
 
 def colour_of(index: int) -> tuple[str, Sequence[int]]:
@@ -69,29 +43,9 @@ def sections(runs: Sequence[RunSeries], assumed: str = "") -> list[Section]:
     """All charts in the order of the page. `assumed`: text below completion times, whose picture is shown
     alone."""
     unit = time_unit(max(run.end_s for run in runs))
-    detailed = runs[:MAX_DETAILED]
     waited = any(run.waited for run in runs) and any(
         len(run.jct_s) or _waiting_s(run) >= MIN_S for run in runs
     )
-
-    def each(
-        key: str,
-        title: str,
-        caption: str,
-        chosen: Callable[[RunSeries], object],
-        draw: Callable[[RunSeries], Chart],
-        note: Callable[[RunSeries], str],
-    ) -> Section | None:
-        """A chart for each run with data for it."""
-        drawings = [
-            Drawing([Panel(draw(run))], note(run), run.name if len(runs) > 1 else "")
-            for run in detailed
-            if chosen(run)
-        ]
-        return Section(key, title, caption, drawings) if drawings else None
-
-    shared = any(run.gantt.sharings for run in detailed)
-    meanings = dict.fromkeys(_groups(run).meaning for run in detailed if len(run.gantt.job))
     found = [
         _load(runs, unit),
         _queue(runs, unit) if waited else None,
@@ -116,6 +70,35 @@ def sections(runs: Sequence[RunSeries], assumed: str = "") -> list[Section]:
         )
         if waited
         else None,
+        *_sections_per_run(runs, unit),
+        turns_section(runs[:MAX_DETAILED]),
+    ]
+    return [section for section in found if section is not None]
+
+
+def _sections_per_run(runs: Sequence[RunSeries], unit: TimeUnit) -> list[Section | None]:
+    """Charts of single runs, the first `MAX_DETAILED`; None where none has data for a chart."""
+    detailed = runs[:MAX_DETAILED]
+
+    def each(
+        key: str,
+        title: str,
+        caption: str,
+        chosen: Callable[[RunSeries], object],
+        draw: Callable[[RunSeries], Chart],
+        note: Callable[[RunSeries], str],
+    ) -> Section | None:
+        """A chart for each run with data for it."""
+        drawings = [
+            Drawing([Panel(draw(run))], note(run), run.name if len(runs) > 1 else "")
+            for run in detailed
+            if chosen(run)
+        ]
+        return Section(key, title, caption, drawings) if drawings else None
+
+    shared = any(run.gantt.sharings for run in detailed)
+    meanings = dict.fromkeys(groups_of(run).meaning for run in detailed if len(run.gantt.job))
+    return [
         each(
             "startable",
             "How many more jobs could start",
@@ -141,12 +124,10 @@ def sections(runs: Sequence[RunSeries], assumed: str = "") -> list[Section]:
             f"placement to its proven end. Colour: {' or '.join(meanings)}. What is blank is idle."
             + (" Jobs that share GPUs lie beside each other in their rows." if shared else ""),
             lambda run: len(run.gantt.job),
-            _gantt,
-            _excerpt,
+            gantt_chart,
+            excerpt,
         ),
-        turns_section(detailed),
     ]
-    return [section for section in found if section is not None]
 
 
 # ---------------------------------------------------------------------------------------------- curves
@@ -277,159 +258,6 @@ def _waited_less(runs: Sequence[RunSeries]) -> str:
 
 
 # ------------------------------------------------------------------------------------------------- bars
-
-
-class Groups(NamedTuple):
-    """Meaning of the colours. `of_bar`: group of each bar. `legend`: whether the groups' names are
-    informative."""
-
-    meaning: str
-    of_bar: Sequence[str]
-    colours: Mapping[str, str]
-    legend: bool = True
-
-
-def _groups(run: RunSeries) -> Groups:
-    """Groups by owner if there are several, the most frequent ones in a colour of their own; else by job,
-    with repeated colours if many."""
-    notes = [run.jobs[int(job)] for job in run.gantt.job]
-    owners = [note.owner for note in run.jobs.values()]
-    if len(set(owners)) > 1:
-        frequent = sorted(set(owners), key=lambda owner: (-owners.count(owner), owner))[: len(PALETTE)]
-        short = _shortened(frequent)
-        colours = {short[owner]: colour for owner, colour in zip(sorted(frequent), PALETTE, strict=False)}
-        groups = [short.get(note.owner, "other") for note in notes]
-        return Groups("owner", groups, {**colours, **({"other": OTHERS} if "other" in groups else {})})
-    if len(run.jobs) <= len(PALETTE):
-        labels = sorted(note.label for note in run.jobs.values())
-        short = _shortened(labels)
-        colours = {short[label]: colour for label, colour in zip(labels, PALETTE, strict=False)}
-        return Groups("job", [short[note.label] for note in notes], colours)
-    turns = {str(turn): colour for turn, colour in enumerate(PALETTE)}
-    return Groups(
-        "job, in turn", [str(int(job) % len(PALETTE)) for job in run.gantt.job], turns, legend=False
-    )
-
-
-def _shortened(names: Sequence[str]) -> Mapping[str, str]:
-    """Long names without their middle; all names whole, if they would not stay distinct."""
-    short = {name: name if len(name) <= LEGEND_CHARACTERS else f"{name[:20]}…{name[-12:]}" for name in names}
-    return short if len(set(short.values())) == len(short) else {name: name for name in names}
-
-
-def _gantt(run: RunSeries) -> Chart:
-    gantt = run.gantt
-    unit = time_unit(gantt.window_s[1] - gantt.window_s[0])
-    heights = np.array([max(1, gpus) + GAP for _, gpus in gantt.rows])
-    tops = np.concatenate(([0.0], np.cumsum(heights)))
-    groups = _groups(run)
-    part = gantt.height / gantt.parts
-    top = tops[gantt.node] + gantt.y + part * gantt.place
-    thickness = np.maximum(0.6 * part, part - 0.14)  # a little less, so that neighbours stay apart
-    notes = [run.jobs[int(job)] for job in gantt.job]
-    named = any(note.label != note.job_id for note in notes)
-    bars = table(
-        x=gantt.start_s / unit.seconds,
-        x2=gantt.end_s / unit.seconds,
-        y=top + (part - thickness) / 2,
-        y2=top + (part + thickness) / 2,
-        group=groups.of_bar,
-        owner=[note.owner or "–" for note in notes],
-        job=[note.job_id for note in notes],
-        model=[note.model or "–" for note in notes],
-        gpus=[note.gpus for note in notes],
-        here=gantt.height,
-        node=[gantt.rows[node][0] for node in gantt.node],
-        end=[_end(run, bar) for bar in range(len(notes))],
-        **({"name": [note.label for note in notes]} if named else {}),
-        **({"turns": shared} if any(shared := shares(gantt, run.jobs)) else {}),
-    )
-    scale = alt.Scale(domain=[value / unit.seconds for value in gantt.window_s], nice=False)
-    x = alt.X("x:Q", title=f"time since the start ({unit.name})", scale=scale)
-    y = alt.Y("y:Q", scale=alt.Scale(domain=[tops[-1] - GAP, 0], nice=False), axis=None)
-    outlined = len(notes) <= MAX_OUTLINED_BARS and tops[-1] <= MAX_OUTLINED_GPUS
-    begin, lasted = (
-        duration_text(f"({span} * {unit.seconds:g})") for span in ("datum.x", "(datum.x2 - datum.x)")
-    )
-    base = (
-        alt.Chart(bars)
-        .transform_calculate(
-            size="datum.gpus + ' GPUs in all, here ' + datum.here + ' on ' + datum.node",
-            time=f"'from ' + {begin} + ', for ' + {lasted}",
-        )
-        .encode(x=x, y=y)
-    )
-    rects = base.mark_rect(style="bars", strokeWidth=0.6 if outlined else 0, clip=True).encode(
-        x2="x2:Q",
-        y2="y2:Q",
-        color=alt.Color(
-            "group:N",
-            scale=alt.Scale(domain=list(groups.colours), range=list(groups.colours.values())),
-            legend=legend(list(groups.colours)) if groups.legend else None,
-        ),
-        tooltip=[
-            *(["name:N"] if named else []),
-            "job:N",
-            "owner:N",
-            "model:N",
-            "size:N",
-            "time:N",
-            "end:N",
-            *(["turns:N"] if gantt.sharings else []),
-        ],
-    )
-    edges, names = _nodes(run, heights, tops)
-    layers = [
-        edges.encode(y=y),
-        rects.add_params(zoom()),
-        names.encode(x=alt.value(0), y=y, text="name:N"),
-    ]
-    if len(notes) <= MAX_BAR_LABELS:
-        width = alt.ExprRef("max(1, scale('x', datum.x2) - scale('x', datum.x) - 4)")
-        texts = base.transform_calculate(x=MIDDLE_X, y=MIDDLE_Y)
-        layers.append(
-            texts.mark_text(fill="white", fontSize=10, limit=width, clip=True).encode(
-                text="name:N" if named else "job:N"
-            )
-        )
-    low, high = GANTT_PX
-    return alt.layer(*layers).properties(width=WIDTH, height=min(high, max(low, PX_PER_GPU * tops[-1])))
-
-
-def _nodes(
-    run: RunSeries, heights: NDArray[np.float64], tops: NDArray[np.float64]
-) -> tuple[alt.Chart, alt.Chart]:
-    """Lines between the nodes' rows, and their names; of many nodes only every n-th."""
-    rows = run.gantt.rows
-    every = -(-len(rows) // MAX_NODE_LABELS)
-    nodes = table(
-        y=tops[:-1][::every] + (heights[::every] - GAP) / 2,
-        name=[f"{node} ({gpus})" for node, gpus in rows[::every]],
-    )
-    names = alt.Chart(nodes).mark_text(align="right", dx=-8, limit=220, clip=False)
-    return alt.Chart(table(y=tops[1:-1] - GAP / 2)).mark_rule(strokeWidth=0.6, strokeOpacity=0.4), names
-
-
-MIDDLE_X, MIDDLE_Y = "(datum.x + datum.x2) / 2", "(datum.y + datum.y2) / 2"
-
-
-def _end(run: RunSeries, bar: int) -> str:
-    attempt = run.gantt.attempt[bar]
-    return ENDS.get(int(run.gantt.how[bar]), "still running") + (
-        f", attempt {attempt}" if attempt > 1 else ""
-    )
-
-
-def _excerpt(run: RunSeries) -> str:
-    gantt = run.gantt
-    if not gantt.left_out:
-        return ""
-    first, last = gantt.window_s
-    window = "" if last - first >= run.end_s else f", {duration(last - first)} around the busiest moment"
-    return (
-        f"An excerpt: {len(gantt.rows):,} of {run.nodes:,} nodes{window}. {len(gantt.job):,} bars are shown, "
-        f"{gantt.left_out:,} are left out; the overview above has them all."
-    )
 
 
 def _resolution(run: RunSeries) -> str:

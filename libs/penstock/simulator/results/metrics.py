@@ -177,3 +177,16 @@ def duration(seconds: float) -> str:
             rest = whole % size // part
             return f"{whole // size:,} {unit}" + (f" {rest} {smaller}" if rest else "")
     raise AssertionError(seconds)
+
+
+class TimeUnit(NamedTuple):
+    name: str
+    seconds: float
+
+
+def time_unit(span_s: float) -> TimeUnit:
+    """The largest unit of which a span has at least three."""
+    for name, seconds in (("days", 86_400.0), ("hours", 3_600.0), ("minutes", 60.0)):
+        if span_s >= 3 * seconds:
+            return TimeUnit(name, seconds)
+    return TimeUnit("seconds", 1.0)

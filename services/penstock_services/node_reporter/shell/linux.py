@@ -12,7 +12,6 @@ from typing import Any
 
 import msgspec
 
-from penstock.errors import ConfigurationError
 from penstock.model.decisions.orders import HandOverCheckpoint, StartTask
 from penstock.model.inputs.external_events import CheckpointFetched, GpuFaulted
 from penstock.model.nouns.nodes import Isolation
@@ -33,15 +32,13 @@ from penstock_services.node_reporter.core.environment import (
     private_places,
     task_environment,
 )
-from penstock_services.node_reporter.options import IsolationChoice, Options
+from penstock_services.node_reporter.options import Options
 from penstock_services.node_reporter.shell.checkpoints import save_requests
 from penstock_services.node_reporter.shell.checkpoints.checkpoint_fetch import CheckpointFetcher
 from penstock_services.node_reporter.shell.checkpoints.checkpoint_folders import CheckpointFolders
 from penstock_services.node_reporter.shell.checkpoints.checkpoint_server import CheckpointServer
 from penstock_services.node_reporter.shell.isolation import containers
-from penstock_services.node_reporter.shell.isolation.confinement import Confinement
 from penstock_services.node_reporter.shell.isolation.users import (
-    TaskUser,
     check_reach,
     find_task_user,
     own_name,
@@ -49,6 +46,7 @@ from penstock_services.node_reporter.shell.isolation.users import (
 from penstock_services.node_reporter.shell.journal import Journal, JournalFailed
 from penstock_services.node_reporter.shell.limits.bandwidth_caps import BandwidthCaps
 from penstock_services.node_reporter.shell.limits.cgroups import Cgroups
+from penstock_services.node_reporter.shell.limits.confinement_choice import confine
 from penstock_services.node_reporter.shell.limits.pinning import pin, real_cores
 from penstock_services.node_reporter.shell.logs.archiver import Archiver
 from penstock_services.node_reporter.shell.measure.faults import watch_faults
@@ -68,7 +66,7 @@ from penstock_services.node_reporter.shell.ports import (
 from penstock_services.node_reporter.shell.process import processes
 from penstock_services.node_reporter.shell.process.records import read_record
 from penstock_services.node_reporter.shell.process.savers import SAVERS, savers
-from penstock_services.node_reporter.shell.process.spawner import Spawner, find_confinement, lock_state
+from penstock_services.node_reporter.shell.process.spawner import Spawner, lock_state
 from penstock_services.node_reporter.shell.process.task_folders import PHASES, WORK, TaskFolders
 from penstock_services.node_reporter.shell.sessions.commands import Commands
 from penstock_services.node_reporter.shell.state_folder import make_folder, outermost, state_folder
@@ -481,23 +479,3 @@ def _write_secret(path: Path, data: bytes) -> None:
         file.flush()
         os.fsync(file.fileno())
     temporary.replace(path)
-
-
-def confine(choice: IsolationChoice, groups: Cgroups, user: TaskUser | None) -> tuple[Confinement, str]:
-    """The confinement of each task, and why no better one is possible. Raises `ConfigurationError` where the
-    choice is not available."""
-    plan, errors = Confinement(user=user and user[:3]), ["--isolation asks for nothing better"]
-    if choice in (IsolationChoice.AUTO, IsolationChoice.PID_NAMESPACE):
-        plan, errors = find_confinement(user)
-    if plan.exits == "none" and choice in (IsolationChoice.AUTO, IsolationChoice.CGROUP) and groups.unified:
-        groups.proves_ends = True
-        plan = plan._replace(exits="cgroup")
-    if choice is not IsolationChoice.AUTO and plan.exits != choice.value:
-        raise ConfigurationError(f"--isolation {choice}: not available here: {'; '.join(errors)}")
-    if plan.exits == "none":
-        logger.warning(
-            "the end of a task cannot be proven here, so this node shares no GPUs: %s", "; ".join(errors)
-        )
-    elif not plan.mounts:
-        logger.warning("tasks see this node's folders and processes: %s", "; ".join(errors))
-    return plan, "; ".join(errors)

@@ -7,16 +7,14 @@ in the log ends it with an exception; `run` then recovers from disk, as after a 
 import asyncio
 import logging
 import signal
-from collections.abc import Coroutine, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
-from typing import Any
 
 from msgspec.structs import asdict, replace
 
 from penstock.clock import wall_ms
 from penstock.log.dead_letters import dead_letter
 from penstock.log.port import Log, Message, Partition, Record
-from penstock.model.decisions.adjustments import TaskAdjusted
 from penstock.model.decisions.orders import Order, ProbeNode, StartTask
 from penstock.model.inputs.external_events import (
     CheckpointFetched,
@@ -63,7 +61,7 @@ from penstock_services.node_reporter.core.state import NO_CONTEXT, Change, Conte
 from penstock_services.node_reporter.options import Options
 from penstock_services.node_reporter.shell.adjustments import carry_out
 from penstock_services.node_reporter.shell.journal import Journal, Outgoing
-from penstock_services.node_reporter.shell.link.outbox import Counter, Outbox, event_id
+from penstock_services.node_reporter.shell.link.outbox import Counter, Outbox, event_id, id_of_report
 from penstock_services.node_reporter.shell.link.samples import Samples
 from penstock_services.node_reporter.shell.measure.progress_reader import ProgressReader
 from penstock_services.node_reporter.shell.measure.sampler import Sampler
@@ -71,21 +69,24 @@ from penstock_services.node_reporter.shell.measure.spans import TaskSpans
 from penstock_services.node_reporter.shell.ports import (
     Callbacks,
     Host,
-    Immortal,
     JoinStale,
     Key,
     LauncherLost,
     NotStartable,
     OtherMachine,
 )
-from penstock_services.node_reporter.shell.process.exits import lost_outcome, merged, outcome_of
+from penstock_services.node_reporter.shell.process.exits import (
+    end_remaining,
+    lost_outcome,
+    merged,
+    outcome_of,
+)
 from penstock_services.node_reporter.shell.task_setup.fetches import Fetches
 from penstock_services.node_reporter.shell.watchdogs.lease import Lease, LeaseLapsed, concerns
 
 SERVICE = "node-reporter"
 SKIPPED_ORDERS = 1_000  # of other nodes, before the position is recorded without an order for this node
 LEAVE_TIMEOUT_S = 10.0  # for the append of a draining node's last events
-SWEEP_PAUSE_S = 5.0  # between attempts to end processes that SIGKILL did not end
 
 logger = logging.getLogger(__name__)
 
@@ -218,15 +219,11 @@ class Node:
 
     def _message(self, emit: Emit) -> Outgoing:
         event = emit.event
+        id_ = id_of_report(event, emit.name, self.spec)
         if isinstance(event, GpuFaulted):
-            parts = (self.spec.boot_id, event.uuid, event.fault, wall_ms())
-            return self._envelope(event_id(self.spec.node_id, "fault", *parts), event)
-        kind = emit.name or event.TYPE.rpartition(".")[2]
-        about: tuple[object, ...] = getattr(event, "task_id", ""), getattr(event, "token", "")
-        if isinstance(event, TaskAdjusted):  # one token may have changed both
-            about = event.task_id, event.order_token, event.what
+            return self._envelope(id_, event)
         context = replace(emit.context, traceparent=self._spans.on_event(event, emit.context))
-        return self._envelope(event_id(self.spec.node_id, *about, kind), event, context)
+        return self._envelope(id_, event, context)
 
     def _envelope(self, id_: str, event: Event, context: Context = NO_CONTEXT) -> Outgoing:
         headers, value = to_wire(
@@ -299,29 +296,18 @@ class Node:
         if outcome is not None:
             self._later(Gone(*key, replace(outcome, usage=merged(outcome.usage, sampled))))
             return
-        self._background(self._sweeps, self._sweep(key))
+        sweep = self._loop.create_task(self._sweep(key))
+        self._sweeps.add(sweep)
+        sweep.add_done_callback(self._sweeps.discard)
 
     def _kill(self, key: Key) -> None:
         self.launcher.signal(key, signal.SIGKILL)
 
-    def _background(self, tasks: set[asyncio.Task[None]], what: Coroutine[Any, Any, None]) -> None:
-        """Runs it in the background; held in `tasks` until it has ended."""
-        task = self._loop.create_task(what)
-        tasks.add(task)
-        task.add_done_callback(tasks.discard)
-
     async def _sweep(self, key: Key) -> None:
         """The shim was killed: ends the remaining processes of its task, however long that takes, before it
         is reported."""
-        while True:
-            try:
-                count = await asyncio.to_thread(self.host.end_task, key)
-            except Immortal as error:
-                logger.error("task %s: %s; its GPUs stay taken", key[0], error)
-                await asyncio.sleep(SWEEP_PAUSE_S)
-            else:
-                self._later(Gone(*key, lost_outcome(count, wall_ms())))
-                return
+        count = await end_remaining(self.host, key)
+        self._later(Gone(*key, lost_outcome(count, wall_ms())))
 
     def _on_progress(self, key: Key, report: Report) -> None:
         task = self.state.find(key[0])

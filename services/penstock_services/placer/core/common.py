@@ -10,7 +10,8 @@ from penstock.ledger.state.job.moves import Move
 from penstock.ledger.state.state import CellState
 from penstock.ledger.state.timers import timer_id
 from penstock.model.decisions import ledger_events
-from penstock.model.decisions.ledger_events import Candidate, Moved, PlacementExplanation, TimerSubject
+from penstock.model.decisions.ledger_events import Candidate, PlacementExplanation, TimerSubject
+from penstock.model.decisions.moves import Moved
 from penstock.model.nouns.token import seq_of
 from penstock.model.nouns.transitions import TaskStatus
 from penstock.model.nouns.types import MAX_GANG_TASKS, TaskPlacement, within_ms

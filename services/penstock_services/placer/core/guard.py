@@ -21,9 +21,9 @@ from penstock.model.inputs.command_runs import JobCommandRun
 from penstock.model.inputs.estimates import EtaEstimated, JobEstimated
 from penstock.model.inputs.followers import FollowerChanged
 from penstock.model.inputs.saves import SaveRefused
-from penstock.model.nouns.nodes import NodeSpec
+from penstock.model.nouns.nodes import JoinRefusal, NodeSpec
 from penstock.model.nouns.transitions import JobStatus, NodeStatus, TaskStatus
-from penstock.model.nouns.types import MAX_JOB_ID_CHARS, JoinRefusal
+from penstock.model.nouns.types import MAX_JOB_ID_CHARS
 from penstock.model.schema.event import Event
 
 Command = external_events.JobHoldRequested | external_events.JobReleaseRequested

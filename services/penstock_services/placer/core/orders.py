@@ -47,9 +47,10 @@ from penstock.model.inputs.external_events import (
     TaskStarted,
 )
 from penstock.model.inputs.saves import SaveRefused
+from penstock.model.nouns.nodes import JoinRefusal
 from penstock.model.nouns.token import token_of
 from penstock.model.nouns.transitions import TaskStatus
-from penstock.model.nouns.types import WHOLE_GPU, JoinRefusal
+from penstock.model.nouns.types import WHOLE_GPU
 from penstock.model.schema.event import Event
 
 ORPHAN_GRACE_MS = 10_000  # a job's default; the task's job may be forgotten

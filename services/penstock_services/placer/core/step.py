@@ -26,8 +26,8 @@ from penstock_services.placer.core.guard import join_refusal, refusal
 
 FIRST_RETRY_MS = 1_000
 MAX_RETRY_MS = 600_000  # between two tries while deciding fails and nothing else happens
-MAX_DOUBLINGS = 10
-MAX_REASON = 1_024
+MAX_DOUBLINGS = 10  # of FIRST_RETRY_MS: 1,024 s, above MAX_RETRY_MS
+MAX_REASON = 1_024  # characters: MAX_TEXT, as many as a record's reason holds
 UNDECIDED = "undecided: "
 """Begins the reason of a record in which a choice is missing."""
 

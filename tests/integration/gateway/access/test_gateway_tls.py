@@ -16,7 +16,7 @@ import httpx
 import pytest
 
 from infra.devservers.build_cache import INFRA
-from infra.devservers.kafka import make_certificates
+from infra.devservers.certificates import make_certificates
 from penstock.cli.app import run as penstock
 from penstock.client import Client, WaitTimeout
 from penstock.client import streams as client_streams

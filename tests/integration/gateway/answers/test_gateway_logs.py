@@ -15,7 +15,7 @@ import httpx
 import pytest
 from msgspec.structs import replace
 
-from infra.devservers.kafka import make_certificates
+from infra.devservers.certificates import make_certificates
 from penstock.cli.following import follow
 from penstock.client import AsyncClient, BadRequest, Client
 from penstock.model.inputs.external_events import NodeJoined, NodeLeft, RunningTask

@@ -18,7 +18,7 @@ import pytest
 
 from penstock.log.port import Message, Partition
 from penstock.model.decisions.orders import Peer, pack_peers
-from penstock.model.inputs import external_events
+from penstock.model.inputs import dead_letters, external_events
 from penstock.model.schema.topics import Topic, node_partition
 from penstock.model.wire.envelope import from_wire
 from penstock.runtime.files.task_logs import Folder, TaskLog, Wanted, log_path
@@ -398,7 +398,7 @@ async def test_malformed_orders_are_dead_lettered_and_the_next_one_is_obeyed(
     await cell.order(start_order(1))
     await cell.until(external_events.TaskExited)
     letters = [from_wire(r.headers, r.value).data for r in broker.records(Partition(Topic.DEAD_LETTERS, 0))]
-    assert [letter.reason for letter in letters if isinstance(letter, external_events.DeadLettered)] == [
+    assert [letter.reason for letter in letters if isinstance(letter, dead_letters.DeadLettered)] == [
         "undecodable"
     ] * 2
 

@@ -139,6 +139,7 @@ def test_a_member_of_a_group_is_limited_on_each_gpu_as_a_task_with_a_part_of_one
     alone = task_environment(member_order(), NODE, {}, {}, virtual=False, mps=True)
     assert alone["PENSTOCK_GPU_MEMORY_LIMIT_MIB"] == "0"
     assert alone["PENSTOCK_GPU_MEMORY_MIB"] == "4096"
+    assert alone["PENSTOCK_HOST_MEMORY_MIB"] == str(member_order().place.host_memory_mib)
     assert not limits.keys() - {"PENSTOCK_GPU_MEMORY_LIMIT_MIB", "PENSTOCK_GPU_SHARE"} & alone.keys()
 
 

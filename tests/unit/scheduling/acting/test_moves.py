@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from penstock.ledger.replica.snapshot import dump, load
-from penstock.model.decisions.ledger_events import Moved, PlacementDecided, ProposalAnswered, StopDecided
-from penstock.model.decisions.moves import MoveDecided, MoveGivenUp
+from penstock.model.decisions.ledger_events import PlacementDecided, ProposalAnswered, StopDecided
+from penstock.model.decisions.moves import Moved, MoveDecided, MoveGivenUp
 from penstock.model.decisions.orders import StartTask, StopTask
 from penstock.model.inputs.external_events import (
     GpuFaulted,

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from penstock.errors import LogError
 from penstock.ledger.replica.digest import round_of
 from penstock.log.port import Log, Partition, Record
-from penstock.model.inputs.external_events import DeadLettered
+from penstock.model.inputs.dead_letters import DeadLettered
 from penstock.model.schema.errors import EventError
 from penstock.model.schema.topics import Topic
 from penstock.model.wire.envelope import from_wire

@@ -9,7 +9,8 @@ from fastapi.responses import Response
 from penstock.ledger.views import adjustments, checkpoint, fragment
 from penstock.model.nouns.token import seq_of
 from penstock.model.wire.codec import as_written
-from penstock.why.explain import MAX_NAMED, UnknownJob, distrust_text, explain, not_waiting
+from penstock.why.doubts import distrust_text
+from penstock.why.explain import MAX_NAMED, UnknownJob, explain, not_waiting
 from penstock_services.gateway.core.access import Role
 from penstock_services.gateway.core.cursor import MAX_SEQ
 from penstock_services.gateway.core.forecasts import deadline

@@ -10,6 +10,9 @@ from msgspec.structs import replace
 from penstock.clock import wall_ms
 from penstock.errors import LogError
 from penstock.log.port import Log
+from penstock.model.decisions.adjustments import TaskAdjusted
+from penstock.model.inputs.external_events import GpuFaulted
+from penstock.model.nouns.nodes import NodeSpec
 from penstock.model.schema.event import Event
 from penstock.model.wire.envelope import MAX_ID_BYTES
 from penstock.retry import retry
@@ -88,3 +91,13 @@ def event_id(node_id: str, *parts: object) -> str:
     """Derived from the cause, so that a repeat is recognisable; hashed when too long for an envelope."""
     text = "/".join(str(part) for part in (node_id, *parts))
     return text if len(text.encode()) <= MAX_ID_BYTES else hashlib.sha256(text.encode()).hexdigest()
+
+
+def id_of_report(event: Event, name: str, spec: NodeSpec) -> str:
+    """Id of a report, the same whenever it is made anew; `name`: in place of its type's last word."""
+    if isinstance(event, GpuFaulted):
+        return event_id(spec.node_id, "fault", spec.boot_id, event.uuid, event.fault, wall_ms())
+    about: tuple[object, ...] = getattr(event, "task_id", ""), getattr(event, "token", "")
+    if isinstance(event, TaskAdjusted):  # one token may have changed both
+        about = event.task_id, event.order_token, event.what
+    return event_id(spec.node_id, *about, name or event.TYPE.rpartition(".")[2])

@@ -1,6 +1,8 @@
 """Outcome of a task's end, derived from its exit record."""
 
+import asyncio
 import errno
+import logging
 import os
 import signal
 
@@ -10,7 +12,9 @@ from penstock.model.decisions.orders import StartTask
 from penstock.model.nouns.types import Usage
 from penstock.sdk.job_file.command_words import BUILTINS, SHELL_FORM
 from penstock_services.node_reporter.core.inputs import Exhausted, Outcome
-from penstock_services.node_reporter.shell.ports import Exit, Failure
+from penstock_services.node_reporter.shell.ports import Exit, Failure, Host, Immortal, Key
+
+logger = logging.getLogger(__name__)
 
 KIB_PER_MIB = 1_024
 KERNEL = "the kernel killed a process of it"
@@ -32,6 +36,7 @@ NO_FOLDER = (
     "make it on every node, or send a folder of this machine with the job: --sync DIR (`sync` in a job file)"
 )
 SHELL_WORDS = BUILTINS | {"module"}  # a function of the shell where nodes have environment modules
+SWEEP_PAUSE_S = 5.0  # between attempts to end processes that SIGKILL did not end
 NEAR_CAP = 0.95  # a task killed with at least this share of its memory cap in use counts as out of memory
 
 
@@ -99,6 +104,16 @@ def merged(kernel: Usage, sampled: Usage) -> Usage:
     memory = [mib for mib in (kernel.host_memory_mib, sampled.host_memory_mib) if mib is not None]
     fields = {"cpu_ms": kernel.cpu_ms, "host_memory_mib": max(memory, default=None)}
     return msgspec.structs.replace(sampled, **fields)
+
+
+async def end_remaining(host: Host, key: Key) -> int:
+    """Ends the processes of a task whose shim was killed, however long that takes; returns their number."""
+    while True:
+        try:
+            return await asyncio.to_thread(host.end_task, key)
+        except Immortal as error:
+            logger.error("task %s: %s; its GPUs stay taken", key[0], error)
+            await asyncio.sleep(SWEEP_PAUSE_S)
 
 
 def lost_outcome(ended: int, now_ms: int) -> Outcome:

@@ -17,7 +17,6 @@ from penstock_services.placer.core.members import lease
 from penstock_services.placer.core.waiting.attempts import Attempts
 
 MAX_NODES_PER_RECORD = 16  # whose departure is accepted in one record
-MAX_LOST_PER_RECORD = MAX_GANG_TASKS  # tasks of such nodes
 MAX_DRAINED_PER_RECORD = 32  # jobs stopped
 MAX_RECONSIDERED_PER_RECORD = 256
 
@@ -120,7 +119,7 @@ class Membership:
         lost = 0
         for number, node in enumerate(left):
             lost += len(node.tasks)
-            if number == MAX_NODES_PER_RECORD or (number and lost > MAX_LOST_PER_RECORD):
+            if number == MAX_NODES_PER_RECORD or (number and lost > MAX_GANG_TASKS):
                 yield continuation(state)
                 return
             yield from self._attempts.accept_loss(state, node)
