@@ -348,11 +348,11 @@ def test_srun_in_a_script_starts_its_command_with_the_ranks_of_penstock() -> Non
     [
         ("", "no known kind"),
         ("just a text\n", "no known kind"),
-        ("a: [1\n", "no valid YAML"),
+        ("a: [1\n", "not valid YAML"),
         ("a:\n\t- b\n", "indent with blanks"),
         ("#!/bin/bash\n#PBS -l nodes=1\n", "#PBS"),
         ("command: [x]\n", "penstock submit -f FILE"),
-        ("[[[[", "no valid YAML"),
+        ("[[[[", "not valid YAML"),
     ],
 )
 def test_a_file_of_no_known_kind_is_refused_with_the_remedy(text: str, complaint: str) -> None:

@@ -49,7 +49,7 @@ async def test_a_submitted_job_is_in_the_log_and_can_be_seen_at_once(cell: Cell)
     assert isinstance(event.data, JobSubmitted)
     assert (event.data.job_id, event.correlation_id, event.id) == (job_id, job_id, f"submit-{job_id}")
     why = (await cell.http.get(f"/v1/jobs/{job_id}/why")).json()
-    assert "not taken it in" in why["text"]
+    assert "not read it yet" in why["text"]
 
 
 async def test_a_submitted_job_is_found_by_its_name_at_once(cell: Cell) -> None:
