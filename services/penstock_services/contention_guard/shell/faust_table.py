@@ -426,7 +426,13 @@ def main() -> None:
     logging.basicConfig(
         level=logging.WARNING, format="%(asctime)s contention-guard %(levelname)s %(name)s: %(message)s"
     )
-    for name in ("faust", "mode", "aiokafka.consumer.group_coordinator", "penstock.log.kafka.kafka"):
+    for name in (
+        "faust",
+        "mode",
+        "aiokafka.consumer.group_coordinator",
+        "penstock.log.kafka.kafka",
+        "penstock.log.kafka.trouble",
+    ):
         logging.getLogger(name).setLevel(
             logging.CRITICAL
         )  # errors end the process, with the reason as the last frame; the parent logs that Kafka is down
