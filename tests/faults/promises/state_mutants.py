@@ -93,7 +93,7 @@ breaks(
         "            if job.in_line or job.held is not None:\n",
     ),
     judge="hostile",
-    seed=3,
+    seed=16,
     tests=FRESH,
 )
 breaks(

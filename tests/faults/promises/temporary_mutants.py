@@ -34,7 +34,7 @@ breaks(
         "",
     ),
     judge="hostile",
-    seed=3,
+    seed=22,
     tests=TEMPORARY,
 )
 breaks(
