@@ -151,7 +151,7 @@ def test_what_cannot_be_is_refused_with_the_reason(up: Installation, tmp_path: P
     for arguments, code, words in (
         (("modest", "1000"), 1, "it can have"),
         (("modest", "1", "--task", "w7"), 1, "no task w7"),
-        (("modest", "0"), 2, "greater than or equal to 1"),
+        (("modest", "0"), 2, "not in the range x>=1"),
         (("nobody", "1"), 1, "nobody"),
     ):
         answer = up.run("cores", *arguments)
