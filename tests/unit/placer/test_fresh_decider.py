@@ -68,4 +68,4 @@ def test_shapes_are_offered_anew_when_a_node_is_back(profile: str) -> None:
     expected = fresh.record(back, cell.now_ms)
     step = cell.feed(back)
     assert step.explanation == expected.explanation
-    assert "it is in time with a probability of 100 %" in step.explanation[0].shape
+    assert "a start now is in time with a probability of 100 %" in step.explanation[0].shape

@@ -81,7 +81,7 @@ async def test_code_is_stored_once_for_its_tenant_and_fetched_by_a_node(
         with pytest.raises(NotStartable, match="give its reporter --gateway URL, or --code-dir"):
             await CodeCache(replace(options, gateway=None), tmp_path / "state" / "none").fetch(order)
         (tmp_path / "code" / "vision" / DIGEST).write_bytes(b"damaged")
-        with pytest.raises(NotStartable, match="another archive"):
+        with pytest.raises(NotStartable, match="is another one"):
             await other.fetch(order)
 
 
