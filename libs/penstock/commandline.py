@@ -9,6 +9,7 @@ import errno
 import functools
 import inspect
 import os
+import re
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
@@ -31,6 +32,8 @@ T = TypeVar("T")
 R = TypeVar("R")
 Command: TypeAlias = Any  # typer exports no base of TyperCommand and TyperGroup
 FULL = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})  # of a disk, a quota, or a bound on files
+_VALUE = re.compile(r"'.*' is not a valid", re.DOTALL)
+"""A value in a refusal: it may be a secret that stands in the wrong place."""
 LOST = frozenset({errno.EBADF, errno.EIO, errno.EPIPE})
 """Of a stream that is open for reading only, and of a terminal or reader that is gone."""
 LONGEST_NAME = 24  # columns of the names in a list of commands
@@ -181,7 +184,7 @@ def run(
     except TyperException as error:
         context = getattr(error, "ctx", None)
         where = context.command_path if context is not None else prog
-        message = error.format_message().rstrip(".")
+        message = _VALUE.sub("the value is not a valid", error.format_message().rstrip("."))
         hint = remedy(getattr(error, "option_name", None) or "")
         message = f"{message.partition(' (Possible')[0]}: {hint}" if hint else message
         return _report(prog, f"{message}; see `{where} --help`" if message else "", error.exit_code)
