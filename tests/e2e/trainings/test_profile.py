@@ -83,7 +83,7 @@ def _deadlines(here: Installation, command: tuple[str, ...], measured: dict[str,
     )
     dry = here.run(*job, "--deadline", "1s", "--dry-run", *command)
     assert "in time with a probability of < 1 %" in dry.stderr
-    assert "would hold with a probability of 95 %" in dry.stderr
+    assert "would be met with a probability of 95 %" in dry.stderr
     assert listed(here, "get", "jobs", "--deadline")["jobs"] == []
     refused = here.run(*job, "--deadline", "1s", "--strict-deadline", *command)
     assert refused.returncode != 0
