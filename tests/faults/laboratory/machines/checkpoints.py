@@ -8,7 +8,7 @@ and connections.
 # clocks: all of it runs in virtual time
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from penstock.clock import wall_ms
@@ -127,3 +127,16 @@ class Checkpoints:
         return (
             "" if age(order.checkpoint or "") <= age(name) < (order.attempt,) else "it is not here any more"
         )
+
+
+def awaits_rank_0(order: StartTask, node_id: str, living: Iterable[StartTask]) -> bool:
+    """Whether rank 0 of its gang saves for this task, and has not ended as its node sees (decision 133).
+
+    Until then nobody tells the task to stop, and its grace bounds the wait. `living`: tasks on its node.
+    """
+    if order.checkpoint is None or order.place.rank == 0:
+        return False
+    if any(peer.rank == 0 and peer.node_id != node_id for peer in order.peers):
+        return True
+    gang = order.job_id, order.token
+    return any((one.job_id, one.token) == gang and one.place.rank == 0 for one in living)

@@ -19,7 +19,7 @@ from penstock.model.inputs.external_events import GpuFaulted
 from penstock.model.nouns.nodes import Gpu, NodeSpec
 from penstock_services.node_reporter.shell.ports import Exit, Failure, Immortal, Key, Started
 from tests.faults.laboratory.inputs.jobs import SimulatedJob
-from tests.faults.laboratory.machines.checkpoints import Checkpoints
+from tests.faults.laboratory.machines.checkpoints import Checkpoints, awaits_rank_0
 from tests.faults.laboratory.machines.contention import Used, slowdown
 from tests.faults.laboratory.machines.disk import Disk
 from tests.faults.laboratory.machines.process import Clock, Service
@@ -315,6 +315,8 @@ class Machine:
         """Whether a reporter that has watched it for long, on a sound disk, wrote down its stop and sent no
         signal."""
         if process.signalled or not process.shim_alive or self.disk.full or self.disk.sync_fails:
+            return False
+        if awaits_rank_0(process.order, self.node_id, (one.order for one in self.processes.values())):
             return False
         watched_s = 0.0 if self.launcher is None else self.launcher.watched_s(process.key)
         return watched_s >= WATCHED_S and self.disk.has_stop(*process.key)
