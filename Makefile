@@ -13,10 +13,16 @@ UV := $(BIN)/uv pip install --quiet --python $(BIN)/python
 # Six test processes for two cores, each with servers of its own; the tests of one module stay together, longest first.
 PYTEST := $(BIN)/python -m pytest -n auto --dist loadscope --no-loadscope-reorder
 
+LIVE := $(addprefix tests/e2e/scheduling/test_,cores.py turns.py contention.py prelaunch.py)
+LIVE_SLOW := tests/e2e/local/test_ends_in_time.py tests/unit/sdk/turns/test_sdk_chief.py \
+  tests/integration/node_reporter/measure/test_node_contention.py
+
 # A shell that forbids bytecode would have hundreds of processes compile the same modules again.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help venv lock demo test pytest-command lint compiled schemas docs client sbom audit bench restore-drill papers golden faults wheels deploy-check upgrade-check chaos liveness mutants long live pytorch up kafka jaeger roles clean
+.PHONY: help venv lock demo test pytest-command lint compiled schemas docs client sbom audit bench \
+  restore-drill papers golden faults wheels deploy-check upgrade-check chaos liveness mutants long live \
+  pytorch up kafka jaeger roles clean
 
 pytest-command:
 	@echo $(PYTEST)
@@ -46,7 +52,7 @@ test: venv ## Lint, then every test of the CI run
 compiled: venv  # one process compiles the test modules beside lint, else each of six would compile all of them
 	-@$(BIN)/python -m pytest --collect-only -qq -n 0 >/dev/null
 
-lint: venv ## ruff, mypy strict, import contracts, clocks in tests, words of pages, references to decisions, budgets of rooms, what nobody uses, generated files
+lint: venv ## ruff, mypy strict, import contracts, clocks, words, decisions, budgets, unused parts, generated files
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy --num-workers auto >/dev/null 2>&1 || $(BIN)/mypy  # its workers must answer within 3 s, which they do not on a busy machine
@@ -82,7 +88,7 @@ restore-drill: venv ## Lose the volumes of Kafka and Postgres and restore a copy
 papers: venv ## Every table and figure of the five papers beside what comes out here, as papers.html and papers.json (15 to 35 minutes on two cores; needs PENSTOCK_DATA)
 	$(BIN)/python -m tests.papers --json papers.json --page papers.html
 
-golden: venv ## Compare what Penstock decides and answers with its golden hashes; ARGUMENTS='--only PATTERN --former COMMIT' (tests/replay/README.md; 15 minutes on one core with PENSTOCK_DATA)
+golden: venv ## Compare decisions and answers with golden hashes; ARGUMENTS: tests/replay/README.md (5 to 15 minutes)
 	$(BIN)/python -m tests.replay.behaviour $(ARGUMENTS)
 
 faults: venv ## The long fault runs: more kills, more seeds than CI
@@ -111,14 +117,13 @@ liveness: venv ## RUNS random cells (RUNS=500): nobody waits beside free resourc
 mutants: venv ## Break the product line by line against what it promises: who notices, random judges alone, and with tests (two minutes of processor time)
 	$(BIN)/python -m tests.faults.promises
 
-long: venv ## The tests that the CI run leaves out, but for those of faults, deploy-check and live (half an hour, longer with PENSTOCK_DATA)
-	$(PYTEST) tests/papers tests/unit tests/simulation tests/replay tests/integration tests/e2e -m slow --deadline 14400 \
-	  --deselect tests/e2e/operation/test_deploy.py --deselect tests/e2e/scheduling/test_cores.py --deselect tests/e2e/scheduling/test_turns.py --deselect tests/e2e/scheduling/test_contention.py \
-	  --deselect tests/e2e/scheduling/test_prelaunch.py --deselect tests/e2e/local/test_ends_in_time.py --deselect tests/integration/node_reporter/measure/test_node_contention.py --deselect tests/unit/sdk/turns/test_sdk_chief.py
+long: venv ## The tests that the CI run leaves out, without faults, deploy-check and live (half an hour and more)
+	$(PYTEST) tests/papers tests/unit tests/simulation tests/replay tests/integration tests/e2e -m slow \
+	  --deadline 14400 $(foreach file,tests/e2e/operation/test_deploy.py $(LIVE) $(LIVE_SLOW),--deselect $(file))
 
-live: venv ## Promised figures of real processes: step times follow cores, four jobs in turns on one GPU, cores and contention of trainings, idle GPUs between two jobs, ends within 5 s (9 minutes)
-	$(BIN)/python -m pytest tests/e2e/scheduling/test_cores.py tests/e2e/scheduling/test_turns.py tests/e2e/scheduling/test_contention.py tests/e2e/scheduling/test_prelaunch.py -m "" -v
-	$(BIN)/python -m pytest tests/e2e/local/test_ends_in_time.py tests/integration/node_reporter/measure/test_node_contention.py tests/unit/sdk/turns/test_sdk_chief.py -m slow -v
+live: venv ## Promised figures of real processes: steps follow cores, turns, contention, idle GPUs, ends (9 minutes)
+	$(BIN)/python -m pytest $(LIVE) -m "" -v
+	$(BIN)/python -m pytest $(LIVE_SLOW) -m slow -v
 
 pytorch: venv ## Install PyTorch (3.2 GB) into .venv-pytorch; run libs/penstock/sdk/PYTORCH.md line by line
 	$(PYTHON) -m venv $(PYTORCH)

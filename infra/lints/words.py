@@ -1,13 +1,12 @@
 """Lint of Markdown pages and of messages: length of sentences, table cells, the README, and all pages.
 
 A page that nobody finishes explains nothing, nor does such a message. The messages of the product
-(`infra.lints.messages`) keep to the same bounds, their mean over all messages. On every page but decision
-records:
+(`infra.lints.messages`) keep to the same bounds, their mean over all messages. On every page:
 
 - a sentence has at most 40 words, and the sentences of a page at most 20 in the mean
 - a cell of a table has at most 40 words
 
-The root's README has at most 600 words, and all Markdown, decision records too, at most `MAX_WORDS`.
+The root's README has at most 600 words, and all Markdown at most `MAX_WORDS`.
 
 Sentences are those of paragraphs and list items. Blocks of code, headings and tables are left out of them. A
 span of code is one word, and a link is its text.
@@ -24,7 +23,6 @@ from infra.codegen.docs import documents
 from infra.lints.messages import messages
 
 ROOT = Path(__file__).resolve().parents[2]
-DECISIONS = "libs/penstock/decisions/"
 README = "README.md"
 PRODUCT = ("libs", "services")
 MAX_SENTENCE, MAX_MEAN, MAX_CELL = 40, 20.0, 40
@@ -151,10 +149,9 @@ def main(arguments: Sequence[str]) -> int:
     for path in pages:
         page, name = path.read_text(), path.relative_to(ROOT).as_posix()
         total += counted(page)
-        if not name.startswith(DECISIONS):
-            for finding in found(page, is_readme=name == README):
-                failed = True
-                print(f"{name}:{finding.line}: {finding.text}")
+        for finding in found(page, is_readme=name == README):
+            failed = True
+            print(f"{name}:{finding.line}: {finding.text}")
     if not arguments and total > MAX_WORDS:
         failed = True
         print(f"all Markdown: {total:,} words, {MAX_WORDS:,} at most: shorten a page for what you add")
