@@ -9,8 +9,9 @@ from penstock.runtime.failpoints import NAMES
 from penstock.runtime.settings import Settings
 from penstock_services.projector.shell.rebuild import verify
 from tests.faults.conftest import MakeCell
-from tests.faults.processes.fault_cell import FaultCell, Slot
+from tests.faults.processes.fault_cell import FaultCell
 from tests.faults.processes.judge import Verdict, judge
+from tests.faults.processes.slots import Slot
 
 EMBEDDED_KILLS = 30  # in the CI run; `make faults` multiplies by 30
 KAFKA_KILLS = 20

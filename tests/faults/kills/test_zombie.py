@@ -16,8 +16,9 @@ from penstock.model.inputs.external_events import JobCancelRequested
 from penstock.model.schema.topics import Topic
 from penstock.model.wire.envelope import Envelope, to_wire
 from tests.faults.conftest import TAKEOVER_MS, MakeCell
-from tests.faults.processes.fault_cell import FaultCell, Slot
+from tests.faults.processes.fault_cell import FaultCell
 from tests.faults.processes.judge import ends_of, judge, read_all
+from tests.faults.processes.slots import Slot
 from tests.faults.rules.ledger_book import Book
 from tests.support.waiting import await_until
 

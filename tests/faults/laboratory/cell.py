@@ -12,7 +12,6 @@ from collections.abc import Callable, Coroutine
 from dataclasses import replace
 from hashlib import sha256
 from pathlib import Path
-from typing import NamedTuple
 
 import numpy as np
 
@@ -35,7 +34,7 @@ from penstock_services.node_reporter.options import Options as NodeOptions
 from penstock_services.node_reporter.shell.run import runner
 from penstock_services.placer.shell import service as placer
 from penstock_services.placer.shell.replay import Replayer
-from tests.faults.laboratory.injection.nemesis import FAULTS, Nemesis
+from tests.faults.laboratory.injection.nemesis import Nemesis
 from tests.faults.laboratory.injection.service_faults import HOUR_MS
 from tests.faults.laboratory.inputs import profiles
 from tests.faults.laboratory.inputs.jobs import EXTREMES_EVERY, SimulatedJob, at_extremes, jobs_of, nodes_of
@@ -47,6 +46,7 @@ from tests.faults.laboratory.machines.host import SimulatedHost
 from tests.faults.laboratory.machines.log import Broker, Connection
 from tests.faults.laboratory.machines.machine import Machine, Node, Program
 from tests.faults.laboratory.machines.process import Clock, Process, Service
+from tests.faults.laboratory.options import LOGS, Options
 from tests.faults.laboratory.proposers.adjuster import Adjuster
 from tests.faults.laboratory.proposers.administrator import Administrator
 from tests.faults.laboratory.proposers.grouper import Grouper
@@ -54,7 +54,7 @@ from tests.faults.laboratory.proposers.mover import Mover
 from tests.faults.laboratory.proposers.planning import PlanningWorker
 from tests.faults.laboratory.proposers.proposer import Proposer
 from tests.faults.laboratory.world import World, rates_of
-from tests.faults.rules.ledger_rules import Violation
+from tests.faults.rules.findings import Violation
 from tests.support.cluster.readers import Readers
 from tests.support.node_reporter.forgeries import GATEWAYS
 
@@ -72,39 +72,6 @@ SLOWEST_CLOCK = 0.846  # of a node: `penstock.ledger.state.lease.wait_ms`
 LEDGER = Partition(Topic.LEDGER, 0)
 OWN = {"queue_limits_gpu_s": "[20.0, 60.0]"}
 """Own settings of profiles, other than their defaults."""
-LOGS = ("kafka", "embedded", "kafka")
-"""What the log behaves as, by seed: see `laboratory.log`. Their number is prime to `run.REPLAY_EVERY`."""
-
-
-class Options(NamedTuple):
-    """A run. None: from the seed."""
-
-    seed: int
-    faults: tuple[str, ...] = tuple(FAULTS)
-    profile: str | None = None
-    jobs: int | None = None
-    nodes: int | None = None
-    storm_s: float | None = None
-    log: str | None = None
-    """One of `LOGS`."""
-    lost: str | None = None
-    """Services that die for good (`laboratory.ending`)."""
-
-    def arguments(self) -> str:
-        """As the command line takes them."""
-        parts = [f"--seed {self.seed}"]
-        if self.faults != tuple(FAULTS):
-            parts.append(f"--faults {','.join(self.faults) or 'none'}")
-        given = {
-            "profile": self.profile,
-            "jobs": self.jobs,
-            "nodes": self.nodes,
-            "storm": self.storm_s,
-            "log": self.log,
-            "lost": self.lost,
-        }
-        parts += [f"--{name} {value}" for name, value in given.items() if value is not None]
-        return " ".join(parts)
 
 
 class Laboratory:

@@ -15,9 +15,9 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 
 from penstock.scheduling import profiles
-from tests.faults.laboratory.cell import LOGS, Options
 from tests.faults.laboratory.injection.nemesis import FAULTS
 from tests.faults.laboratory.judging.ending import NAMES, RANDOM
+from tests.faults.laboratory.options import LOGS, Options
 from tests.faults.laboratory.parallel import (
     COMMAND,
     MUTANT_SEEDS,

@@ -20,7 +20,7 @@ import tests.faults.laboratory.bugs.group_mutants
 import tests.faults.laboratory.bugs.move_mutants
 import tests.faults.laboratory.bugs.next_mutants
 import tests.faults.laboratory.bugs.plan_mutants  # noqa: F401 - it enters its own
-from tests.faults.laboratory.cell import Options
+from tests.faults.laboratory.options import Options
 from tests.faults.laboratory.patching import FIRST_SEEDS, MUTANTS, SCENARIOS
 from tests.faults.laboratory.run import Outcome, live
 from tests.support.background import give_way

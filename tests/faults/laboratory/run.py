@@ -8,12 +8,13 @@ from penstock.ledger.record.record import UndecodableRecord
 from penstock.model.nouns.transitions import IllegalTransition
 from penstock_services.placer.core import orders
 from penstock_services.placer.shell import service as placer
-from tests.faults.laboratory.cell import Laboratory, Options
+from tests.faults.laboratory.cell import Laboratory
 from tests.faults.laboratory.machines.environment import environment, on_loop_error
 from tests.faults.laboratory.machines.process import clock_error_ms, clock_rate
+from tests.faults.laboratory.options import Options
 from tests.faults.laboratory.patching import posing
 from tests.faults.laboratory.world import UNEXPECTED
-from tests.faults.rules.ledger_rules import Violation
+from tests.faults.rules.findings import Violation
 from tests.support.virtual_time import run_virtually
 
 REPLAY_EVERY = 4  # runs of which the whole ledger is decided again

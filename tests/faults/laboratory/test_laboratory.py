@@ -11,9 +11,9 @@ from typing import NamedTuple
 
 import pytest
 
-from tests.faults.laboratory.cell import Options
 from tests.faults.laboratory.command import main, parser
 from tests.faults.laboratory.injection.nemesis import FAULTS, RATES
+from tests.faults.laboratory.options import Options
 from tests.faults.laboratory.parallel import command_of, guarded, rarely_collecting
 from tests.faults.laboratory.run import Outcome, live
 from tests.support.chance import rate, seeds_for, sure_hits

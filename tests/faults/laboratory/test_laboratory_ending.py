@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
-from tests.faults.laboratory.cell import Options
 from tests.faults.laboratory.judging.ending import RANDOM
+from tests.faults.laboratory.options import Options
 from tests.faults.laboratory.parallel import rarely_collecting
 from tests.faults.laboratory.test_laboratory import sound
 

@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from tests.faults.rules.ledger_rules import Violation
+from tests.faults.rules.findings import Violation
 
 TRACE_LINES = 60  # of what happened last, shown with a failure
 CALM_DELAY_S = 0.002

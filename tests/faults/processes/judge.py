@@ -21,7 +21,8 @@ from penstock.log.port import Log, Partition, Record
 from penstock.model.schema.topics import INPUT_TOPICS, NODE_PARTITIONS, Topic
 from penstock_services.placer.shell.replay import Replayer
 from tests.faults.processes.judge_node import read_history
-from tests.faults.rules.ledger_rules import LedgerRules, Violation, kind_of
+from tests.faults.rules.findings import Violation, kind_of
+from tests.faults.rules.ledger_rules import LedgerRules
 from tests.faults.rules.process_rules import ProcessRules, Running
 from tests.support.waiting import await_until
 

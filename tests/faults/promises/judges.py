@@ -12,7 +12,7 @@ from penstock.model.nouns.settings import PlacerSettings
 from penstock.scheduling import profiles
 from tests.faults.judges import copies, extremes, handovers, leases, members, repairs, senders
 from tests.faults.judges.hostile_cell import HostileCell, settings_of
-from tests.faults.laboratory.cell import Options
+from tests.faults.laboratory.options import Options
 from tests.faults.laboratory.parallel import MAX_RUN_CPU_S, bounded
 from tests.faults.laboratory.run import live
 from tests.support.cluster.random_cell import RandomCell

@@ -18,12 +18,13 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from types import MappingProxyType
-from typing import Any, NamedTuple, TypeVar
+from typing import TypeVar
 
 import orjson
 
 from penstock.log.port import Headers
 from tests.faults.rules.checkpoint_rules import CHECKPOINT_ORDERS, CheckpointRules
+from tests.faults.rules.findings import Fact, Placed, Violation, kind_of
 from tests.faults.rules.group_rules import GroupRules
 from tests.faults.rules.ledger_book import SEQ_BITS, Book, Node
 from tests.faults.rules.move_rules import MoveRules
@@ -38,34 +39,8 @@ START_TASK, STOP_TASK = b"penstock.order.start_task.v1", b"penstock.order.stop_t
 SET_CORES, SET_BANDWIDTH = b"penstock.order.set_cores.v1", b"penstock.order.set_bandwidth.v1"
 LATE = b"order-("  # begins the id of an order that a run sends long after its placer would have
 PLACER = b"/penstock/placer"
-Fact = dict[str, Any]
 InputPlace = tuple[str, int]
 """(topic, offset)."""
-
-
-class Violation(Exception):
-    """Something that must never happen has happened; `rule` names the rule."""
-
-    def __init__(self, rule: str, what: str) -> None:
-        super().__init__(f"{rule}: {what}")
-        self.rule = rule
-        self.what = what
-
-
-class Placed(NamedTuple):
-    """What a valid record decided for one task, and the joining of its node at that time."""
-
-    job_id: str
-    place: Fact
-    gpus: tuple[str, ...]
-    """UUIDs."""
-    boot_id: str
-    incarnation: int
-
-
-def kind_of(type_name: str) -> str:
-    """A fact's type without its version."""
-    return type_name.rpartition(".")[0]
 
 
 T = TypeVar("T")

@@ -8,7 +8,7 @@ Rules: `gpu` (a GPU is not overcommitted), `attempt` (one attempt of a job at a 
 from collections.abc import Iterable
 from typing import NamedTuple
 
-from tests.faults.rules.ledger_rules import Violation
+from tests.faults.rules.findings import Violation
 
 WHOLE_GPU = 1_000
 """Thousandths."""

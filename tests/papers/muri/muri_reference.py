@@ -14,6 +14,8 @@ from math import ceil, inf
 from pathlib import Path
 from typing import NamedTuple, Protocol
 
+from tests.papers.muri.muri_reference_nodes import Nodes
+
 SLOWER = 1.015
 SAME = 1e-9
 SAME_S = 1e-4
@@ -90,29 +92,6 @@ def read(data: Path, trace: str, first: int | None = None) -> list[Job]:
         for number, row in enumerate(rows)
     ]
     return sorted(jobs, key=lambda job: job.submit)
-
-
-class Nodes:
-    """First fit."""
-
-    def __init__(self, free: Sequence[int]) -> None:
-        self.free = list(free)
-
-    def take(self, gpus: int) -> bool:
-        free = self.free
-        size = max(free)
-        if gpus <= 8:
-            for node, here in enumerate(free):
-                if here >= gpus:
-                    free[node] -= gpus
-                    return True
-            return False
-        empty = [node for node, here in enumerate(free) if here == 8][: gpus // 8]
-        if size < 8 or len(empty) < gpus // 8:
-            return False
-        for node in empty:
-            free[node] = 0
-        return True
 
 
 class Filled(NamedTuple):

@@ -8,8 +8,8 @@ from msgspec.structs import replace
 from penstock.model.decisions.ledger_events import JobEnded
 from penstock.model.nouns.types import MAX_PAIRS
 from penstock_services.estimator.core.interference import Interference, Kind, Measured
+from tests.unit.estimator.disturbed_cell import USED, Disturbed
 from tests.unit.estimator.reports import JOB
-from tests.unit.estimator.test_comparable import USED, Disturbed
 
 
 class Shared(Disturbed):

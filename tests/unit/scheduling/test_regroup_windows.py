@@ -8,7 +8,7 @@ from penstock.model.decisions.plans import BatchWindowClosed, BatchWindowOpened
 from penstock.model.nouns.transitions import JobStatus
 from tests.support.batching.small_stages import FirstFitRegroup, known_as
 from tests.support.cluster.driver import CellDriver, estimate, node_spec
-from tests.unit.scheduling.test_regrouping import facts, made_way, plan, unit
+from tests.unit.scheduling.regrouping_plans import facts, made_way, plan, unit
 
 WINDOW_MS = 5_000
 

@@ -1,14 +1,14 @@
 """Stories of plans under a profile that regroups: running jobs make way, leave one group and join another,
 and nobody is stopped in vain."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
 from msgspec.structs import replace
 
 from penstock.ledger.replica.snapshot import dump, load
-from penstock.model.decisions.groups import GroupDecided, Turns
+from penstock.model.decisions.groups import GroupDecided
 from penstock.model.decisions.ledger_events import (
     JobPreempted,
     JobRank,
@@ -20,17 +20,15 @@ from penstock.model.decisions.plans import PlanAdopted
 from penstock.model.inputs.external_events import JobCancelRequested, JobProgress, WorkProgressed
 from penstock.model.nouns.settings import PlacerSettings
 from penstock.model.nouns.transitions import JobStatus
-from penstock.model.nouns.types import Estimate
-from penstock.model.proposals import PlanProposed, ProposedJob, ProposedUnit
 from penstock.proposals import plan_stops
 from penstock.scheduling.groups.group_plan import group_plan as nodes_and_stops
 from penstock.scheduling.service import remaining_s
 from penstock.scheduling.stages.regroup import Answer, PlannedGroup
 from penstock.why.explain import explain
 from penstock_services.gateway.core.forecasts.eta import ends_ms
-from penstock_services.placer.core.step import Step
 from tests.support.batching.small_stages import FirstFitRegroup, known_as
 from tests.support.cluster.driver import CellDriver, estimate, job_spec, node_spec
+from tests.unit.scheduling.regrouping_plans import facts, made_way, plan, running, timed, turns, unit
 
 
 @pytest.fixture
@@ -40,46 +38,6 @@ def cell() -> Iterator[CellDriver]:
         driver = CellDriver(settings)
         driver.join(node_spec("n1"), node_spec("n2"))
         yield driver
-
-
-def turns(*job_ids: str, speed: float = 0.5) -> Turns:
-    speeds = (speed,) * len(job_ids)
-    return Turns(
-        job_ids=job_ids, period_ms=100.0, efficiency=0.7, speeds=speeds, alternative="apart: 10 % less"
-    )
-
-
-def unit(*job_ids: str, nodes: Sequence[str], with_turns: bool = True) -> ProposedUnit:
-    jobs = tuple(ProposedJob(job_id=job_id, nodes=tuple(nodes)) for job_id in job_ids)
-    if len(jobs) == 1:
-        return ProposedUnit(jobs=jobs, explanation="alone")
-    return ProposedUnit(
-        jobs=jobs, explanation="take turns", kind="group", turns=turns(*job_ids) if with_turns else None
-    )
-
-
-def plan(*units: ProposedUnit, stops: Sequence[str] = (), name: str = "p1", **more: Any) -> PlanProposed:
-    return PlanProposed(proposal_id=name, proposer="batcher", units=units, stops=tuple(stops), **more)
-
-
-def running(cell: CellDriver, *job_ids: str, gpus: int = 4) -> None:
-    for job_id in job_ids:
-        cell.submit(job_id, need=estimate(gpus))
-        cell.start(job_id)
-
-
-def facts(step: Step, kind: type[Any]) -> list[Any]:
-    return [fact for fact in step.facts if isinstance(fact, kind)]
-
-
-def made_way(cell: CellDriver, job_id: str) -> Step:
-    """It ends within its grace."""
-    job = cell.job(job_id)
-    step = None
-    for task_id in list(job.tasks):
-        step = cell.exit(task_id, None, cause="stopped", signal=15)
-    assert step is not None
-    return step
 
 
 def test_a_running_job_makes_way_and_the_other_starts_after_it(cell: CellDriver) -> None:
@@ -511,7 +469,3 @@ def test_reservations_bind_all_plans_but_those_of_the_batcher() -> None:
     step = cell.feed(replace(proposed, proposal_id="p2"))
     assert facts(step, ProposalAnswered)[0].verdict == "accepted"
     assert {placed.job_id for placed in facts(step, PlacementDecided)} == {"a", "b"}
-
-
-def timed(gpus: int, run_ms: int) -> Estimate:
-    return replace(estimate(gpus), run_ms=run_ms)

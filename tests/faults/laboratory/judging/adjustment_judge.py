@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from tests.faults.laboratory.machines.machine import Machine, TaskProcess
 from tests.faults.laboratory.proposers.adjuster import NAME as GUARD
 from tests.faults.laboratory.proposers.adjuster import REASON
-from tests.faults.rules.ledger_rules import Fact, Violation
+from tests.faults.rules.findings import Fact, Violation
 
 if TYPE_CHECKING:
     from tests.faults.laboratory.judging.judge import Judge

@@ -4,7 +4,7 @@ from typing import TYPE_CHECKING
 
 from penstock_services.node_reporter.shell.checkpoints.checkpoint_folders import age
 from tests.faults.laboratory.machines.machine import Machine, TaskProcess
-from tests.faults.rules.ledger_rules import Fact, Violation, kind_of
+from tests.faults.rules.findings import Fact, Violation, kind_of
 
 if TYPE_CHECKING:
     from tests.faults.laboratory.judging.judge import Judge

@@ -21,7 +21,7 @@ from penstock.scheduling.liveness import stalled
 from tests.faults.laboratory.inputs.jobs import SUCCEEDED, SimulatedJob
 from tests.faults.laboratory.machines.process import Service
 from tests.faults.laboratory.proposers.adjuster import OPERATOR
-from tests.faults.rules.ledger_rules import Violation
+from tests.faults.rules.findings import Violation
 
 if TYPE_CHECKING:
     from tests.faults.laboratory.cell import Laboratory

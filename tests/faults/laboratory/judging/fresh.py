@@ -8,7 +8,7 @@ from penstock.ledger.replica.replica import Replica
 from penstock.ledger.replica.snapshot import load
 from penstock_services.placer.shell.replay import Replayer
 from tests.faults.laboratory.machines.log import Broker, Connection
-from tests.faults.rules.ledger_rules import Violation
+from tests.faults.rules.findings import Violation
 
 SNAPSHOTS, RECORDS = 3, 25  # from which a fresh decider decides again, and so many records after each
 

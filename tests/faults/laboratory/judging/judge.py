@@ -33,17 +33,9 @@ from tests.faults.laboratory.judging.checkpoint_judge import CheckpointJudge
 from tests.faults.laboratory.machines.log import Broker
 from tests.faults.laboratory.machines.machine import Machine, Program, TaskProcess
 from tests.faults.laboratory.world import World
+from tests.faults.rules.findings import Fact, Violation, kind_of
 from tests.faults.rules.ledger_book import TERM_STARTED
-from tests.faults.rules.ledger_rules import (
-    FINAL_STOPS,
-    PLACER,
-    START_TASK,
-    STOP_TASK,
-    Fact,
-    LedgerRules,
-    Violation,
-    kind_of,
-)
+from tests.faults.rules.ledger_rules import FINAL_STOPS, PLACER, START_TASK, STOP_TASK, LedgerRules
 from tests.faults.rules.process_rules import ProcessRules, Running
 from tests.support.cluster.readers import Readers
 

@@ -20,7 +20,7 @@ from tests.faults.laboratory.inputs.jobs import CONFIGURATIONS
 from tests.faults.laboratory.machines.process import PROCESS
 from tests.faults.laboratory.patching import posing
 from tests.faults.laboratory.world import UNEXPECTED, World
-from tests.faults.rules.ledger_rules import Violation
+from tests.faults.rules.findings import Violation
 
 EXPECTED = ("AppendFailed", "Fenced", "OffsetOutOfRange", "OffsetTaken", "LogError")
 """What may end an attempt of a service."""

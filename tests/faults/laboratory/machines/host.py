@@ -27,7 +27,7 @@ from tests.faults.laboratory.machines.checkpoints import FOLDER
 from tests.faults.laboratory.machines.contention import caps_bandwidth, meter
 from tests.faults.laboratory.machines.machine import Machine, TaskProcess
 from tests.faults.laboratory.machines.process import Process
-from tests.faults.rules.ledger_rules import Violation
+from tests.faults.rules.findings import Violation
 from tests.support.node_reporter.meters import MetersWithoutContention
 
 LONGEST_LAUNCH_S = 2.0

@@ -13,7 +13,7 @@ from collections.abc import Callable, Coroutine
 from contextvars import ContextVar, copy_context
 
 from tests.faults.laboratory.world import World
-from tests.faults.rules.ledger_rules import Violation
+from tests.faults.rules.findings import Violation
 
 PROCESS: ContextVar["Process | None"] = ContextVar("PROCESS", default=None)
 CALM_PAUSE_S = 0.05  # between an end and the next start

@@ -10,7 +10,7 @@ from penstock_services.placer.shell import service as placer
 from penstock_services.placer.shell.accept import accept_input, accept_ledger
 from penstock_services.placer.shell.term import Fenced
 from tests.faults.laboratory.machines.log import Connection
-from tests.faults.rules.ledger_rules import Violation
+from tests.faults.rules.findings import Violation
 
 if TYPE_CHECKING:
     from tests.faults.laboratory.cell import Laboratory

@@ -11,7 +11,7 @@ from penstock_services.batcher.shell.worker import Worker
 from tests.faults.laboratory.injection.policies import PolicyBug
 from tests.faults.laboratory.machines.process import Process
 from tests.faults.laboratory.world import World
-from tests.faults.rules.ledger_rules import Violation
+from tests.faults.rules.findings import Violation
 
 USUAL_S = 0.5
 LONGEST_S = 40.0  # twice as long as a window

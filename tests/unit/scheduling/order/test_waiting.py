@@ -33,7 +33,7 @@ from penstock.simulator.traces.cluster import nodes_of
 from penstock.simulator.traces.jobs import TraceJob
 from penstock_papers.baselines.preempting.ordered import Ordered
 from penstock_papers.baselines.preempting.tiresias import Tiresias
-from tests.faults.laboratory.cell import Options as RunOptions
+from tests.faults.laboratory.options import Options as RunOptions
 from tests.faults.laboratory.run import live
 from tests.support.own_settings import limited
 

@@ -11,8 +11,9 @@ import pytest
 
 from penstock.sdk.sharing import turns
 from penstock.sdk.sharing.turns import Turn
+from tests.unit.sdk.turns.members import ENDLESS, MEMBER, Group
 from tests.unit.sdk.turns.played_changes import Played, numbered
-from tests.unit.sdk.turns.test_sdk_turns import ENDLESS, MEMBER, Group, folder, group
+from tests.unit.sdk.turns.test_sdk_turns import folder, group
 
 __all__ = ["folder", "group"]  # fixtures
 
