@@ -234,3 +234,20 @@ def until_made(place: Path, pattern: str, process: "subprocess.Popen[str]") -> N
         return there
 
     wait_until(made, pattern)
+
+
+def until_line(process: "subprocess.Popen[str]", word: str) -> str:
+    """The next line with the word."""
+    assert process.stdout is not None
+    for line in process.stdout:
+        if word in line:
+            return line
+    raise AssertionError(f"it ended, and never printed {word!r}: {process.communicate()}")
+
+
+@pytest.fixture(scope="module")
+def succeeded(up: Installation) -> str:
+    """The name of a job that has succeeded."""
+    answer = up.run("submit", "--name", "done", "--gpus", "1", "--", "true")
+    assert answer.returncode == 0, answer.stderr
+    return "done"

@@ -17,7 +17,7 @@ from penstock.exits import Exit
 from penstock.log.port import Message, Partition
 from penstock.log.postgres.embedded import EmbeddedLog
 from penstock.model.schema.topics import NODE_PARTITIONS, Topic
-from tests.e2e.conftest import ENDLESS, Installation, listed, processes_of, until_there
+from tests.e2e.conftest import ENDLESS, Installation, listed, processes_of, until_line, until_there
 from tests.support.cli.command_process import PENSTOCK, ROOT
 from tests.support.cli.terminal import Terminal
 from tests.support.waiting import wait_until
@@ -69,11 +69,8 @@ def test_submit_ends_with_the_jobs_own_ending(
     if "the reason" in " ".join(command):
         assert "\nthe reason\n" in answer.stdout
         quiet = up.run("submit", "--quiet", *flags, "--", *command)
-        assert (quiet.returncode, "\nthe reason\n" in quiet.stdout, "exited" in quiet.stdout) == (
-            code,
-            False,
-            True,
-        )
+        assert quiet.returncode == code
+        assert ["\nthe reason\n" in quiet.stdout, "exited" in quiet.stdout] == [False, True]
 
 
 def test_the_output_of_all_members_and_attempts(up: Installation, tmp_path: Path) -> None:
@@ -143,15 +140,6 @@ def test_ctrl_c_stops_following_and_the_job_goes_on(up: Installation, tmp_path: 
     assert "Traceback" not in output
     gate.touch()
     assert up.run("watch", job_id).returncode == 0, "it succeeded, and watch ends with its code"
-
-
-def until_line(process: "subprocess.Popen[str]", word: str) -> str:
-    """The next line with the word."""
-    assert process.stdout is not None
-    for line in process.stdout:
-        if word in line:
-            return line
-    raise AssertionError(f"it ended, and never printed {word!r}: {process.communicate()}")
 
 
 @pytest.mark.parametrize("stop", [signal.SIGTERM, signal.SIGINT])
@@ -322,14 +310,6 @@ def test_a_stopped_gateway_is_unreachable_not_a_crash(up: Installation) -> None:
     assert len(answer.stderr.splitlines()) == 1
 
 
-@pytest.fixture(scope="module")
-def succeeded(up: Installation) -> str:
-    """The name of a job that has succeeded."""
-    answer = up.run("submit", "--name", "done", "--gpus", "1", "--", "true")
-    assert answer.returncode == 0, answer.stderr
-    return "done"
-
-
 def test_json_holds_the_documented_keys(up: Installation, succeeded: str) -> None:
     """Scripts rest on these; libs/cli/README.md documents them."""
     readme = (ROOT / "libs/penstock/cli/README.md").read_text()
@@ -414,8 +394,7 @@ def test_an_unknown_name_is_reported_with_where_to_look(up: Installation, argume
     answer = up.run(*arguments)
     assert answer.returncode == 1
     assert len(answer.stderr.splitlines()) == 1
-    assert "nope" in answer.stderr
-    assert "lists them" in answer.stderr
+    assert all(words in answer.stderr for words in ("nope", "lists them")), answer.stderr
 
 
 def test_top_and_watch_in_a_pipe_show_a_snapshot_and_then_lines(up: Installation) -> None:

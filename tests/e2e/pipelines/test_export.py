@@ -22,10 +22,8 @@ def test_what_a_cell_ran_is_replayed_under_another_policy(up: Installation, plac
     run."""
     needs, gate = ("--owner", "ana", "--cores", "1", "--gpus"), place / "gate"
     fails = ("sh", "-c", f"until test -e {gate}; do sleep 0.05; done; exit 3")
-    assert (
-        up.run("submit", "-d", "--name", "broken", "--model", "broken", *needs, "2", "--", *fails).returncode
-        == 0
-    )
+    broken = up.run("submit", "-d", "--name", "broken", "--model", "broken", *needs, "2", "--", *fails)
+    assert broken.returncode == 0, broken.stderr
     up.until("broken", "running")
     gate.touch()
     ran = {
@@ -40,12 +38,8 @@ def test_what_a_cell_ran_is_replayed_under_another_policy(up: Installation, plac
         "broken": 10,
         "never": 13,
     }
-    assert (
-        up.run(
-            "submit", "--name", "long", "--model", "long", "--detach", *needs, "1", "--", *ENDLESS
-        ).returncode
-        == 0
-    )
+    long = up.run("submit", "--name", "long", "--model", "long", "--detach", *needs, "1", "--", *ENDLESS)
+    assert long.returncode == 0, long.stderr
     assert up.run("submit", "--model", "last", *needs, "1", "--", "true").returncode == 0
     up.until("long", "running")
 
