@@ -18,7 +18,6 @@ from penstock.retry import Backoff
 
 # The gateway sends comments into idle streams more often; silence beyond this means a dead connection.
 SILENCE_S = 60.0
-STREAM_TIMEOUT = httpx.Timeout(TIMEOUT_S, read=SILENCE_S)
 ENDLESS = httpx.Timeout(TIMEOUT_S, read=None)
 RECONNECT_TRIES = 8
 LEAST_S = 1.0  # a look at a job may last so long, also when the time limit is over: a limit of 0 is one look

@@ -18,11 +18,9 @@ from heapq import heapify, heappop, heappush
 
 from penstock.ledger.state.job.job_state import JobState
 from penstock.ledger.state.state import CellState
-from penstock.model.nouns.transitions import TaskStatus
 from penstock.scheduling.order.job_rows import Entry, JobRows, goes_on
 from penstock.scheduling.order.shares import (
     NOTHING,
-    Amounts,
     Holdings,
     amounts,
     at_least,
@@ -101,21 +99,3 @@ class DominantResourceFairness(FirstFit):
 def by_owner(state: CellState, job: JobState) -> tuple[tuple[str], float]:
     """(Row of the owner, sort key by submission)."""
     return (job.spec.owner,), float(job.order)
-
-
-def job_holds(job: JobState) -> Amounts:
-    """What the job's tasks that are not proven ended hold."""
-    held = NOTHING
-    for task in job.tasks.values():
-        if task.status is not TaskStatus.EXITED:
-            place = task.place
-            held = plus(
-                held,
-                (
-                    len(place.gpus) * place.gpu_share_milli,
-                    len(place.cores),
-                    place.host_memory_mib,
-                    place.bandwidth_mbps,
-                ),
-            )
-    return held

@@ -4,6 +4,8 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Literal, NamedTuple
 
+from penstock.text.spans import MINUTE_S, span
+
 Better = Literal["low", "high", ""]
 
 
@@ -165,18 +167,7 @@ def says_something(key: str, *, finished: bool) -> bool:
 
 def duration(seconds: float) -> str:
     """Two units at most: `4.2 s`, `3 min 20 s`, `5 h 3 min`, `12 d 4 h`."""
-    if seconds < 60:
-        return f"{seconds:.3g} s"
-    whole = round(seconds)
-    for unit, size, smaller, part in (
-        ("d", 86_400, "h", 3_600),
-        ("h", 3_600, "min", 60),
-        ("min", 60, "s", 1),
-    ):
-        if whole >= size:
-            rest = whole % size // part
-            return f"{whole // size:,} {unit}" + (f" {rest} {smaller}" if rest else "")
-    raise AssertionError(seconds)
+    return f"{seconds:.3g} s" if seconds < MINUTE_S else span(1_000 * seconds)
 
 
 class TimeUnit(NamedTuple):
