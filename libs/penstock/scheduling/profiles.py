@@ -39,6 +39,7 @@ from penstock.scheduling.place.moldable import ShortestStep
 from penstock.scheduling.place.sharing import ByMeasuredPairs
 from penstock.scheduling.place.together import Together
 from penstock.scheduling.stages.protocols import Profile
+from penstock.text.installing import installing
 
 LOSES_MS = 3_600_000
 """Under `penstock` borrowed cores are reclaimed from a job that does not save only within an hour of its
@@ -128,11 +129,10 @@ def definition_of(name: str) -> Definition:
     try:
         found = INSTALLED.get(name)
     except ImportError as error:
-        lacks = f"profile {name} cannot be loaded: {error}; install penstock[papers]"
-        raise UnknownProfile(lacks) from error
+        raise UnknownProfile(f"profile {name} cannot be loaded: {error}; {installing('papers')}") from error
     if found is None:
         there = names()
-        more = "; penstock[papers] has more" if there == [DEFAULT] else ""
+        more = f"; for more {installing('papers')}" if there == [DEFAULT] else ""
         raise UnknownProfile(f"{name!r} is not a profile; there are {', '.join(there)}{more}")
     return found
 

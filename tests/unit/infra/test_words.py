@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from infra.lints import words
+from infra.lints.decisions import DECISIONS
 from infra.lints.messages import messages
 from infra.lints.words import found, found_in_messages, sentences
 
@@ -67,7 +68,7 @@ def test_the_command_fails_on_a_bad_page_and_above_the_budget(
 ) -> None:
     """Decision records are pages, too."""
     monkeypatch.setattr(words, "ROOT", tmp_path)
-    record = tmp_path / "libs/penstock/decisions/0001-long.md"
+    record = tmp_path / DECISIONS / "0001-long.md"
     record.parent.mkdir(parents=True)
     guide = tmp_path / "guide.md"
     for page in (record, guide):
