@@ -180,10 +180,11 @@ def test_a_live_srtf_stops_the_longer_job_and_not_the_one_that_is_nearly_done() 
     driver.start("short")
     why = explain(driver.state, "long").detail
     assert why.startswith(
-        "number 3 of 3 in the order of profile srtf (6,510 s left (6,150 to 7,230), by iterations asked for)"
+        "number 3 of 3 in the order of profile srtf "
+        "(1 h 48 min left (1 h 42 min to 2 h), by iterations asked for)"
     )
-    assert "nearly-done (60 s left (54 to 72), by iterations asked for)" in why
-    assert "short (300 s left, as estimated)" in why
+    assert "nearly-done (1 min left (54 s to 1 min 12 s), by iterations asked for)" in why
+    assert "short (5 min left, as estimated)" in why
 
 
 @pytest.mark.parametrize("told", [True, False])
