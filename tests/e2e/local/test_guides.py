@@ -37,8 +37,17 @@ def folder() -> Iterator[Path]:
 
 
 def until_it_runs(up: Installation, job: str) -> None:
-    """A reader types the next line when the job has begun: it has printed something."""
-    wait_until(lambda: up.run("logs", job).stdout, lambda: f"the first line of {job}")
+    """A reader types the next line when the job has begun: it has printed something.
+
+    Raises `AssertionError` for a job that ended without a word."""
+
+    def printed() -> str:
+        state = listed(up, "describe", "job", job)
+        found = up.run("logs", job).stdout
+        assert found or not state["outcome"], state["reason"]
+        return found
+
+    wait_until(printed, lambda: f"the first line of {job}")
 
 
 def until_judged(up: Installation, job_id: str) -> None:
