@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 
 from penstock.client.errors import BadField, BadRequest
-from penstock.model.nouns.types import JobSpec
+from penstock.model.jobs.job_spec import JobSpec
 from penstock.model.wire.codec import as_written
 from penstock.sdk.job_file.jobfile import BadJob, parse_job
 from penstock.sdk.reporter.own_folder import is_a_tasks_own

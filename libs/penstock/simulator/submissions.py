@@ -6,8 +6,10 @@ from math import ceil
 
 import msgspec
 
+from penstock.model.jobs.job_parts import ResourceRequest
+from penstock.model.jobs.job_spec import JobSpec
 from penstock.model.nouns.settings import PlacerSettings
-from penstock.model.nouns.types import WHOLE_GPU, Estimate, JobSpec, Qos, ResourceRequest
+from penstock.model.nouns.types import WHOLE_GPU, Estimate, Qos
 from penstock.scheduling.profiles import profile_for
 from penstock.simulator.traces.jobs import Shape, TraceJob, gang_of
 from penstock.simulator.traces.resources import COMMAND, request_of

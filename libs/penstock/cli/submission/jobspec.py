@@ -11,8 +11,8 @@ import yaml
 
 from penstock.exits import Exit, Stop
 from penstock.imports.foreign import kind_of
+from penstock.model.jobs.job_spec import JobSpec
 from penstock.model.nouns.process_rules import leads_out
-from penstock.model.nouns.types import JobSpec
 from penstock.sdk.code_archive import NotPackable, Packed, pack
 from penstock.sdk.job_file.job_yaml import JobLoader, problem_of
 from penstock.sdk.job_file.jobfile import PACKED, PATH, BadJob, parse_job

@@ -29,8 +29,9 @@ from penstock.cli.submission.submit import (
 from penstock.client import Client
 from penstock.client.connection import WORKER_TIMEOUT_S
 from penstock.exits import OF_JOB, Exit, Stop
+from penstock.model.jobs.job_parts import RetryPolicy
+from penstock.model.jobs.job_spec import JobSpec
 from penstock.model.nouns.commands import command_fields
-from penstock.model.nouns.types import JobSpec, RetryPolicy
 from penstock.screen import console, plain_table
 from penstock.sdk.progress import PROFILE_ITERATIONS
 from penstock.text.counting import count

@@ -22,7 +22,8 @@ from penstock.cli.terminals import attach
 from penstock.client import Client, NotPermitted
 from penstock.client.connection import TIMEOUT_S, WORKER_TIMEOUT_S
 from penstock.exits import Exit, Stop
-from penstock.model.nouns.types import Category, Companions, JobSpec, Trait
+from penstock.model.jobs.job_spec import JobSpec
+from penstock.model.nouns.types import Category, Companions, Trait
 from penstock.model.wire.codec import as_written
 from penstock.sdk.code_archive import Packed
 from penstock.text.redaction import brief

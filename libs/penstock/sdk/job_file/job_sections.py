@@ -8,11 +8,11 @@ from typing import Annotated, Self, get_args
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, WithJsonSchema, model_validator
 from pydantic.fields import FieldInfo
 
+from penstock.model.jobs.job_parts import Environment
 from penstock.model.nouns.types import (
     MAX_CORES_PER_NODE,
     MAX_GPUS_PER_NODE,
     MAX_WORKERS,
-    Environment,
     Identifier,
     NodeTerm,
     ShortText,

@@ -12,6 +12,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BaseModel, Discriminator, Field, Tag, ValidationError
 
+from penstock.model.jobs.job_spec import JobSpec
 from penstock.model.nouns import commands
 from penstock.model.nouns.gpu_names import counted_wrongly
 from penstock.model.nouns.job_ids import is_generated
@@ -22,7 +23,6 @@ from penstock.model.nouns.types import (
     Category,
     CheckpointKind,
     Companions,
-    JobSpec,
     Qos,
     Trait,
 )
