@@ -77,6 +77,8 @@ class Value(Struct, frozen=True, gc=False):
     """Field → rule of its value alone. A rule that spans fields is in `__post_init__`."""
     OMITTED: ClassVar[tuple[str, ...]] = ()
     """Fields that are left out of the JSON of events while they have their default."""
+    ALWAYS: ClassVar[tuple[str, ...]] = ()
+    """In place of OMITTED: the fields that are never left out, those of the first release."""
     FORMER: ClassVar[tuple[str, ...]] = ()
     """Fields that earlier releases wrote under the same version: read for ever, into other fields
     (`penstock.model.wire.upcasters.FOLDED`), never written."""

@@ -16,6 +16,7 @@ import msgspec
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, TypeAdapter, ValidationError, create_model
 from pydantic_core import ErrorDetails
 
+from penstock.model.jobs.job_fields import plain
 from penstock.model.nouns.types import Value
 
 V = TypeVar("V", bound=Value)
@@ -72,7 +73,7 @@ def form(kind: type[Value]) -> type[Form]:
     """The struct's pydantic model: its fields in order, with their constraints, rules and defaults."""
     fields: dict[str, Any] = {}
     for field in msgspec.structs.fields(kind):
-        hint = _form_of(field.type)
+        hint = _form_of(plain(field.type))
         if field.name in kind.RULES:
             hint = Annotated[hint, AfterValidator(_keeping(kind.RULES[field.name]))]
         if field.default is not msgspec.NODEFAULT:
