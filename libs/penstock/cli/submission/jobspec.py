@@ -127,16 +127,12 @@ def _absolute(path: str, folder: str) -> str:
     return os.path.normpath(os.path.join(folder, os.path.expanduser(path))) if path else path
 
 
-def environment(
-    venv: str | None, conda: str | None, container: str | None, *, path: bool
-) -> dict[str, Any] | str | None:
+def environment(found: Mapping[str, str], *, path: bool) -> dict[str, str] | str | None:
     """`environment` of a job file, from flags; None: no flag is given. Raises `Stop`."""
-    given = {"venv": venv, "conda": conda, "container": container}
-    found = {kind: text for kind, text in given.items() if text is not None}
     if len(found) + path > 1:
         flags = [*(f"--{kind}" for kind in found), *(["--path"] if path else [])]
         raise Stop(Exit.BAD_SPEC, f"{' and '.join(flags)}: programs come from one place; give one of them")
-    return PATH if path else found or None
+    return PATH if path else dict(found) or None
 
 
 def workers(fields: Mapping[str, Any], fewest: int | None, most: int | None) -> int | dict[str, Any] | None:

@@ -16,16 +16,8 @@ from rich.text import Text
 from penstock.cli.common import Output, gateway
 from penstock.cli.output import Format, dump, duration, remark, short_id, state
 from penstock.cli.signals import exit_code, held, terminable
-from penstock.cli.submission import jobspec
-from penstock.cli.submission.submit import (
-    CommandWords,
-    ContainerFlag,
-    EnvFlag,
-    FileFlag,
-    GpusFlag,
-    VenvFlag,
-    spec_of,
-)
+from penstock.cli.submission import job_flags, jobspec
+from penstock.cli.submission.submit import CommandWords, FileFlag, spec_of
 from penstock.client import Client
 from penstock.client.connection import WORKER_TIMEOUT_S
 from penstock.exits import OF_JOB, Exit, Stop
@@ -69,15 +61,14 @@ BudgetFlag = Annotated[
 ]
 
 
+@job_flags.taken(
+    "model command file gpus venv container env workers batches runs iterations budget dry_run output"
+)
 def profile(
     ctx: typer.Context,
     model: Annotated[str, typer.Argument(metavar="MODEL", help="Name of the network, as in job files.")],
     command: CommandWords = None,
     file: FileFlag = None,
-    gpus: GpusFlag = None,
-    venv: VenvFlag = None,
-    container: ContainerFlag = None,
-    env: EnvFlag = None,
     workers: WorkersFlag = None,
     batches: BatchesFlag = None,
     runs: RunsFlag = None,
@@ -87,6 +78,7 @@ def profile(
         bool, typer.Option(help="Only list the runs and the uncertainty that they would reduce.")
     ] = False,
     output: Output = Format.TABLE,
+    **flags: Any,
 ) -> None:
     """Measure the iteration times of a network in the few short runs that reduce the uncertainty most.
 
@@ -95,11 +87,10 @@ def profile(
     finds its batch in PENSTOCK_BATCH_SIZE, and {batch} and {iterations} in the command are replaced.
     """
     fields = (jobspec.read_job_file(file) if file is not None else {}) | {"model": model}
-    flags = {"environment": jobspec.environment(venv, None, container, path=False)}
-    fields |= jobspec.located(
-        {name: value for name, value in flags.items() if value is not None}, os.getcwd()
-    )
-    sections = {"resources": {"gpus": gpus}, "env": jobspec.variables(env or [], [])}
+    programs = job_flags.given({name: flags[name] for name in ("venv", "container")})
+    environment = {"environment": jobspec.environment(programs, path=False)}
+    fields |= jobspec.located(job_flags.given(environment), os.getcwd())
+    sections = {"resources": {"gpus": flags["gpus"]}, "env": jobspec.variables(flags["env"] or [], [])}
     spec = spec_of(fields, sections, command, file or "command line")
     asked = _asked(spec, workers, batches, runs)
     campaign = Campaign(lambda: gateway(ctx), spec, asked, iterations, budget, output)

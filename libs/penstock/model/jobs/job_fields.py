@@ -53,6 +53,16 @@ class JobField(NamedTuple):
     """NODEFAULT: it is required."""
     about: Key
 
+    @property
+    def option(self) -> str:
+        """Its flag, such as `--gpu-model`."""
+        return self.about.options[0] if self.about.options else f"--{self.key.replace('_', '-')}"
+
+    @property
+    def parameter(self) -> str:
+        """Its flag as a command's parameter, such as `gpu_model`."""
+        return self.option.removeprefix("--").replace("-", "_")
+
 
 def plain(hint: Any) -> Any:
     """The type without a `Key`, which only people read."""

@@ -5,6 +5,9 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import NamedTuple
 
+from penstock.model.jobs.job_fields import job_fields
+from penstock.model.jobs.job_spec import JobSpec
+
 FIELDS: Mapping[str, str] = MappingProxyType(
     {
         **dict.fromkeys(
@@ -153,18 +156,6 @@ SHORT: Mapping[str, str] = MappingProxyType(
     }
 )
 """One letter of sbatch's or docker's → its long name."""
-FLAGS: Mapping[str, str] = MappingProxyType(
-    {
-        "gpu_models": "gpu-model",
-        "labels": "label",
-        "command": "",
-        "traits": "trait",
-        "only": "only-node",
-        "exclude": "exclude-node",
-        "prefer": "prefer-node",
-    }
-)
-"""Fields whose flag has another name."""
 
 
 class Equivalent(NamedTuple):
@@ -199,9 +190,10 @@ def flag(name: str) -> str:
         return ""
     if not found.field:
         return found.text
-    last = found.field.rpartition(".")[2]
-    ours = FLAGS.get(last, last.replace("_", "-"))
-    return f"use --{ours}" if ours else "give program and arguments after --"
+    section, _, key = found.field.rpartition(".")
+    fields = (each for each in job_fields(JobSpec) if (each.section, each.key) == (section, key))
+    ours = next((each.option for each in fields if each.about.flag is not None), "")
+    return f"use {ours}" if ours else "give program and arguments after --"
 
 
 def key(name: str, place: str = "") -> str:
