@@ -55,7 +55,7 @@ def _value(field: JobField) -> tuple[Any, str | None]:
     """Type of a flag's value, and what stands for one in the help; None: its type."""
     kind = get_args(field.kind)[0] if get_origin(field.kind) is Annotated else field.kind
     if field.unit:
-        return str, field.about.examples[0]
+        return str, field.about.example
     if get_origin(kind) is Literal:
         return (kind, None) if field.about.choice else (str, "|".join(get_args(kind)))
     if get_origin(kind) is tuple:

@@ -1,6 +1,5 @@
 """Builds the job to submit from a job file and flags."""
 
-import getpass
 import os
 import sys
 from collections.abc import Mapping
@@ -16,7 +15,7 @@ from penstock.model.nouns.process_rules import leads_out
 from penstock.sdk.code_archive import NotPackable, Packed, pack
 from penstock.sdk.job_file.job_yaml import JobLoader, problem_of
 from penstock.sdk.job_file.jobfile import PACKED, PATH, BadJob, parse_job
-from penstock.sdk.reporter.own_folder import is_a_tasks_own
+from penstock.sdk.reporter.own_folder import is_a_tasks_own, submitted_here
 from penstock.text.redaction import brief, unquoted
 
 FILE_PREFIXES = ("/", "./", "../", "~/")  # of an image that is a file
@@ -146,20 +145,11 @@ def workers(fields: Mapping[str, Any], fewest: int | None, most: int | None) -> 
 
 def build(fields: Mapping[str, Any], where: str) -> JobSpec:
     """The job these fields describe; owner and workdir default to this user and folder. Raises `Stop`."""
-    here = {} if "sync" in fields or is_a_tasks_own(os.getcwd()) else {"workdir": os.getcwd()}
-    fields = {"owner": _user(), **here, **fields}
     try:
-        return parse_job(fields)
+        return parse_job(submitted_here(fields))
     except BadJob as error:
         lines = [f"{where}: {problem}" for problem in error.problems]
         raise Stop(Exit.BAD_SPEC, "\n".join(lines)) from error
-
-
-def _user() -> str:
-    try:
-        return getpass.getuser()
-    except (KeyError, OSError):  # a container's user without a name
-        return f"uid-{os.getuid()}"
 
 
 def pairs(values: list[str], flag: str, form: str = "NAME=VALUE") -> dict[str, str]:

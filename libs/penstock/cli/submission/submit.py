@@ -80,8 +80,8 @@ KeyFlag = Annotated[
     "command file name owner gpus cores host_memory gpu_memory bandwidth workers min_workers",
     "parameter_servers model batch_size global_batch_size category trait iterations target_loss gpu_model",
     "only_node exclude_node prefer_node env secret label workdir venv conda container path sync max_attempts",
-    "queue_timeout run_timeout qos deadline strict_deadline grace preemptible prelaunch checkpoint companions",
-    "priority interactive detach propagate quiet cancel_on_interrupt tied tied_grace may_submit *",
+    "queue_timeout run_timeout qos deadline strict_deadline grace preemptible prelaunch checkpoint",
+    "companions priority interactive detach propagate quiet cancel_on_interrupt tied tied_grace may_submit *",
     "idempotency_key only_check output",
 )
 def submit(

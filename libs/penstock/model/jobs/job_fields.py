@@ -4,7 +4,7 @@ A field of `JobSpec` or of one of its parts is defined there alone: name with un
 `Key`. The job file, its schema, the flags and the tables of the docs are made from `job_fields`.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from functools import cache
 from typing import Annotated, Any, NamedTuple, get_args, get_origin
 
@@ -22,7 +22,7 @@ class Key(Struct, frozen=True):
 
     help: str = ""
     """In the job file's schema and in tables. Empty: the job file has the field under another key."""
-    examples: Sequence[Any] = ()
+    example: Any = None
     flag: str | None = ""
     """Help of the flag; empty: `help`; None: no flag."""
     name: str = ""
@@ -35,6 +35,8 @@ class Key(Struct, frozen=True):
     """Empty: the values of a choice, or the example of a field with a unit."""
     choice: bool = False
     """Whether the command line itself checks and completes the values."""
+    second: Any = None
+    """Example of a second form of the value."""
 
 
 class JobField(NamedTuple):
@@ -52,6 +54,10 @@ class JobField(NamedTuple):
     default: Any
     """NODEFAULT: it is required."""
     about: Key
+
+    @property
+    def examples(self) -> list[Any]:
+        return [one for one in (self.about.example, self.about.second) if one is not None]
 
     @property
     def option(self) -> str:

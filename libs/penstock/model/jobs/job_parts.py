@@ -26,28 +26,24 @@ class ResourceRequest(Value, frozen=True, kw_only=True):
 
     gpus: Annotated[
         Annotated[int, Meta(ge=0, le=MAX_GPUS_PER_NODE)] | None,
-        Key(
-            "GPUs per worker; 0 for none.",
-            [1],
-            flag="GPUs per worker; estimated if left out, like all resources.",
-        ),
+        Key("GPUs per worker; 0 for none.", 1, "GPUs per worker; estimated if left out, like all resources."),
     ] = None
     cores: Annotated[
-        Annotated[int, Meta(ge=1, le=MAX_CORES_PER_NODE)] | None, Key("CPU cores per worker.", [4])
+        Annotated[int, Meta(ge=1, le=MAX_CORES_PER_NODE)] | None, Key("CPU cores per worker.", 4)
     ] = None
     host_memory_mib: Annotated[
-        Annotated[int, Meta(ge=1, le=1 << 30)] | None, Key("Main memory per worker.", ["8GiB"])
+        Annotated[int, Meta(ge=1, le=1 << 30)] | None, Key("Main memory per worker.", "8GiB")
     ] = None
     gpu_memory_mib: Annotated[
         Annotated[int, Meta(ge=1, le=1 << 30)] | None,
-        Key("Memory on each of its GPUs.", ["10GiB"], flag="Memory on each GPU."),
+        Key("Memory on each of its GPUs.", "10GiB", "Memory on each GPU."),
     ] = None
     bandwidth_mbps: Annotated[
-        Annotated[int, Meta(ge=0, le=10_000_000)] | None, Key("Network bandwidth per worker.", ["10Gbit"])
+        Annotated[int, Meta(ge=0, le=10_000_000)] | None, Key("Network bandwidth per worker.", "10Gbit")
     ] = None
     gpu_share_milli: Annotated[
         GpuShare | None,
-        Key("Share of one GPU, for small jobs that run side by side.", [0.5], flag=None, after="gpus"),
+        Key("Share of one GPU, for small jobs that run side by side.", 0.5, None, after="gpus"),
     ] = None
     """Share of one GPU; without `gpus` one GPU is meant."""
 
@@ -60,17 +56,13 @@ class RetryPolicy(Value, frozen=True, kw_only=True):
     """How often a failed job is tried again. Back-off doubles from `backoff_ms` up to `backoff_max_ms`."""
 
     max_attempts: Annotated[
-        int,
-        Meta(ge=1, le=100),
-        Key("Attempts in all; 1: no retry.", [3], flag="Attempts in all if the job fails."),
+        int, Meta(ge=1, le=100), Key("Attempts in all; 1: no retry.", 3, "Attempts in all if the job fails.")
     ] = 1
     backoff_ms: Annotated[
-        int,
-        Meta(ge=0, le=3_600_000),
-        Key("Wait before the second attempt; doubles each time.", ["5s"], flag=None),
+        int, Meta(ge=0, le=3_600_000), Key("Wait before the second attempt; doubles each time.", "5s", None)
     ] = 1_000
     backoff_max_ms: Annotated[
-        int, Meta(ge=0, le=86_400_000), Key("The longest wait between attempts.", ["1m"], flag=None)
+        int, Meta(ge=0, le=86_400_000), Key("The longest wait between attempts.", "1m", None)
     ] = 60_000
 
 
@@ -83,8 +75,8 @@ class Environment(Value, frozen=True, kw_only=True):
         ShortText | None,
         Key(
             "Folder of a Python virtual environment, on each node; relative to the job file.",
-            ["/srv/envs/resnet"],
-            flag="Python virtual environment to run in, on each node.",
+            "/srv/envs/resnet",
+            "Python virtual environment to run in, on each node.",
             metavar="DIR",
         ),
     ] = None
@@ -93,8 +85,8 @@ class Environment(Value, frozen=True, kw_only=True):
         ShortText | None,
         Key(
             "Prefix of a conda environment on each node, or its name there.",
-            ["torch"],
-            flag="Conda environment to run in, on each node.",
+            "torch",
+            "Conda environment to run in, on each node.",
             metavar="NAME|PREFIX",
         ),
     ] = None
@@ -103,8 +95,8 @@ class Environment(Value, frozen=True, kw_only=True):
         ShortText | None,
         Key(
             "Image, run by podman or apptainer on the node.",
-            ["docker.io/pytorch/pytorch"],
-            flag="Image to run in, by podman or apptainer on the nodes.",
+            "docker.io/pytorch/pytorch",
+            "Image to run in, by podman or apptainer on the nodes.",
             metavar="IMAGE",
         ),
     ] = None
@@ -123,8 +115,8 @@ class NodeChoice(Value, frozen=True, kw_only=True):
         NodeTerms,
         Key(
             "It runs on nodes with any of these; empty: on all.",
-            [["node-1", "disk=ssd"]],
-            flag="Run on these nodes alone; may be repeated.",
+            ["node-1", "disk=ssd"],
+            "Run on these nodes alone; may be repeated.",
             options=("--only-node",),
             metavar=NODE,
         ),
@@ -134,8 +126,8 @@ class NodeChoice(Value, frozen=True, kw_only=True):
         NodeTerms,
         Key(
             "It runs on no node with any of these.",
-            [["node-7"]],
-            flag="Run on none of these nodes; may be repeated.",
+            ["node-7"],
+            "Run on none of these nodes; may be repeated.",
             options=("--exclude-node",),
             metavar=NODE,
         ),
@@ -145,8 +137,8 @@ class NodeChoice(Value, frozen=True, kw_only=True):
         NodeTerms,
         Key(
             "It starts on nodes with any of these where it fits there now, else elsewhere.",
-            [["rack=rack-0"]],
-            flag="Start on these nodes where it fits there; may be repeated.",
+            ["rack=rack-0"],
+            "Start on these nodes where it fits there; may be repeated.",
             options=("--prefer-node",),
             metavar=NODE,
         ),

@@ -68,22 +68,20 @@ class JobSpec(Value, frozen=True, kw_only=True):
     name: Annotated[
         Identifier,
         Key(
-            "Name of the job, shown in tables.",
-            ["resnet50"],
-            flag="Shown in tables; by default the script's name.",
+            "Name of the job, shown in tables.", "resnet50", "Shown in tables; by default the script's name."
         ),
     ] = "job"
-    owner: Annotated[
-        Identifier, Key("Owner of the job.", ["alice"], flag="Owner of the job; by default you.")
-    ] = "unknown"
+    owner: Annotated[Identifier, Key("Owner of the job.", "alice", "Owner of the job; by default you.")] = (
+        "unknown"
+    )
     command: Annotated[
         tuple[Annotated[str, Meta(max_length=SHORT_WORD_CHARS)], ...],
         Meta(min_length=1, max_length=SHORT_WORDS),
         Key(
             "Program and arguments as a list, which no shell reads; quote numbers. Or a text: the lines of a "
             "script for a shell.",
-            [["python", "train.py", "--epochs", "3"]],
-            flag=None,
+            ["python", "train.py", "--epochs", "3"],
+            None,
         ),
     ]
     """An argv list; never handed to a shell."""
@@ -92,8 +90,8 @@ class JobSpec(Value, frozen=True, kw_only=True):
         Meta(max_length=MAX_ENV_ENTRIES),
         Key(
             "Environment variables. Quote numbers. `{secret: NAME}` as a value: an entry of `secrets`.",
-            [{"OMP_NUM_THREADS": "4"}],
-            flag="May be repeated.",
+            {"OMP_NUM_THREADS": "4"},
+            "May be repeated.",
             options=("--env", "-e"),
             metavar="NAME=VALUE",
         ),
@@ -104,8 +102,8 @@ class JobSpec(Value, frozen=True, kw_only=True):
         Key(
             "Environment variables that the node sets from its secrets of these names; their values are in "
             "no file or log.",
-            [{"WANDB_API_KEY": "wandb"}],
-            flag="A variable with the value of the nodes' secret of this name. May be repeated.",
+            {"WANDB_API_KEY": "wandb"},
+            "A variable with the value of the nodes' secret of this name. May be repeated.",
             options=("--secret",),
             metavar="VARIABLE=NAME",
         ),
@@ -116,8 +114,8 @@ class JobSpec(Value, frozen=True, kw_only=True):
         ShortText | None,
         Key(
             "Folder to run in, on the node, relative to the job file; default: the folder of the job file.",
-            ["/home/alice/resnet"],
-            flag="Folder on the node; by default the job file's, or the current one.",
+            "/home/alice/resnet",
+            "Folder on the node; by default the job file's, or the current one.",
         ),
     ] = None
     environment: Annotated[
@@ -134,8 +132,8 @@ class JobSpec(Value, frozen=True, kw_only=True):
         Key(
             "Folder to pack and run in, relative to the job file; `penstock submit` sends it once and nodes "
             "unpack it.",
-            ["."],
-            flag="Pack this folder, send it once, and run in it on the nodes.",
+            ".",
+            "Pack this folder, send it once, and run in it on the nodes.",
             name="sync",
             metavar="DIR",
         ),
@@ -148,8 +146,9 @@ class JobSpec(Value, frozen=True, kw_only=True):
         Key(
             "Workers; they start together or not at all. `{min: 1, max: 8}`: any number in between, chosen "
             "anew for each attempt.",
-            [4, {"min": 1, "max": 8}],
-            flag="Number of workers; they start together or not at all.",
+            4,
+            "Number of workers; they start together or not at all.",
+            second={"min": 1, "max": 8},
         ),
     ] = 1
     """For a moldable job the maximum; each attempt has a number of its own (`JobState.workers` in the
@@ -166,15 +165,15 @@ class JobSpec(Value, frozen=True, kw_only=True):
         ResourceRequest, Key("Resources of each worker; estimated if left out.", flag=None)
     ] = ResourceRequest()
     model: Annotated[
-        Identifier | None, Key("Name of the network, to learn from earlier runs.", ["resnet50"])
+        Identifier | None, Key("Name of the network, to learn from earlier runs.", "resnet50")
     ] = None
-    batch_size: Annotated[Batch | None, Key("Batch size per worker.", [64], flag="Batch per worker.")] = None
+    batch_size: Annotated[Batch | None, Key("Batch size per worker.", 64, "Batch per worker.")] = None
     category: Annotated[
         Category | None,
         Key(
             "Kind of data (cv, nlp or speech); the initial number of cores depends on it.",
-            ["cv"],
-            flag="Kind of data; the initial number of cores depends on it.",
+            "cv",
+            "Kind of data; the initial number of cores depends on it.",
         ),
     ] = None
     traits: Annotated[
@@ -183,22 +182,22 @@ class JobSpec(Value, frozen=True, kw_only=True):
         Key(
             "Properties that change how many cores the job needs: pipelined, many_weights, "
             "heavy_preprocessing.",
-            [["pipelined"]],
-            flag="Property of the training that changes its number of cores; may be repeated.",
+            ["pipelined"],
+            "Property of the training that changes its number of cores; may be repeated.",
             options=("--trait",),
         ),
     ] = ()
     iterations: Annotated[
         Annotated[int, Meta(ge=1, le=1 << 53)] | None,
-        Key("Planned number of iterations, for the estimate of the remaining time.", [50_000]),
+        Key("Planned number of iterations, for the estimate of the remaining time.", 50_000),
     ] = None
     """Planned number of iterations; the remaining time is estimated from it."""
     target_loss: Annotated[
         Annotated[float, Meta(ge=-1e100, le=1e100)] | None,
         Key(
             "The job ends once its loss reaches this value, after `iterations` at the latest.",
-            [0.35],
-            flag="The job ends once its loss reaches this, after --iterations at the latest.",
+            0.35,
+            "The job ends once its loss reaches this, after --iterations at the latest.",
         ),
     ] = None
     """The job ends once its loss reaches this value, after `iterations` at the latest."""
@@ -208,31 +207,29 @@ class JobSpec(Value, frozen=True, kw_only=True):
         Key(
             "Allowed GPU models; empty: any. `v100` matches every name with this part, such as nvidia-smi's "
             "Tesla V100-SXM2-16GB.",
-            [["A100"]],
-            flag="Allowed GPU model; may be repeated.",
+            ["A100"],
+            "Allowed GPU model; may be repeated.",
             options=("--gpu-model",),
         ),
     ] = ()
     """Allowed GPU models; empty: any."""
     nodes: Annotated[
-        NodeChoice | None,
-        Key("Nodes on which the job may run, by name or label; default: all.", flag=None),
+        NodeChoice | None, Key("Nodes on which the job may run, by name or label; default: all.", flag=None)
     ] = None
     """None: any node."""
     retry: Annotated[RetryPolicy, Key("How often a failed job is tried again.", flag=None)] = RetryPolicy()
     queue_timeout_ms: Annotated[
-        Limit | None,
-        Key("Give up after waiting this long, each time that the job queues.", ["10m"]),
+        Limit | None, Key("Give up after waiting this long, each time that the job queues.", "10m")
     ] = None
     """Limit of each wait in the queue: the first, and every one after a lost, failed or preempted attempt."""
-    run_timeout_ms: Annotated[Limit | None, Key("Stop after running this long.", ["2h"])] = None
+    run_timeout_ms: Annotated[Limit | None, Key("Stop after running this long.", "2h")] = None
     grace_ms: Annotated[
         int,
         Meta(ge=0, le=600_000),
         Key(
             "Time between SIGTERM and SIGKILL when the job is stopped.",
-            ["10s"],
-            flag="Time between SIGTERM and SIGKILL.",
+            "10s",
+            "Time between SIGTERM and SIGKILL.",
         ),
     ] = 10_000
     """Time between SIGTERM and SIGKILL when the job is stopped."""
@@ -241,8 +238,8 @@ class JobSpec(Value, frozen=True, kw_only=True):
         Meta(max_length=64),
         Key(
             "Pairs of free text by which the job can be found.",
-            [{"team": "vision"}],
-            flag="May be repeated.",
+            {"team": "vision"},
+            "May be repeated.",
             after="may_submit",
             options=("--label",),
             metavar="NAME=VALUE",
@@ -253,8 +250,8 @@ class JobSpec(Value, frozen=True, kw_only=True):
         Key(
             "How the job saves its progress when it is stopped: `sdk` (penstock.sdk.checkpoint), `signal` "
             "(on SIGTERM, in a place of the script's choice), `none`.",
-            ["sdk"],
-            flag="How the job saves its progress when it is stopped.",
+            "sdk",
+            "How the job saves its progress when it is stopped.",
             after="deadline",
         ),
     ] = "none"
@@ -272,8 +269,8 @@ class JobSpec(Value, frozen=True, kw_only=True):
         Key(
             "Priority among your own jobs, the larger the earlier; it has no effect on other owners' jobs. "
             "Read by the profile `penstock`.",
-            [5],
-            flag="Priority among your own jobs, the larger the earlier; 0 by default.",
+            5,
+            "Priority among your own jobs, the larger the earlier; 0 by default.",
             metavar="-10…10",
         ),
     ] = 0
@@ -289,8 +286,8 @@ class JobSpec(Value, frozen=True, kw_only=True):
         Key(
             "In place of `batch_size`: batch size of all workers together; each worker reads its part from "
             "`PENSTOCK_BATCH_SIZE`.",
-            [512],
-            flag="Batch of all workers together, in place of --batch-size.",
+            512,
+            "Batch of all workers together, in place of --batch-size.",
             after="batch_size",
         ),
     ] = None
@@ -314,8 +311,8 @@ class JobSpec(Value, frozen=True, kw_only=True):
         Key(
             "Service class: urgent, prior (as soon as alone on one GPU) or normal (twice that). Read by the "
             "profile `genie`.",
-            ["prior"],
-            flag="Service class: urgent, prior or normal.",
+            "prior",
+            "Service class: urgent, prior or normal.",
             metavar="CLASS",
         ),
     ] = None
@@ -325,8 +322,8 @@ class JobSpec(Value, frozen=True, kw_only=True):
         Key(
             "Time after submission within which the job should be done, in place of its class. Read by the "
             "profile `genie`.",
-            ["6h"],
-            flag="Time from now within which the job should be done.",
+            "6h",
+            "Time from now within which the job should be done.",
         ),
     ] = None
     """Time after submission within which the job should be done; None: by its class."""
@@ -335,8 +332,8 @@ class JobSpec(Value, frozen=True, kw_only=True):
         Key(
             "Whose jobs may take turns with it on the same GPUs: `tenant`, only your own tenant's; `any`, "
             "also other tenants' that allow any, too.",
-            ["any"],
-            flag="Whose jobs may take turns with it on the same GPUs: tenant, or any that allow it, too.",
+            "any",
+            "Whose jobs may take turns with it on the same GPUs: tenant, or any that allow it, too.",
             choice=True,
         ),
     ] = "tenant"
@@ -353,8 +350,8 @@ class JobSpec(Value, frozen=True, kw_only=True):
         Key(
             "`follower`: the job is cancelled when nobody has followed it (`submit`, `wait`) for "
             "`tied_grace`.",
-            ["follower"],
-            flag=None,
+            "follower",
+            None,
         ),
     ] = None
     """`follower`: the job is cancelled when no follower has been connected for `tied_grace_ms`."""
@@ -363,8 +360,8 @@ class JobSpec(Value, frozen=True, kw_only=True):
         Meta(ge=0, le=86_400_000),
         Key(
             "How long a tied job goes on without a follower.",
-            ["5m"],
-            flag="How long a tied job goes on without a follower, up to 24h.",
+            "5m",
+            "How long a tied job goes on without a follower, up to 24h.",
         ),
     ] = 300_000
     interactive: Annotated[

@@ -2,10 +2,9 @@
 human units."""
 
 import re
-import types
 from collections.abc import Mapping
 from types import MappingProxyType
-from typing import Annotated, Any, NamedTuple, Union, get_args, get_origin
+from typing import Annotated, Any, NamedTuple, get_args
 
 from msgspec import NODEFAULT, Meta
 from pydantic import (
@@ -22,7 +21,7 @@ from penstock.model.jobs.job_fields import JobField, job_fields
 from penstock.model.jobs.job_parts import Environment, NodeChoice, ResourceRequest, RetryPolicy
 from penstock.model.jobs.job_spec import JobSpec
 from penstock.model.nouns.types import MAX_WORKERS, WHOLE_GPU, Identifier, Value
-from penstock.model.schema.validation import constraint
+from penstock.model.schema.validation import constraint, hint_of
 from penstock.sdk.job_file.units import (
     DURATION_PATTERN,
     MBIT_PER_UNIT,
@@ -120,7 +119,9 @@ SECTIONS: dict[type[Value], type[Section]] = {}
 """Part of a job → the model of its section, once that is made."""
 
 
-def section_model(base: type[Section], kind: type[Value], written: Mapping[str, Any]) -> type[Section]:
+def section_model(
+    base: type[Section], kind: type[Value], written: Mapping[str, Any] = MappingProxyType({})
+) -> type[Section]:
     """The model of a section: the fields of a part of a job, in their order. `written`: key → type, where a
     job file has another one than the job."""
     found: dict[str, Any] = {}
@@ -134,7 +135,7 @@ def section_model(base: type[Section], kind: type[Value], written: Mapping[str, 
             more["default"] = SECTIONS[type(field.default)]()
         elif field.default is not NODEFAULT:
             more["default"] = field.default
-        info = Field(**more, description=field.about.help, examples=list(field.about.examples) or None)
+        info = Field(**more, description=field.about.help, examples=field.examples or None)
         found[field.key] = (hint | None if field.default is None else hint, info)
     return create_model(base.__name__.lstrip("_"), __base__=base, __doc__=base.__doc__, **found)
 
@@ -142,7 +143,7 @@ def section_model(base: type[Section], kind: type[Value], written: Mapping[str, 
 def _file_type(field: JobField) -> Any:
     """A field's type as a job file has it: with human units, and lists in place of tuples."""
     if not field.unit:
-        return _as_file(field.kind)
+        return hint_of(field.kind, SECTIONS.__getitem__, lists=True)
     return UNITS[field.unit].kind if field.unit in UNITS else float
 
 
@@ -157,25 +158,10 @@ def _bounds(field: JobField) -> dict[str, Any]:
     }
 
 
-def _as_file(hint: Any) -> Any:
-    origin, args = get_origin(hint), get_args(hint)
-    if origin is Annotated:
-        return Annotated[_as_file(args[0]), *(constraint(mark) for mark in args[1:])]
-    if origin in (Union, types.UnionType):
-        return Union[tuple(map(_as_file, args))]  # noqa: UP007 - built at run time
-    if origin is tuple:
-        return list[_as_file(args[0])]  # type: ignore[misc]
-    if origin is dict:
-        return dict[args[0], _as_file(args[1])]  # type: ignore[misc,valid-type]
-    return SECTIONS.get(hint, hint) if isinstance(hint, type) else hint
-
-
-SECTIONS |= {
-    ResourceRequest: section_model(_Resources, ResourceRequest, {}),
-    RetryPolicy: section_model(_Retry, RetryPolicy, {}),
-    NodeChoice: section_model(_Nodes, NodeChoice, {}),
-    Environment: section_model(_Programs, Environment, {}),
-}
+SECTIONS[ResourceRequest] = section_model(_Resources, ResourceRequest)
+SECTIONS[RetryPolicy] = section_model(_Retry, RetryPolicy)
+SECTIONS[NodeChoice] = section_model(_Nodes, NodeChoice)
+SECTIONS[Environment] = section_model(_Programs, Environment)
 
 
 def units_of(section: str, key: str) -> Mapping[str, int] | None:
