@@ -31,6 +31,7 @@ from penstock.text.counting import count
 MAX_WORKERS_ASKED = 8  # 1, 2, 4, … where no number is given
 LABEL = "penstock.profile"
 BATCH, ITERATIONS = "{batch}", "{iterations}"
+PLACE = "ON"
 MS_PER_MINUTE = 60_000
 UNKNOWN_FROM, FACTOR_FROM = 2.3, 0.4  # standard deviations of ln t: a factor of 10, and one half
 NOTHING_KNOWN = 100.0  # ratio of an interval's upper end to its lower: above it nothing is known
@@ -167,16 +168,8 @@ class Campaign:
         console().print(self._plan(found))
 
     def _plan(self, found: Row) -> RenderableType:
-        table = plain_table(
-            "RUN",
-            "WORKERS",
-            "BATCH",
-            "ON",
-            "EXPECTED",
-            "GPU MINUTES",
-            "DOUBT AFTER IT",
-            right=("RUN", "WORKERS", "BATCH", "EXPECTED", "GPU MINUTES", "DOUBT AFTER IT"),
-        )
+        heads = ("RUN", "WORKERS", "BATCH", PLACE, "EXPECTED", "GPU MINUTES", "DOUBT AFTER IT")
+        table = plain_table(*heads, right=set(heads) - {PLACE})
         for number, run in enumerate(found["plan"], start=1):
             step_ms = run["step_ms"]
             run_ms = None if step_ms is None else self.iterations * step_ms
@@ -329,16 +322,8 @@ def _filled(word: str, values: Mapping[str, str]) -> str:
 
 
 def _cells(before: Sequence[Row], after: Sequence[Row]) -> Table:
-    table = plain_table(
-        "WORKERS",
-        "BATCH",
-        "ON",
-        "BEFORE",
-        "ITERATION",
-        "INTERVAL",
-        "RUNS",
-        right=("WORKERS", "BATCH", "BEFORE", "ITERATION", "INTERVAL", "RUNS"),
-    )
+    heads = ("WORKERS", "BATCH", PLACE, "BEFORE", "ITERATION", "INTERVAL", "RUNS")
+    table = plain_table(*heads, right=set(heads) - {PLACE})
     known = {(row["workers"], row["batch"]): row for row in before}
     for row in after:
         was = known.get((row["workers"], row["batch"]), {})

@@ -113,5 +113,5 @@ def _own(kind: type[Value], section: str) -> Iterator[JobField]:
 def _some(hint: Any) -> Any:
     """The type without None."""
     args = get_args(hint)
-    rest = tuple(arg for arg in args if arg is not type(None))
-    return rest[0] if len(rest) == 1 and len(args) == 2 and get_origin(hint) is not tuple else hint
+    rest = [arg for arg in args if arg is not type(None)]
+    return rest[0] if (len(args), len(rest)) == (2, 1) else hint

@@ -17,12 +17,7 @@ from penstock.model.jobs.job_spec import JobSpec
 from penstock.model.nouns import commands
 from penstock.model.nouns.gpu_names import counted_wrongly
 from penstock.model.nouns.job_ids import is_generated
-from penstock.model.nouns.types import (
-    MAX_WORKERS,
-    WHOLE_GPU,
-    Identifier,
-    ShortText,
-)
+from penstock.model.nouns.types import MAX_WORKERS, WHOLE_GPU, Identifier, ShortText
 from penstock.model.nouns.worker_range import wrong_shape
 from penstock.model.schema.validation import checked, constraint
 from penstock.sdk.job_file.command_words import slips, with_script
@@ -31,12 +26,12 @@ from penstock.sdk.job_file.job_sections import (
     NUMBER,
     RANGE,
     SECTIONS,
+    UNITS,
     GpuName,
     Section,
     Workers,
     form_of_workers,
     section_model,
-    units_of,
     with_references,
 )
 from penstock.sdk.job_file.units import show
@@ -184,14 +179,13 @@ def parse_job(data: Mapping[str, object]) -> JobSpec:
 def job_schema() -> dict[str, Any]:
     """JSON Schema 2020-12 of the job file, with descriptions, examples and patterns."""
     schema = JobFile.model_json_schema()
-    for name, model in _sections().items():
-        places = schema["$defs"][model.__name__] if name else schema
-        for field, info in model.model_fields.items():
-            entry, units = places["properties"][field], units_of(name, field)
-            if "$ref" in entry:
-                entry.pop("default")  # its fields have their own defaults
-            if units is not None:
-                _as_written(entry, info.default, units)
+    for field in job_fields(JobSpec):
+        part = schema["$defs"][_sections()[field.section].__name__] if field.section else schema
+        entry = part["properties"].get(field.key, {})
+        if "$ref" in entry:
+            entry.pop("default")  # its fields have their own defaults
+        if field.unit in UNITS:
+            _as_written(entry, field.default, UNITS[field.unit].sizes)
     schema["properties"]["environment"]["anyOf"].insert(0, {"const": PATH})
     command = schema["properties"]["command"]
     words = {name: command.pop(name) for name in ("items", "maxItems", "minItems", "type")}
