@@ -16,6 +16,7 @@ from penstock.model.nouns.types import (
     shares_one_gpu,
 )
 
+MAX_ATTEMPTS = 100
 NODE = "NODE|LABEL=VALUE"
 
 
@@ -56,7 +57,9 @@ class RetryPolicy(Value, frozen=True, kw_only=True):
     """How often a failed job is tried again. Back-off doubles from `backoff_ms` up to `backoff_max_ms`."""
 
     max_attempts: Annotated[
-        int, Meta(ge=1, le=100), Key("Attempts in all; 1: no retry.", 3, "Attempts in all if the job fails.")
+        int,
+        Meta(ge=1, le=MAX_ATTEMPTS),
+        Key("Attempts in all; 1: no retry.", 3, "Attempts in all if the job fails."),
     ] = 1
     backoff_ms: Annotated[
         int, Meta(ge=0, le=3_600_000), Key("Wait before the second attempt; doubles each time.", "5s", None)

@@ -17,7 +17,7 @@ from penstock.model.jobs.job_spec import JobSpec
 from penstock.model.nouns import commands
 from penstock.model.nouns.gpu_names import counted_wrongly
 from penstock.model.nouns.job_ids import is_generated
-from penstock.model.nouns.types import MAX_WORKERS, WHOLE_GPU, Identifier, ShortText
+from penstock.model.nouns.types import WHOLE_GPU
 from penstock.model.nouns.worker_range import wrong_shape
 from penstock.model.schema.validation import checked, constraint
 from penstock.sdk.job_file.command_words import slips, with_script
@@ -97,18 +97,24 @@ def _machine(model: Any, section: str) -> dict[str, Any]:
     return found
 
 
+def _bounds(name: str) -> list[Any]:
+    """The constraints of a job's field, for a type of its own."""
+    field = next(field for field in job_fields(JobSpec) if field.name == name)
+    return [constraint(mark) for mark in get_args(field.kind)[1:]]
+
+
 JobFile: Any = section_model(
     _JobFile,
     JobSpec,
     {
-        "name": Annotated[str, constraint(get_args(Identifier)[1]), AfterValidator(_no_id)],
+        "name": Annotated[str, *_bounds("name"), AfterValidator(_no_id)],
         "command": Annotated[list[str], Field(min_length=1, max_length=commands.MAX_ARGUMENTS)],
-        "sync": Annotated[str, constraint(get_args(ShortText)[1]), AfterValidator(_packed)],
+        "sync": Annotated[str, *_bounds("workdir"), AfterValidator(_packed)],
         "workers": Annotated[
-            Annotated[int, Field(ge=1, le=MAX_WORKERS), Tag(NUMBER)] | Annotated[Workers, Tag(RANGE)],
+            Annotated[int, *_bounds("workers"), Tag(NUMBER)] | Annotated[Workers, Tag(RANGE)],
             Discriminator(form_of_workers),
         ],
-        "gpu_models": Annotated[list[GpuName], Field(max_length=16)],
+        "gpu_models": Annotated[list[GpuName], *_bounds("gpu_models")],
     },
 )
 
