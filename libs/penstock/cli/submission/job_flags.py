@@ -1,7 +1,6 @@
 """Flags for the fields of a job, made from their definitions, and what was given by them as fields of a job
 file."""
 
-import functools
 import inspect
 from collections.abc import Callable, Mapping
 from typing import Annotated, Any, Literal, get_args, get_origin
@@ -30,15 +29,10 @@ def taken(*order: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
     def decorate(command: Callable[..., None]) -> Callable[..., None]:
         own = inspect.signature(command).parameters
         options = [own[name] if name in own else _option(name, FLAGS[name]) for name in names]
-
-        @functools.wraps(command)
-        def run(ctx: typer.Context, **values: Any) -> None:
-            command(ctx, **values)
-
         keywords = (option.replace(kind=inspect.Parameter.KEYWORD_ONLY) for option in options)
-        run.__signature__ = inspect.Signature([own["ctx"], *keywords])  # type: ignore[attr-defined]
-        run.__annotations__ = {}
-        return run
+        command.__signature__ = inspect.Signature([own["ctx"], *keywords])  # type: ignore[attr-defined]
+        command.__annotations__ = {}
+        return command
 
     return decorate
 

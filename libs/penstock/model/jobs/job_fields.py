@@ -83,12 +83,9 @@ def plain(hint: Any) -> Any:
 def job_fields(kind: type[Value], section: str = "") -> tuple[JobField, ...]:
     """The fields of a struct in the order of the job file, those of its parts after each part."""
     found: list[JobField] = []
-    moved: list[JobField] = []
-    for field in _own(kind, section):
-        (moved if field.about.after else found).append(field)
-    for field in moved:
-        place = next(number for number, other in enumerate(found) if other.key == field.about.after)
-        found.insert(place + 1, field)
+    for field in sorted(_own(kind, section), key=lambda field: bool(field.about.after)):
+        keys = [other.key for other in found]
+        found.insert(keys.index(field.about.after) + 1 if field.about.after else len(found), field)
     return tuple(one for field in found for one in (field, *_parts(field)))
 
 
