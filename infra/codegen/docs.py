@@ -29,8 +29,7 @@ from penstock.model.nouns.transitions import JOB_TRANSITIONS, NODE_TRANSITIONS, 
 from penstock.model.schema.event import REGISTRY, Event, wire_type
 from penstock.model.schema.topics import CELL_TOPICS, COMPACTED_TOPICS, Topic
 from penstock.runtime import settings
-from penstock.sdk.job_file.job_sections import Resources, Retry
-from penstock.sdk.job_file.jobfile import JobFile, job_schema
+from penstock.sdk.job_file.jobfile import job_schema
 
 MARKED = re.compile(r"(<!-- generated: (?P<name>[a-z-]+) -->\n)(?P<body>.*?)(<!-- end -->)", re.DOTALL)
 OPENING = re.compile(r"^<!-- generated: .* -->$", re.MULTILINE)
@@ -145,23 +144,17 @@ def _settings() -> str:
 def _job_file() -> str:
     """Every field that a job file may have."""
     schema = job_schema()
+    parts = [("", schema), ("resources.", schema["$defs"]["Resources"]), ("retry.", schema["$defs"]["Retry"])]
 
     def rows() -> Iterator[tuple[str, ...]]:
-        for prefix, model, properties in (
-            ("", JobFile, schema["properties"]),
-            ("resources.", Resources, schema["$defs"]["Resources"]["properties"]),
-            ("retry.", Retry, schema["$defs"]["Retry"]["properties"]),
-        ):
-            for name, info in model.model_fields.items():
-                entry = properties[name]
-                if "$ref" in entry:
+        for prefix, part in parts:
+            for name, entry in part["properties"].items():
+                if "$ref" in entry or name == "script":
                     continue  # its own rows follow
                 default = entry.get("default")
-                given = (
-                    "required"
-                    if info.is_required()
-                    else ("" if default in (None, [], {}) else f"`{default}`")
-                )
+                given = "" if default in (None, [], {}) else f"`{default}`"
+                if name == "command":
+                    given = "required"
                 example = f"`{entry['examples'][0]}`" if "examples" in entry else ""
                 yield f"`{prefix}{name}`", str(entry.get("description", "")), given, example
 

@@ -2,8 +2,10 @@
 
 import msgspec
 
+from penstock.model.jobs.job_parts import ResourceRequest, RetryPolicy
+from penstock.model.jobs.job_spec import JobSpec
 from penstock.model.nouns.nodes import Gpu, NodeSpec
-from penstock.model.nouns.types import JobSpec, ResourceRequest, RetryPolicy, TaskPlacement
+from penstock.model.nouns.types import TaskPlacement
 
 START_MS = 1_767_604_500_000  # 2026-01-05T09:15:00Z
 MINUTE_MS = 60_000

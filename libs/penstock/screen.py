@@ -2,7 +2,7 @@
 
 import os
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from typing import IO, Protocol, cast
 
@@ -42,7 +42,7 @@ def console(
     return Console(file=file, highlight=False, soft_wrap=soft_wrap, width=width, emoji=False)
 
 
-def plain_table(*columns: str, right: Sequence[str] = (), wrap: Sequence[str] = ()) -> Table:
+def plain_table(*columns: str, right: Collection[str] = (), wrap: Sequence[str] = ()) -> Table:
     """A table without lines, with bold heads; `right`: columns of numbers, `wrap`: columns of sentences."""
     table = Table(box=None, pad_edge=False, header_style="bold", padding=(0, 2, 0, 0))
     for name in columns:

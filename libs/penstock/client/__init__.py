@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     )
     from penstock.client.models import Checkpoint, Eta, Event, Job, Node, Page, Status, Task, TaskCores, Why
     from penstock.client.sync.client import Client, FinishedJob, JobHandle
-    from penstock.model.nouns.types import JobSpec
+    from penstock.model.jobs.job_spec import JobSpec
 
 _MODULES = {
     "aio.client": "AsyncClient AsyncFinishedJob AsyncJobHandle",

@@ -9,7 +9,8 @@ from typing import Any, Literal, TypeVar
 from msgspec import Struct, field
 
 from penstock.exits import of_job
-from penstock.model.nouns.types import Estimate, JobSpec
+from penstock.model.jobs.job_spec import JobSpec
+from penstock.model.nouns.types import Estimate
 
 T = TypeVar("T")
 

@@ -1,18 +1,16 @@
 """The job of a submission, checked as a job file is. Importing it takes long: pydantic, and the models of all
 events."""
 
-import getpass
-import os
 from collections.abc import Mapping
 from typing import Any
 
 import msgspec
 
 from penstock.client.errors import BadField, BadRequest
-from penstock.model.nouns.types import JobSpec
+from penstock.model.jobs.job_spec import JobSpec
 from penstock.model.wire.codec import as_written
 from penstock.sdk.job_file.jobfile import BadJob, parse_job
-from penstock.sdk.reporter.own_folder import is_a_tasks_own
+from penstock.sdk.reporter.own_folder import submitted_here
 
 
 def written(spec: JobSpec) -> dict[str, Any]:
@@ -28,10 +26,8 @@ def job_of(job: JobSpec | Mapping[str, Any] | None, fields: Mapping[str, Any]) -
             return msgspec.structs.replace(job, **fields)
         except TypeError as error:
             raise BadRequest(f"this is not a job: {error}; give fields of JobSpec") from error
-    here = {} if is_a_tasks_own(os.getcwd()) else {"workdir": os.getcwd()}
-    named = {"owner": _user(), **here, **(job or {}), **fields}
     try:
-        return parse_job(named)
+        return parse_job(submitted_here({**(job or {}), **fields}))
     except BadJob as error:
         wrong = [BadField(problem.field, *_split(problem.text)) for problem in error.problems]
         raise BadRequest(f"this is not a job: {error}", fields=wrong) from error
@@ -40,10 +36,3 @@ def job_of(job: JobSpec | Mapping[str, Any] | None, fields: Mapping[str, Any]) -
 def _split(text: str) -> tuple[str, str]:
     message, _, remedy = text.rpartition("; ")
     return (message, remedy) if message else (text, "correct it")
-
-
-def _user() -> str:
-    try:
-        return getpass.getuser()
-    except (KeyError, OSError):  # a container's user without a name
-        return f"uid-{os.getuid()}"

@@ -4,8 +4,9 @@ lost without a word."""
 from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
+from penstock.model.jobs.job_parts import MAX_ATTEMPTS
+
 MAX_NOTES = 200  # of one file; more would not be read
-MAX_ATTEMPTS = 100  # of a job file (`retry.max_attempts`)
 
 
 class Note(NamedTuple):

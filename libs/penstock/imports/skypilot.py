@@ -6,8 +6,9 @@ from types import MappingProxyType
 from typing import Any
 
 from penstock.imports.amounts import amount
-from penstock.imports.keys import MAX_ATTEMPTS, Imported, Keys, Notes
+from penstock.imports.keys import Imported, Keys, Notes
 from penstock.imports.shell import adapted
+from penstock.model.jobs.job_parts import MAX_ATTEMPTS
 
 CLOUD = "jobs run on the nodes of this cell"
 TASK: Mapping[str, str] = MappingProxyType(

@@ -27,10 +27,11 @@ from penstock.model.decisions import ledger_events
 from penstock.model.decisions.arrays import CoresReclaimed
 from penstock.model.inputs import external_events
 from penstock.model.inputs.estimates import JobEstimated
+from penstock.model.jobs.job_spec import JobSpec
 from penstock.model.nouns.nodes import NodeSpec
 from penstock.model.nouns.settings import PlacerSettings
 from penstock.model.nouns.transitions import JobStatus
-from penstock.model.nouns.types import WHOLE_GPU, Estimate, JobSpec
+from penstock.model.nouns.types import WHOLE_GPU, Estimate
 from penstock.model.schema.event import Event
 from penstock.simulator.cell import Cell
 from penstock.simulator.held_gpus import HeldGpus

@@ -3,23 +3,25 @@ and the estimator core's estimate of its resources."""
 
 from collections.abc import Callable
 from math import ceil
+from typing import get_args
 
 import msgspec
 
+from penstock.model.jobs.job_parts import ResourceRequest
+from penstock.model.jobs.job_spec import JobSpec
 from penstock.model.nouns.settings import PlacerSettings
-from penstock.model.nouns.types import WHOLE_GPU, Estimate, JobSpec, Qos, ResourceRequest
+from penstock.model.nouns.types import WHOLE_GPU, Estimate, Qos
 from penstock.scheduling.profiles import profile_for
 from penstock.simulator.traces.jobs import Shape, TraceJob, gang_of
 from penstock.simulator.traces.resources import COMMAND, request_of
 from penstock_services.estimator.core.resources.estimate import estimate
 
-CLASSES: tuple[Qos, ...] = ("urgent", "prior", "normal")
-
 
 def _service_class(job: TraceJob) -> Qos | None:
     """The class in its label `qos`."""
     return next(
-        (found for name, label in job.labels for found in CLASSES if (name, label) == ("qos", found)), None
+        (found for name, label in job.labels for found in get_args(Qos) if (name, label) == ("qos", found)),
+        None,
     )
 
 

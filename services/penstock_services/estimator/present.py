@@ -10,7 +10,7 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 from penstock.log.open import open_log
-from penstock.model.nouns.types import JobSpec
+from penstock.model.jobs.job_spec import JobSpec
 from penstock.model.wire.codec import as_written
 from penstock.runtime.following.amended_log import AmendedLog
 from penstock.runtime.settings import Settings

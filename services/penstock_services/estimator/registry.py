@@ -14,7 +14,8 @@ import orjson
 
 from penstock.ledger.replica.replica import Replica
 from penstock.log.port import Log, Partition
-from penstock.model.nouns.types import Estimate, JobSpec
+from penstock.model.jobs.job_spec import JobSpec
+from penstock.model.nouns.types import Estimate
 from penstock.model.schema.topics import Topic
 from penstock.model.schema.validation import checked
 from penstock.runtime.following.snapshots import Until, load_latest

@@ -18,8 +18,9 @@ from penstock.ledger.replica.replica import Replica
 from penstock.model.decisions.ledger_events import PlacementDecided, StopDecided, TermStarted
 from penstock.model.inputs.estimates import JobEstimated
 from penstock.model.inputs.external_events import JobSubmitted, NodeJoined, TaskExited, TaskStarted
+from penstock.model.jobs.job_spec import JobSpec
 from penstock.model.nouns.settings import PlacerSettings
-from penstock.model.nouns.types import Estimate, JobSpec, ResourceVector
+from penstock.model.nouns.types import Estimate, ResourceVector
 from penstock.model.schema.event import Event
 from penstock_services.placer.core.recorder import Recorder
 from tests.bench.cases import HISTORY, Case

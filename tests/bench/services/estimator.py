@@ -24,8 +24,9 @@ from penstock.log.topic_settings import topic_partitions
 from penstock.model.decisions.ledger_events import JobEnded, PlacementDecided, TermStarted
 from penstock.model.inputs.estimates import JobEstimated, ModelTrained
 from penstock.model.inputs.external_events import JobSubmitted, NodeJoined, TaskExited
+from penstock.model.jobs.job_spec import JobSpec
 from penstock.model.nouns.settings import PlacerSettings
-from penstock.model.nouns.types import Estimate, JobSpec, ResourceVector, TaskPlacement, Usage
+from penstock.model.nouns.types import Estimate, ResourceVector, TaskPlacement, Usage
 from penstock.model.schema.event import Event
 from penstock.model.schema.topics import Topic
 from penstock.model.wire.envelope import Envelope, from_wire, to_wire

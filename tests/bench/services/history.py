@@ -7,7 +7,8 @@ Memory and utilisation have a way of their own per network and kind, so that no 
 
 import numpy as np
 
-from penstock.model.nouns.types import JobSpec, ResourceRequest
+from penstock.model.jobs.job_parts import ResourceRequest
+from penstock.model.jobs.job_spec import JobSpec
 from penstock_services.estimator.core.records.history import Run
 from penstock_services.estimator.core.records.runs import Allocation, Card, FinishedRun, job_info
 from penstock_services.estimator.core.resource_model.gpus import facts_of

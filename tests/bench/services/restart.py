@@ -20,7 +20,7 @@ from penstock.log.open import open_log
 from penstock.log.port import MAX_BATCH_RECORDS, Log, Message, Partition
 from penstock.log.topic_settings import topic_partitions
 from penstock.model.inputs.external_events import JobSubmitted
-from penstock.model.nouns.types import JobSpec
+from penstock.model.jobs.job_spec import JobSpec
 from penstock.model.schema.topics import Topic
 from penstock.model.wire.envelope import Envelope, to_wire
 from penstock.runtime.database.migrations import schema_of

@@ -14,8 +14,10 @@ import numpy as np
 from penstock.ledger.record.record import GENESIS, Draft, write
 from penstock.model.decisions.ledger_events import PlacementDecided, TermStarted
 from penstock.model.inputs.external_events import JobSubmitted, NodeJoined, StepsMeasured, TaskStarted
+from penstock.model.jobs.job_parts import ResourceRequest
+from penstock.model.jobs.job_spec import JobSpec
 from penstock.model.nouns.settings import PlacerSettings
-from penstock.model.nouns.types import JobSpec, ResourceRequest, TaskPlacement
+from penstock.model.nouns.types import TaskPlacement
 from penstock.model.schema.event import Event
 from penstock.model.schema.topics import Topic
 from penstock.model.schema.validation import checked

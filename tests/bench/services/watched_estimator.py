@@ -17,7 +17,8 @@ from typing import Any, Self, cast
 
 from penstock.log.open import open_log
 from penstock.log.port import MAX_READ_RECORDS, Log, Message, Partition, Reader, Record
-from penstock.model.nouns.types import Estimate, JobSpec
+from penstock.model.jobs.job_spec import JobSpec
+from penstock.model.nouns.types import Estimate
 from penstock.model.schema.topics import Topic
 from penstock.runtime.service import main
 from penstock.runtime.settings import Settings

@@ -12,7 +12,8 @@ from infra.devservers.kafka import KafkaBroker
 from penstock.log.port import Message, Partition, Reader, Record
 from penstock.model.inputs.dead_letters import DeadLettered
 from penstock.model.inputs.external_events import JobSubmitted
-from penstock.model.nouns.types import JobSpec, ResourceRequest
+from penstock.model.jobs.job_parts import ResourceRequest
+from penstock.model.jobs.job_spec import JobSpec
 from penstock.model.schema.errors import EventError
 from penstock.model.schema.topics import INPUT_TOPICS, Topic, node_partition
 from penstock.model.wire.envelope import from_wire

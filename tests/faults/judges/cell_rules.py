@@ -39,8 +39,9 @@ from penstock.model.inputs.external_events import (
     ProbeSent,
     TaskExited,
 )
+from penstock.model.jobs.job_spec import JobSpec
 from penstock.model.nouns.transitions import JobStatus, NodeStatus
-from penstock.model.nouns.types import WHOLE_GPU, Estimate, JobSpec, ResourceVector
+from penstock.model.nouns.types import WHOLE_GPU, Estimate, ResourceVector
 from penstock.model.schema.event import Event
 from penstock.scheduling.liveness import stalled
 from penstock_services.placer.core.orders import start_orders

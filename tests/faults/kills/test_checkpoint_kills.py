@@ -26,8 +26,9 @@ from penstock.model.inputs.external_events import (
     JobSubmitted,
     StepsMeasured,
 )
+from penstock.model.jobs.job_parts import ResourceRequest, RetryPolicy
+from penstock.model.jobs.job_spec import JobSpec
 from penstock.model.nouns.transitions import JobStatus
-from penstock.model.nouns.types import JobSpec, ResourceRequest, RetryPolicy
 from penstock.model.proposals import MigrationProposed
 from penstock.model.schema.event import Event
 from penstock.model.schema.topics import NODE_PARTITIONS, Topic

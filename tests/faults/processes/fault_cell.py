@@ -31,7 +31,8 @@ from penstock.ledger.replica.replica import Replica
 from penstock.log.port import Log, Message, Partition
 from penstock.log.topic_settings import topic_partitions
 from penstock.model.inputs.external_events import JobCancelRequested, JobSubmitted
-from penstock.model.nouns.types import JobSpec, ResourceRequest, RetryPolicy
+from penstock.model.jobs.job_parts import ResourceRequest, RetryPolicy
+from penstock.model.jobs.job_spec import JobSpec
 from penstock.model.schema.event import Event
 from penstock.model.schema.topics import INPUT_TOPICS, Topic
 from penstock.model.wire.codec import encode

@@ -27,7 +27,8 @@ from penstock.log.topic_settings import topic_partitions
 from penstock.model.decisions.ledger_events import PlacementDecided, ProposalAnswered
 from penstock.model.decisions.plans import BatchWindowClosed, BatchWindowOpened
 from penstock.model.inputs.external_events import JobSubmitted
-from penstock.model.nouns.types import JobSpec, ResourceRequest
+from penstock.model.jobs.job_parts import ResourceRequest
+from penstock.model.jobs.job_spec import JobSpec
 from penstock.model.proposals import PlanProposed
 from penstock.model.schema.topics import Topic
 from penstock.model.wire.envelope import Envelope, from_wire, to_wire

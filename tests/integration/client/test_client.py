@@ -35,7 +35,7 @@ from penstock.client import streams as client_streams
 from penstock.client.aio import gateway as awaited_gateway
 from penstock.client.sync import gateway as blocking_gateway
 from penstock.exits import Exit
-from penstock.model.nouns.types import JobSpec
+from penstock.model.jobs.job_spec import JobSpec
 from penstock.model.schema.topics import Topic
 from penstock_services.gateway.shell.routes import stream as gateway_stream
 from tests.support.cluster.hand_placer import node_spec

@@ -9,7 +9,7 @@ from penstock.client import AsyncClient, Checkpoint, Client, Conflict, TaskCores
 from penstock.model.decisions.adjustments import TaskAdjusted
 from penstock.model.inputs.external_events import TaskCheckpointed
 from penstock.model.inputs.saves import SaveRefused
-from penstock.model.nouns.types import JobSpec
+from penstock.model.jobs.job_spec import JobSpec
 from penstock.model.schema.event import Event
 from penstock.model.schema.topics import Topic
 from penstock.model.wire.envelope import Envelope

@@ -14,7 +14,8 @@ from penstock.cli.app import run as penstock
 from penstock.log.port import Message, Partition
 from penstock.model.inputs.estimates import JobEstimated, ModelTrained
 from penstock.model.inputs.external_events import JobSubmitted
-from penstock.model.nouns.types import Estimate, JobSpec
+from penstock.model.jobs.job_spec import JobSpec
+from penstock.model.nouns.types import Estimate
 from penstock.model.schema.topics import Topic
 from penstock.model.wire.codec import as_written
 from penstock.model.wire.envelope import Envelope, from_wire, to_wire

@@ -14,7 +14,8 @@ from penstock.log.port import Log
 from penstock.model.decisions.ledger_events import JobEnded, PlacementDecided
 from penstock.model.inputs.estimates import JobEstimated, ModelTrained
 from penstock.model.inputs.external_events import JobSubmitted, NodeJoined, TaskExited
-from penstock.model.nouns.types import JobSpec, TaskPlacement, Usage
+from penstock.model.jobs.job_spec import JobSpec
+from penstock.model.nouns.types import TaskPlacement, Usage
 from penstock.model.schema.topics import Topic
 from penstock.model.wire.envelope import from_wire
 from penstock.runtime.pool import WorkerPool

@@ -12,7 +12,7 @@ import pytest
 from penstock.log.port import Log, Message, Partition
 from penstock.log.postgres.embedded import EmbeddedLog
 from penstock.model.inputs.external_events import JobSubmitted
-from penstock.model.nouns.types import JobSpec
+from penstock.model.jobs.job_spec import JobSpec
 from penstock.model.schema.topics import CELL_TOPICS, Topic
 from penstock.model.wire.envelope import Envelope, from_wire, to_wire
 from penstock.runtime.settings import Settings

@@ -17,8 +17,9 @@ from penstock.log.postgres.embedded import EmbeddedLog
 from penstock.model.decisions.ledger_events import JobEnded, PlacementDecided, TermStarted
 from penstock.model.inputs.estimates import JobEstimated
 from penstock.model.inputs.external_events import JobCancelRequested, JobSubmitted, TaskExited
+from penstock.model.jobs.job_spec import JobSpec
 from penstock.model.nouns.settings import PlacerSettings
-from penstock.model.nouns.types import Estimate, JobSpec, TaskPlacement, Usage
+from penstock.model.nouns.types import Estimate, TaskPlacement, Usage
 from penstock.model.schema.event import Event
 from penstock.model.schema.topics import CELL_TOPICS, Topic
 from penstock.model.wire.envelope import Envelope, from_wire, to_wire

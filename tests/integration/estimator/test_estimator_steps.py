@@ -20,7 +20,9 @@ from penstock.model.inputs.external_events import (
     TaskPhaseChanged,
     TaskStarted,
 )
-from penstock.model.nouns.types import JobSpec, ResourceRequest, TaskPlacement, Usage
+from penstock.model.jobs.job_parts import ResourceRequest
+from penstock.model.jobs.job_spec import JobSpec
+from penstock.model.nouns.types import TaskPlacement, Usage
 from penstock.model.schema.event import Event
 from penstock.model.schema.topics import CELL_TOPICS, Topic
 from penstock.model.wire.envelope import Envelope, from_wire

@@ -10,7 +10,8 @@ from penstock.log.port import Log, Partition
 from penstock.model.decisions.ledger_events import JobEnded, PlacementDecided
 from penstock.model.inputs.estimates import JobEstimated, StagesProfiled
 from penstock.model.inputs.external_events import JobSubmitted, StageSample, StagesMeasured, TaskExited
-from penstock.model.nouns.types import Estimate, JobSpec, TaskPlacement
+from penstock.model.jobs.job_spec import JobSpec
+from penstock.model.nouns.types import Estimate, TaskPlacement
 from penstock.model.schema.topics import CELL_TOPICS, Topic
 from penstock.model.wire.envelope import from_wire
 from penstock.runtime.settings import Settings

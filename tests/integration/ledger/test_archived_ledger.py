@@ -23,7 +23,7 @@ from penstock.log.open import open_log
 from penstock.log.port import Log, Message, Partition
 from penstock.model.inputs.estimates import JobEstimated
 from penstock.model.inputs.external_events import JobCancelRequested, JobSubmitted, NodeJoined
-from penstock.model.nouns.types import JobSpec
+from penstock.model.jobs.job_spec import JobSpec
 from penstock.model.schema.event import Event
 from penstock.model.schema.topics import CELL_TOPICS, Topic
 from penstock.model.wire.envelope import Envelope, to_wire

@@ -21,8 +21,9 @@ from penstock.log.postgres.embedded import EmbeddedLog
 from penstock.log.topic_settings import topic_partitions
 from penstock.model.decisions.ledger_events import TermStarted
 from penstock.model.inputs.external_events import JobCancelRequested, JobSubmitted
+from penstock.model.jobs.job_parts import ResourceRequest
+from penstock.model.jobs.job_spec import JobSpec
 from penstock.model.nouns.settings import PlacerSettings
-from penstock.model.nouns.types import JobSpec, ResourceRequest
 from penstock.model.schema.event import Event
 from penstock.model.schema.topics import Topic
 from penstock.model.wire.envelope import Envelope, to_wire

@@ -11,7 +11,7 @@ from penstock.clock import LedgerClock, wall_ms
 from penstock.ledger.replica.replica import Replica
 from penstock.log.port import Message, Partition
 from penstock.model.inputs.external_events import JobSubmitted
-from penstock.model.nouns.types import JobSpec
+from penstock.model.jobs.job_spec import JobSpec
 from penstock.model.schema.topics import Topic
 from penstock.model.wire.envelope import Envelope, to_wire
 from penstock.runtime.settings import Settings

@@ -14,7 +14,8 @@ from penstock.log.port import Message, Partition
 from penstock.log.topic_settings import topic_partitions
 from penstock.model.decisions.orders import StartTask
 from penstock.model.inputs.external_events import JobSubmitted
-from penstock.model.nouns.types import JobSpec, ResourceRequest
+from penstock.model.jobs.job_parts import ResourceRequest
+from penstock.model.jobs.job_spec import JobSpec
 from penstock.model.schema.topics import NODE_PARTITIONS, Topic
 from penstock.model.wire.envelope import Envelope, from_wire, to_wire
 from penstock.runtime.race import first_of

@@ -367,7 +367,7 @@ async def test_old_jobs_go_a_few_at_a_time_and_the_oldest_first(
 
 async def test_a_nul_in_a_label_does_not_stop_it(dsn: str, cell: Settings, log: EmbeddedLog) -> None:
     """Whatever text a user manages to submit, the tables go on."""
-    from penstock.model.nouns.types import JobSpec
+    from penstock.model.jobs.job_spec import JobSpec
 
     placer = HandPlacer()
     placer.join(node_spec("n0", 1))

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from penstock.model.inputs.external_events import StageSample, StagesMeasured
-from penstock.model.nouns.types import JobSpec
+from penstock.model.jobs.job_spec import JobSpec
 from penstock.model.schema.validation import checked
 from penstock_services.estimator.core.records.runs import job_info
 from penstock_services.estimator.core.stages.profile import Sample, StageKey, stage_profile

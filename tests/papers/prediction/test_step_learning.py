@@ -11,7 +11,7 @@ from functools import cache
 import numpy as np
 import pytest
 
-from penstock.model.nouns.types import JobSpec
+from penstock.model.jobs.job_spec import JobSpec
 from penstock_services.estimator.core.model_lifecycle import Trained
 from penstock_services.estimator.core.records.history import Run
 from penstock_services.estimator.core.records.placements import Cell

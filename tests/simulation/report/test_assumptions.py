@@ -11,7 +11,7 @@ from penstock.cli.app import run as main
 from penstock.model.decisions.ledger_events import TermStarted
 from penstock.model.inputs.estimates import JobEstimated
 from penstock.model.inputs.external_events import JobSubmitted, TaskExited
-from penstock.model.nouns.types import JobSpec
+from penstock.model.jobs.job_spec import JobSpec
 from penstock.model.schema.event import wire_type
 from penstock.scheduling import profiles
 from penstock.scheduling.profiles import reads_run_times

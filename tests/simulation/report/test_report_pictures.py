@@ -10,7 +10,7 @@ from penstock.charts.plots import legend as legend_of
 from penstock.charts.render import html
 from penstock.charts.report import Page
 from penstock.model.inputs.external_events import JobCancelRequested
-from penstock.model.nouns.types import JobSpec
+from penstock.model.jobs.job_spec import JobSpec
 from penstock.simulator.report.charts import sections
 from penstock.simulator.report.gantt_chart import PALETTE
 from penstock.simulator.results.figures import figures_of

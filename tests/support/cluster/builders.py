@@ -14,9 +14,11 @@ from penstock.ledger.state.state import CellState
 from penstock.model.decisions import ledger_events
 from penstock.model.inputs import external_events
 from penstock.model.inputs.estimates import JobEstimated
+from penstock.model.jobs.job_parts import RetryPolicy
+from penstock.model.jobs.job_spec import JobSpec
 from penstock.model.nouns.nodes import Gpu, NodeSpec
 from penstock.model.nouns.settings import PlacerSettings
-from penstock.model.nouns.types import Estimate, JobSpec, ResourceVector, RetryPolicy
+from penstock.model.nouns.types import Estimate, ResourceVector
 from penstock.model.schema.event import Event
 from penstock.scheduling.profiles import profile_for
 from penstock.scheduling.stages.protocols import Policy

@@ -20,9 +20,11 @@ from penstock.model.inputs.external_events import (
     TaskExited,
     TaskStarted,
 )
+from penstock.model.jobs.job_parts import ResourceRequest, RetryPolicy
+from penstock.model.jobs.job_spec import JobSpec
 from penstock.model.nouns.nodes import Gpu, NodeSpec
 from penstock.model.nouns.settings import PlacerSettings
-from penstock.model.nouns.types import Estimate, JobSpec, ResourceRequest, ResourceVector, RetryPolicy
+from penstock.model.nouns.types import Estimate, ResourceVector
 from penstock.model.schema.event import Event
 from penstock_services.node_reporter.core.environment import task_environment
 from penstock_services.placer.core.orders import outstanding

@@ -12,6 +12,7 @@ from msgspec import Meta
 
 from penstock.ledger.state.state import CellState
 from penstock.model.inputs.external_events import JobSubmitted
+from penstock.model.jobs.job_fields import plain
 from penstock.model.nouns.types import Value
 from penstock.model.schema.errors import EventError
 from penstock.model.schema.event import Event, wire_type
@@ -63,7 +64,7 @@ def _leaves(hint: Any, value: Any, way: Way = ()) -> Iterator[tuple[Way, list[An
     origin, args = get_origin(hint), get_args(hint)
     if isinstance(value, Value):
         for field in msgspec.structs.fields(type(value)):
-            yield from _leaves(field.type, getattr(value, field.name), (*way, field.name))
+            yield from _leaves(plain(field.type), getattr(value, field.name), (*way, field.name))
     elif origin in (Union, types.UnionType):
         inner = [arg for arg in args if arg is not type(None)]
         if value is not None and type(None) in args:

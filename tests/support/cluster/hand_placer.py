@@ -18,10 +18,12 @@ from penstock.model.inputs.external_events import (
     TaskExited,
     TaskStarted,
 )
+from penstock.model.jobs.job_parts import RetryPolicy
+from penstock.model.jobs.job_spec import JobSpec
 from penstock.model.nouns.nodes import Gpu, LogServer, NodeSpec
 from penstock.model.nouns.settings import PlacerSettings
 from penstock.model.nouns.transitions import JobStatus
-from penstock.model.nouns.types import Estimate, JobSpec, ResourceVector, RetryPolicy
+from penstock.model.nouns.types import Estimate, ResourceVector
 from penstock.model.schema.event import Event
 from penstock.model.schema.topics import Topic
 from penstock_services.placer.core.recorder import Recorder

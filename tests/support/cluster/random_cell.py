@@ -27,10 +27,12 @@ from penstock.model.inputs.external_events import (
     TaskStarted,
     WorkProgressed,
 )
+from penstock.model.jobs.job_parts import ResourceRequest
+from penstock.model.jobs.job_spec import JobSpec
 from penstock.model.nouns.nodes import NodeSpec
 from penstock.model.nouns.settings import MAX_OVERTAKES, Coda, PlacerSettings, Stage
 from penstock.model.nouns.transitions import TaskStatus
-from penstock.model.nouns.types import MAX_MS, Estimate, JobSpec, ResourceRequest, ResourceVector, ShapeOption
+from penstock.model.nouns.types import MAX_MS, Estimate, ResourceVector, ShapeOption
 from penstock.model.schema.event import Event
 from penstock.model.schema.topics import INPUT_TOPICS
 from penstock.scheduling.liveness import Undelaying, stalled

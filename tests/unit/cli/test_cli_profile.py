@@ -4,7 +4,8 @@ import pytest
 
 from penstock.cli.submission.profile import _asked
 from penstock.exits import Stop
-from penstock.model.nouns.types import JobSpec, ResourceVector
+from penstock.model.jobs.job_spec import JobSpec
+from penstock.model.nouns.types import ResourceVector
 from tests.support.cli.command_process import run
 
 GIVEN = ("--workers", "1", "--batches", "16")

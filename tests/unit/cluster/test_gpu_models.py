@@ -4,10 +4,11 @@ run."""
 import pytest
 
 from penstock.cluster.capacity import never_fits
+from penstock.model.jobs.job_parts import NodeChoice, ResourceRequest
+from penstock.model.jobs.job_spec import JobSpec
 from penstock.model.nouns.allowed import Allowed
 from penstock.model.nouns.gpu_names import allows
 from penstock.model.nouns.settings import PlacerSettings
-from penstock.model.nouns.types import JobSpec, NodeChoice, ResourceRequest
 from penstock.scheduling import profiles
 from penstock.sdk.job_file.jobfile import BadJob, parse_job
 from penstock_papers.baselines.preempting.free_gpus import GpuKinds

@@ -6,9 +6,10 @@ from msgspec.structs import replace
 from penstock.cluster.reasons import Reason
 from penstock.errors import ConfigurationError
 from penstock.model.inputs.external_events import NodeJoined
+from penstock.model.jobs.job_parts import NodeChoice
+from penstock.model.jobs.job_spec import JobSpec
 from penstock.model.nouns.nodes import NodeSpec
 from penstock.model.nouns.settings import PlacerSettings
-from penstock.model.nouns.types import JobSpec, NodeChoice
 from penstock.scheduling import profiles
 from penstock.sdk.job_file.jobfile import BadJob, parse_job
 from penstock.why.explain import explain

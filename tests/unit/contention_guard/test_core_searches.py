@@ -18,8 +18,8 @@ from penstock.model.decisions.adjustments import (
 from penstock.model.decisions.ledger_events import LedgerAccepted
 from penstock.model.decisions.orders import SetCores
 from penstock.model.inputs.external_events import JobCancelRequested
+from penstock.model.jobs.job_parts import ResourceRequest
 from penstock.model.nouns.settings import Contention
-from penstock.model.nouns.types import ResourceRequest
 from penstock.model.proposals import CoresProposed, PlanProposed, ProposedJob, ProposedUnit, ThrottleProposed
 from penstock.scheduling.acting.settling import MAX_REPORTS, QUIET_MS
 from penstock_services.contention_guard.core.guard import ContentionGuard

@@ -8,7 +8,8 @@ from penstock.model.inputs.external_events import (
     TaskExited,
     TaskStarted,
 )
-from penstock.model.nouns.types import JobSpec, TaskPlacement, Usage
+from penstock.model.jobs.job_spec import JobSpec
+from penstock.model.nouns.types import TaskPlacement, Usage
 from penstock.model.schema.event import Event
 from penstock_services.estimator.core.records.runs import FinishedRun
 from penstock_services.estimator.core.resources.estimate import estimate

@@ -18,7 +18,9 @@ import numpy as np
 
 from penstock.model.inputs.estimates import Bounds, EtaEstimated
 from penstock.model.inputs.external_events import StepsMeasured, TaskExited, TaskPhaseChanged
-from penstock.model.nouns.types import JobSpec, ResourceRequest, Usage
+from penstock.model.jobs.job_parts import ResourceRequest
+from penstock.model.jobs.job_spec import JobSpec
+from penstock.model.nouns.types import Usage
 from penstock.model.schema.topics import Topic
 from penstock_services.estimator.core.fold.state import State
 from penstock_services.estimator.core.resource_model.tier import ModelTier

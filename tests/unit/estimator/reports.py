@@ -8,7 +8,8 @@ import numpy as np
 from penstock.model.decisions.ledger_events import JobEnded, PlacementDecided
 from penstock.model.inputs.estimates import JobEstimated
 from penstock.model.inputs.external_events import NodeJoined, StepsMeasured, TaskPhaseChanged, TaskStarted
-from penstock.model.nouns.types import JobSpec, TaskPlacement
+from penstock.model.jobs.job_spec import JobSpec
+from penstock.model.nouns.types import TaskPlacement
 from penstock.model.schema.topics import Topic
 from penstock_services.estimator.core.eta_updates import EtaUpdates
 from penstock_services.estimator.core.fold.progress import Progress

@@ -12,7 +12,7 @@ from penstock.model.inputs.external_events import (
     StageSample,
     StagesMeasured,
 )
-from penstock.model.nouns.types import JobSpec
+from penstock.model.jobs.job_spec import JobSpec
 from penstock_services.estimator.core.accuracy import accuracy_of
 from penstock_services.estimator.core.fold.recall import recall, recall_from
 from penstock_services.estimator.core.records.conditions import Disturbance, comparable

@@ -14,7 +14,9 @@ from penstock.model.decisions.ledger_events import (
 )
 from penstock.model.inputs.estimates import JobEstimated
 from penstock.model.inputs.external_events import NodeJoined, TaskExited
-from penstock.model.nouns.types import Estimate, JobSpec, ResourceRequest, TaskPlacement
+from penstock.model.jobs.job_parts import ResourceRequest
+from penstock.model.jobs.job_spec import JobSpec
+from penstock.model.nouns.types import Estimate, TaskPlacement
 from penstock.model.schema.topics import Topic
 from penstock_services.estimator.core.fold.from_snapshot import begin_at
 from penstock_services.estimator.core.fold.state import State

@@ -15,7 +15,8 @@ from hypothesis import strategies as st
 
 from penstock.model.inputs.estimates import JobEstimated
 from penstock.model.inputs.external_events import JobSubmitted, StageSample, StagesMeasured
-from penstock.model.nouns.types import Estimate, JobSpec
+from penstock.model.jobs.job_spec import JobSpec
+from penstock.model.nouns.types import Estimate
 from penstock.model.schema.topics import Topic
 from penstock.model.schema.validation import checked
 from penstock.model.wire.envelope import from_wire

@@ -4,7 +4,7 @@ import pytest
 
 from penstock.model.decisions.ledger_events import JobEnded
 from penstock.model.inputs.external_events import TaskExited
-from penstock.model.nouns.types import JobSpec
+from penstock.model.jobs.job_spec import JobSpec
 from penstock_services.estimator.core.records.history import Run, Runs
 from penstock_services.estimator.core.records.runs import job_info
 from penstock_services.estimator.core.resources.nearest import Nearest, phase_ms

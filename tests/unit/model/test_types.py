@@ -13,6 +13,8 @@ import pytest
 from pydantic import ValidationError
 
 from penstock.model.inputs.external_events import JobSubmitted
+from penstock.model.jobs.job_parts import ResourceRequest, RetryPolicy
+from penstock.model.jobs.job_spec import JobSpec
 from penstock.model.nouns import allowed, commands, process_rules, types, worker_range
 from penstock.model.nouns.commands import MAX_ARGUMENT_BYTES, MAX_ARGV_BYTES, command_fields
 from penstock.model.nouns.nodes import Gpu, NodeSpec
@@ -21,10 +23,7 @@ from penstock.model.nouns.types import (
     MAX_GANG_TASKS,
     MAX_GPUS_PER_NODE,
     Estimate,
-    JobSpec,
-    ResourceRequest,
     ResourceVector,
-    RetryPolicy,
     TaskPlacement,
     Usage,
     Value,

@@ -14,10 +14,11 @@ from penstock.model.decisions.arrays import ArraysSized, CoresReclaimed
 from penstock.model.decisions.ledger_events import PlacementDecided, StopDecided
 from penstock.model.decisions.moves import MAX_MIGRATIONS, MoveDecided
 from penstock.model.inputs.external_events import NodeCordoned
+from penstock.model.jobs.job_spec import JobSpec
 from penstock.model.nouns.nodes import NodeSpec
 from penstock.model.nouns.settings import Coda
 from penstock.model.nouns.transitions import JobStatus
-from penstock.model.nouns.types import Estimate, JobSpec
+from penstock.model.nouns.types import Estimate
 from penstock.scheduling.place.arrays import large_nodes
 from penstock.why.explain import explain
 from penstock_papers.settings import CodaSettings

@@ -11,10 +11,11 @@ from penstock.ledger.replica.snapshot import dump, load
 from penstock.ledger.state.job.job_state import JobState
 from penstock.ledger.state.state import CellState
 from penstock.model.decisions.ledger_events import PlacementDecided
+from penstock.model.jobs.job_spec import JobSpec
 from penstock.model.nouns.nodes import NodeSpec
 from penstock.model.nouns.settings import PlacerSettings
 from penstock.model.nouns.transitions import JobStatus, TaskStatus
-from penstock.model.nouns.types import Estimate, JobSpec, ResourceVector
+from penstock.model.nouns.types import Estimate, ResourceVector
 from penstock.model.proposals import CoresProposed
 from penstock.scheduling.order.shares import NOTHING, PARTS, Amounts, Holdings, owner_of, plus
 from penstock.why.explain import explain

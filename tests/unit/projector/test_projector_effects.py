@@ -22,8 +22,8 @@ from penstock.model.inputs.external_events import (
     NodeJoined,
     NodeLeft,
 )
+from penstock.model.jobs.job_spec import JobSpec
 from penstock.model.nouns.settings import PlacerSettings
-from penstock.model.nouns.types import JobSpec
 from penstock.model.schema.event import REGISTRY, Event, wire_type
 from penstock_services.projector.core.projection import Projection
 from penstock_services.projector.shell.store import REPLACED, _json

@@ -23,8 +23,9 @@ from penstock.model.decisions.moves import Moved
 from penstock.model.decisions.plans import PlanAdopted, UnitRef
 from penstock.model.inputs.estimates import JobEstimated
 from penstock.model.inputs.external_events import JobSubmitted, NodeJoined, TaskExited, TaskStarted
+from penstock.model.jobs.job_spec import JobSpec
 from penstock.model.nouns.nodes import NodeSpec
-from penstock.model.nouns.types import Estimate, JobSpec, ResourceVector, TaskPlacement
+from penstock.model.nouns.types import Estimate, ResourceVector, TaskPlacement
 from penstock.model.schema.event import Event, wire_type
 from penstock.runtime.settings import Settings
 from penstock.runtime.tracing.phases import (

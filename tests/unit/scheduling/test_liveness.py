@@ -15,9 +15,10 @@ from penstock.model.decisions.ledger_events import PlacementDecided, TermStarted
 from penstock.model.decisions.plans import BatchWindowOpened, PlanAdopted, PlanUnit
 from penstock.model.inputs.estimates import JobEstimated
 from penstock.model.inputs.external_events import JobSubmitted, NodeCordoned, NodeJoined
+from penstock.model.jobs.job_spec import JobSpec
 from penstock.model.nouns.nodes import NodeSpec
 from penstock.model.nouns.settings import PlacerSettings
-from penstock.model.nouns.types import JobSpec, ResourceVector, TaskPlacement
+from penstock.model.nouns.types import ResourceVector, TaskPlacement
 from penstock.scheduling import profiles
 from penstock.scheduling.liveness import Undelaying, stalled
 from penstock_services.placer.core.common import continuation

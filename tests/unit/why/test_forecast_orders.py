@@ -5,8 +5,8 @@ from random import Random
 
 import pytest
 
+from penstock.model.jobs.job_spec import JobSpec
 from penstock.model.nouns.settings import PlacerSettings
-from penstock.model.nouns.types import JobSpec
 from penstock.scheduling.profiles import profile_for
 from penstock.why.explain import explain
 from penstock.why.forecast import Start, expected_start

@@ -11,7 +11,7 @@ from typing import Any
 from msgspec.structs import replace
 
 from penstock.model.inputs.followers import PIPELINE_GONE
-from penstock.model.nouns.types import JobSpec
+from penstock.model.jobs.job_spec import JobSpec
 from penstock.model.wire.codec import as_written
 
 INTERRUPTED = "its submit was interrupted"

@@ -7,7 +7,7 @@ from penstock.cli.queries import deadlines
 from penstock.client import Client
 from penstock.client.connection import TIMEOUT_S, WORKER_TIMEOUT_S
 from penstock.exits import Stop
-from penstock.model.nouns.types import JobSpec
+from penstock.model.jobs.job_spec import JobSpec
 from penstock.model.wire.codec import as_written
 from penstock.sdk.job_file.job_warnings import warnings_of
 

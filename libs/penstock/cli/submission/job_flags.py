@@ -1,23 +1,61 @@
-"""Flags of `penstock submit` as fields of a job file."""
+"""Flags for the fields of a job, made from their definitions, and what was given by them as fields of a job
+file."""
 
-from collections.abc import Mapping
-from typing import Any
+import inspect
+from collections.abc import Callable, Mapping
+from typing import Annotated, Any, Literal, get_args, get_origin
 
 import typer
 
 from penstock.cli.submission import jobspec
 from penstock.cli.terminals import attach
+from penstock.model.jobs.job_fields import JobField, job_fields
+from penstock.model.jobs.job_spec import JobSpec
 
-_LIKEWISE = (
-    "name owner parameter_servers model batch_size global_batch_size category iterations target_loss "
-    "workdir sync queue_timeout run_timeout qos deadline grace checkpoint preemptible prelaunch priority "
-    "companions tied_grace interactive may_submit"
-)
-FIELDS = {name: name for name in _LIKEWISE.split()} | {"traits": "trait", "gpu_models": "gpu_model"}
-"""Field of a job file → the parameter of `submit` that sets the same."""
-NEEDS = {name: name for name in ("gpus", "cores", "host_memory", "gpu_memory", "bandwidth")}
-NODES = {"only": "only_node", "exclude": "exclude_node", "prefer": "prefer_node"}
-"""The same within `resources` and `nodes`."""
+FLAGS = {field.parameter: field for field in job_fields(JobSpec) if field.about.flag is not None}
+"""Parameter of a command → the field that it sets."""
+OTHERS = "*"
+JOINED = ("workers", "min_workers", "env", "secrets", "labels")
+"""Fields whose flags are not their keys in a job file, one for one."""
+
+
+def taken(*order: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Decorator: the command has these options in this order. Those that are no parameters of its own are
+    flags for fields of a job, which it gets as further keyword arguments. `*`: all flags not named here."""
+    names = " ".join(order).split()
+    rest = [name for name in FLAGS if name not in names]
+    names = [each for name in names for each in (rest if name == OTHERS else [name])]
+
+    def decorate(command: Callable[..., None]) -> Callable[..., None]:
+        own = inspect.signature(command).parameters
+        options = [own[name] if name in own else _option(name, FLAGS[name]) for name in names]
+        keywords = (option.replace(kind=inspect.Parameter.KEYWORD_ONLY) for option in options)
+        command.__signature__ = inspect.Signature([own["ctx"], *keywords])  # type: ignore[attr-defined]
+        command.__annotations__ = {}
+        return command
+
+    return decorate
+
+
+def _option(name: str, field: JobField) -> inspect.Parameter:
+    kind, metavar = _value(field)
+    about = field.about
+    option = typer.Option(*about.options, metavar=about.metavar or metavar, help=about.flag or about.help)
+    hint: Any = Annotated[kind | None, option]
+    return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=hint)
+
+
+def _value(field: JobField) -> tuple[Any, str | None]:
+    """Type of a flag's value, and what stands for one in the help; None: its type."""
+    kind = get_args(field.kind)[0] if get_origin(field.kind) is Annotated else field.kind
+    if field.unit:
+        return str, field.about.example
+    if get_origin(kind) is Literal:
+        return (kind, None) if field.about.choice else (str, "|".join(get_args(kind)))
+    if get_origin(kind) is tuple:
+        each = get_args(kind)[0]
+        return list[str], "|".join(get_args(each)) if get_origin(each) is Literal else None
+    return (list[str] if get_origin(kind) is dict else kind), None
 
 
 def given(flags: Mapping[str, Any]) -> dict[str, Any]:
@@ -29,30 +67,27 @@ def given(flags: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def _set(params: Mapping[str, Any], names: Mapping[str, str]) -> dict[str, Any]:
-    return given({field: params[flag] for field, flag in names.items()})
+def _of(flags: Mapping[str, Any], section: str) -> dict[str, Any]:
+    """The fields of a section that are given by flags of their own."""
+    fields = ((name, field) for name, field in FLAGS.items() if field.section == section)
+    return given({field.key: flags[name] for name, field in fields if field.key not in JOINED})
 
 
-def fields(ctx: typer.Context, known: Mapping[str, Any]) -> dict[str, Any]:
+def fields(flags: Mapping[str, Any], known: Mapping[str, Any], *, path: bool) -> dict[str, Any]:
     """Fields of the job file's top level from flags; `known`: the file's own. Raises `Stop`."""
-    params = ctx.params
-    places = (params["venv"], params["conda"], params["container"])
     more = {
-        "workers": jobspec.workers(known, params["min_workers"], params["workers"]),
-        "environment": jobspec.environment(*places, path=params["path"]),
+        "workers": jobspec.workers(known, flags["min_workers"], flags["workers"]),
+        "environment": jobspec.environment(_of(flags, "environment"), path=path),
     }
-    return _set(params, FIELDS) | given(more)
+    return _of(flags, "") | given(more)
 
 
-def sections(ctx: typer.Context) -> dict[str, dict[str, Any]]:
+def sections(flags: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
     """Sections of the job file from flags. Raises `Stop`."""
-    params = ctx.params
-    env, secret, label = (list(params[flag] or ()) for flag in ("env", "secret", "label"))
-    env = attach.with_term(params["interactive"], env)
-    return {
-        "resources": _set(params, NEEDS),
-        "nodes": _set(params, NODES),
-        "retry": {"max_attempts": params["max_attempts"]},
+    env, secret, label = (list(flags[name] or ()) for name in ("env", "secret", "label"))
+    env = attach.with_term(flags["interactive"], env)
+    names = dict.fromkeys(field.section for field in FLAGS.values())
+    return {name: _of(flags, name) for name in names if name not in ("", "environment")} | {
         "env": jobspec.variables(env, secret),
         "labels": jobspec.pairs(label, "--label"),
     }

@@ -1,6 +1,5 @@
 """Builds the job to submit from a job file and flags."""
 
-import getpass
 import os
 import sys
 from collections.abc import Mapping
@@ -11,12 +10,12 @@ import yaml
 
 from penstock.exits import Exit, Stop
 from penstock.imports.foreign import kind_of
+from penstock.model.jobs.job_spec import JobSpec
 from penstock.model.nouns.process_rules import leads_out
-from penstock.model.nouns.types import JobSpec
 from penstock.sdk.code_archive import NotPackable, Packed, pack
 from penstock.sdk.job_file.job_yaml import JobLoader, problem_of
 from penstock.sdk.job_file.jobfile import PACKED, PATH, BadJob, parse_job
-from penstock.sdk.reporter.own_folder import is_a_tasks_own
+from penstock.sdk.reporter.own_folder import is_a_tasks_own, submitted_here
 from penstock.text.redaction import brief, unquoted
 
 FILE_PREFIXES = ("/", "./", "../", "~/")  # of an image that is a file
@@ -127,16 +126,12 @@ def _absolute(path: str, folder: str) -> str:
     return os.path.normpath(os.path.join(folder, os.path.expanduser(path))) if path else path
 
 
-def environment(
-    venv: str | None, conda: str | None, container: str | None, *, path: bool
-) -> dict[str, Any] | str | None:
+def environment(found: Mapping[str, str], *, path: bool) -> dict[str, str] | str | None:
     """`environment` of a job file, from flags; None: no flag is given. Raises `Stop`."""
-    given = {"venv": venv, "conda": conda, "container": container}
-    found = {kind: text for kind, text in given.items() if text is not None}
     if len(found) + path > 1:
         flags = [*(f"--{kind}" for kind in found), *(["--path"] if path else [])]
         raise Stop(Exit.BAD_SPEC, f"{' and '.join(flags)}: programs come from one place; give one of them")
-    return PATH if path else found or None
+    return PATH if path else dict(found) or None
 
 
 def workers(fields: Mapping[str, Any], fewest: int | None, most: int | None) -> int | dict[str, Any] | None:
@@ -150,20 +145,11 @@ def workers(fields: Mapping[str, Any], fewest: int | None, most: int | None) -> 
 
 def build(fields: Mapping[str, Any], where: str) -> JobSpec:
     """The job these fields describe; owner and workdir default to this user and folder. Raises `Stop`."""
-    here = {} if "sync" in fields or is_a_tasks_own(os.getcwd()) else {"workdir": os.getcwd()}
-    fields = {"owner": _user(), **here, **fields}
     try:
-        return parse_job(fields)
+        return parse_job(submitted_here(fields))
     except BadJob as error:
         lines = [f"{where}: {problem}" for problem in error.problems]
         raise Stop(Exit.BAD_SPEC, "\n".join(lines)) from error
-
-
-def _user() -> str:
-    try:
-        return getpass.getuser()
-    except (KeyError, OSError):  # a container's user without a name
-        return f"uid-{os.getuid()}"
 
 
 def pairs(values: list[str], flag: str, form: str = "NAME=VALUE") -> dict[str, str]:

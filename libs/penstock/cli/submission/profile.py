@@ -16,21 +16,14 @@ from rich.text import Text
 from penstock.cli.common import Output, gateway
 from penstock.cli.output import Format, dump, duration, remark, short_id, state
 from penstock.cli.signals import exit_code, held, terminable
-from penstock.cli.submission import jobspec
-from penstock.cli.submission.submit import (
-    CommandWords,
-    ContainerFlag,
-    EnvFlag,
-    FileFlag,
-    GpusFlag,
-    VenvFlag,
-    spec_of,
-)
+from penstock.cli.submission import job_flags, jobspec
+from penstock.cli.submission.submit import CommandWords, FileFlag, spec_of
 from penstock.client import Client
 from penstock.client.connection import WORKER_TIMEOUT_S
 from penstock.exits import OF_JOB, Exit, Stop
+from penstock.model.jobs.job_parts import RetryPolicy
+from penstock.model.jobs.job_spec import JobSpec
 from penstock.model.nouns.commands import command_fields
-from penstock.model.nouns.types import JobSpec, RetryPolicy
 from penstock.screen import console, plain_table
 from penstock.sdk.progress import PROFILE_ITERATIONS
 from penstock.text.counting import count
@@ -38,6 +31,7 @@ from penstock.text.counting import count
 MAX_WORKERS_ASKED = 8  # 1, 2, 4, … where no number is given
 LABEL = "penstock.profile"
 BATCH, ITERATIONS = "{batch}", "{iterations}"
+PLACE = "ON"
 MS_PER_MINUTE = 60_000
 UNKNOWN_FROM, FACTOR_FROM = 2.3, 0.4  # standard deviations of ln t: a factor of 10, and one half
 NOTHING_KNOWN = 100.0  # ratio of an interval's upper end to its lower: above it nothing is known
@@ -68,15 +62,14 @@ BudgetFlag = Annotated[
 ]
 
 
+@job_flags.taken(
+    "model command file gpus venv container env workers batches runs iterations budget dry_run output"
+)
 def profile(
     ctx: typer.Context,
     model: Annotated[str, typer.Argument(metavar="MODEL", help="Name of the network, as in job files.")],
     command: CommandWords = None,
     file: FileFlag = None,
-    gpus: GpusFlag = None,
-    venv: VenvFlag = None,
-    container: ContainerFlag = None,
-    env: EnvFlag = None,
     workers: WorkersFlag = None,
     batches: BatchesFlag = None,
     runs: RunsFlag = None,
@@ -86,6 +79,7 @@ def profile(
         bool, typer.Option(help="Only list the runs and the uncertainty that they would reduce.")
     ] = False,
     output: Output = Format.TABLE,
+    **flags: Any,
 ) -> None:
     """Measure the iteration times of a network in the few short runs that reduce the uncertainty most.
 
@@ -94,11 +88,10 @@ def profile(
     finds its batch in PENSTOCK_BATCH_SIZE, and {batch} and {iterations} in the command are replaced.
     """
     fields = (jobspec.read_job_file(file) if file is not None else {}) | {"model": model}
-    flags = {"environment": jobspec.environment(venv, None, container, path=False)}
-    fields |= jobspec.located(
-        {name: value for name, value in flags.items() if value is not None}, os.getcwd()
-    )
-    sections = {"resources": {"gpus": gpus}, "env": jobspec.variables(env or [], [])}
+    programs = job_flags.given({name: flags[name] for name in ("venv", "container")})
+    environment = {"environment": jobspec.environment(programs, path=False)}
+    fields |= jobspec.located(job_flags.given(environment), os.getcwd())
+    sections = {"resources": {"gpus": flags["gpus"]}, "env": jobspec.variables(flags["env"] or [], [])}
     spec = spec_of(fields, sections, command, file or "command line")
     asked = _asked(spec, workers, batches, runs)
     campaign = Campaign(lambda: gateway(ctx), spec, asked, iterations, budget, output)
@@ -175,16 +168,8 @@ class Campaign:
         console().print(self._plan(found))
 
     def _plan(self, found: Row) -> RenderableType:
-        table = plain_table(
-            "RUN",
-            "WORKERS",
-            "BATCH",
-            "ON",
-            "EXPECTED",
-            "GPU MINUTES",
-            "DOUBT AFTER IT",
-            right=("RUN", "WORKERS", "BATCH", "EXPECTED", "GPU MINUTES", "DOUBT AFTER IT"),
-        )
+        heads = ("RUN", "WORKERS", "BATCH", PLACE, "EXPECTED", "GPU MINUTES", "DOUBT AFTER IT")
+        table = plain_table(*heads, right=set(heads) - {PLACE})
         for number, run in enumerate(found["plan"], start=1):
             step_ms = run["step_ms"]
             run_ms = None if step_ms is None else self.iterations * step_ms
@@ -337,16 +322,8 @@ def _filled(word: str, values: Mapping[str, str]) -> str:
 
 
 def _cells(before: Sequence[Row], after: Sequence[Row]) -> Table:
-    table = plain_table(
-        "WORKERS",
-        "BATCH",
-        "ON",
-        "BEFORE",
-        "ITERATION",
-        "INTERVAL",
-        "RUNS",
-        right=("WORKERS", "BATCH", "BEFORE", "ITERATION", "INTERVAL", "RUNS"),
-    )
+    heads = ("WORKERS", "BATCH", PLACE, "BEFORE", "ITERATION", "INTERVAL", "RUNS")
+    table = plain_table(*heads, right=set(heads) - {PLACE})
     known = {(row["workers"], row["batch"]): row for row in before}
     for row in after:
         was = known.get((row["workers"], row["batch"]), {})

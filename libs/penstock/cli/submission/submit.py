@@ -6,7 +6,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Annotated, Any, cast, get_args
+from typing import Annotated, Any, cast
 
 import typer
 from msgspec.structs import replace
@@ -22,14 +22,13 @@ from penstock.cli.terminals import attach
 from penstock.client import Client, NotPermitted
 from penstock.client.connection import TIMEOUT_S, WORKER_TIMEOUT_S
 from penstock.exits import Exit, Stop
-from penstock.model.nouns.types import Category, Companions, JobSpec, Trait
+from penstock.model.jobs.job_spec import JobSpec
 from penstock.model.wire.codec import as_written
 from penstock.sdk.code_archive import Packed
 from penstock.text.redaction import brief
 
 MAX_TRIES = 100  # of one step that fails; then the last one counts
 REPEATED = 200  # status of a key that was used before with the same job
-CATEGORIES, TRAITS = "|".join(get_args(Category)), "|".join(get_args(Trait))
 
 FileFlag = Annotated[
     str | None, typer.Option("--file", "-f", metavar="FILE", help="Job file in YAML; - for stdin.")
@@ -38,122 +37,9 @@ FileFlag = Annotated[
 CommandWords = Annotated[
     list[str] | None, typer.Argument(metavar="-- COMMAND…", help="Program and arguments, after --.")
 ]
-GpusFlag = Annotated[
-    int | None, typer.Option(help="GPUs per worker; estimated if left out, like all resources.")
-]
-OnlyNodeFlag = Annotated[
-    list[str] | None,
-    typer.Option(metavar="NODE|LABEL=VALUE", help="Run on these nodes alone; may be repeated."),
-]
-ExcludeNodeFlag = Annotated[
-    list[str] | None,
-    typer.Option(metavar="NODE|LABEL=VALUE", help="Run on none of these nodes; may be repeated."),
-]
-PreferNodeFlag = Annotated[
-    list[str] | None,
-    typer.Option(
-        metavar="NODE|LABEL=VALUE", help="Start on these nodes where it fits there; may be repeated."
-    ),
-]
-EnvFlag = Annotated[
-    list[str] | None, typer.Option("--env", "-e", metavar="NAME=VALUE", help="May be repeated.")
-]
-SecretFlag = Annotated[
-    list[str] | None,
-    typer.Option(
-        metavar="VARIABLE=NAME",
-        help="A variable with the value of the nodes' secret of this name. May be repeated.",
-    ),
-]
-QueueTimeoutFlag = Annotated[
-    str | None,
-    typer.Option(metavar="10m", help="Give up after waiting this long, each time that the job queues."),
-]
-ModelFlag = Annotated[str | None, typer.Option(help="Name of the network, to learn from earlier runs.")]
-CategoryFlag = Annotated[
-    str | None,
-    typer.Option(metavar=CATEGORIES, help="Kind of data; the initial number of cores depends on it."),
-]
-TraitFlag = Annotated[
-    list[str] | None,
-    typer.Option(
-        metavar=TRAITS, help="Property of the training that changes its number of cores; may be repeated."
-    ),
-]
-WorkersFlag = Annotated[
-    int | None, typer.Option(help="Number of workers; they start together or not at all.")
-]
-BandwidthFlag = Annotated[str | None, typer.Option(metavar="10Gbit", help="Network bandwidth per worker.")]
-ParameterServersFlag = Annotated[int | None, typer.Option(help="Parameter servers beside the workers.")]
-RunTimeoutFlag = Annotated[str | None, typer.Option(metavar="2h", help="Stop after running this long.")]
-GraceFlag = Annotated[str | None, typer.Option(metavar="10s", help="Time between SIGTERM and SIGKILL.")]
-IterationsFlag = Annotated[
-    int | None, typer.Option(help="Planned number of iterations, for the estimate of the remaining time.")
-]
-TargetLossFlag = Annotated[
-    float | None,
-    typer.Option(help="The job ends once its loss reaches this, after --iterations at the latest."),
-]
-WorkdirFlag = Annotated[
-    str | None, typer.Option(help="Folder on the node; by default the job file's, or the current one.")
-]
-VenvFlag = Annotated[
-    str | None, typer.Option(metavar="DIR", help="Python virtual environment to run in, on each node.")
-]
-CondaFlag = Annotated[
-    str | None, typer.Option(metavar="NAME|PREFIX", help="Conda environment to run in, on each node.")
-]
-ContainerFlag = Annotated[
-    str | None, typer.Option(metavar="IMAGE", help="Image to run in, by podman or apptainer on the nodes.")
-]
-SyncFlag = Annotated[
-    str | None,
-    typer.Option(metavar="DIR", help="Pack this folder, send it once, and run in it on the nodes."),
-]
 PathFlag = Annotated[
     bool,
     typer.Option("--path", help="Use the node's own PATH, even where the job file names an environment."),
-]
-PreemptibleFlag = Annotated[
-    bool | None,
-    typer.Option(
-        "--preemptible/--no-preemptible", help="Whether the job may be stopped to make way for another one."
-    ),
-]
-PrelaunchFlag = Annotated[
-    bool | None,
-    typer.Option(
-        "--prelaunch/--no-prelaunch",
-        help="Whether the job may launch while its GPUs are still in use; its script waits for them at "
-        'phase("train").',
-    ),
-]
-CompanionsFlag = Annotated[
-    Companions | None,
-    typer.Option(
-        help="Whose jobs may take turns with it on the same GPUs: tenant, or any that allow it, too."
-    ),
-]
-PriorityFlag = Annotated[
-    int | None,
-    typer.Option(
-        metavar="-10…10", help="Priority among your own jobs, the larger the earlier; 0 by default."
-    ),
-]
-CheckpointFlag = Annotated[
-    str | None,
-    typer.Option(metavar="none|sdk|signal", help="How the job saves its progress when it is stopped."),
-]
-MinWorkersFlag = Annotated[
-    int | None,
-    typer.Option(help="Start with any number from this to --workers; needs --global-batch-size."),
-]
-GlobalBatchSizeFlag = Annotated[
-    int | None, typer.Option(help="Batch of all workers together, in place of --batch-size.")
-]
-QosFlag = Annotated[str | None, typer.Option(metavar="CLASS", help="Service class: urgent, prior or normal.")]
-DeadlineFlag = Annotated[
-    str | None, typer.Option(metavar="6h", help="Time from now within which the job should be done.")
 ]
 StrictFlag = Annotated[
     bool,
@@ -182,16 +68,6 @@ TiedFlag = Annotated[
         "but with --detach.",
     ),
 ]
-TiedGraceFlag = Annotated[
-    str | None, typer.Option(metavar="5m", help="How long a tied job goes on without a follower, up to 24h.")
-]
-MaySubmitFlag = Annotated[
-    bool | None,
-    typer.Option(
-        "--may-submit/--no-may-submit",
-        help="Whether the job's program may submit jobs: `penstock` works in it, with a token of its own.",
-    ),
-]
 KeyFlag = Annotated[
     str | None,
     typer.Option(
@@ -200,73 +76,40 @@ KeyFlag = Annotated[
 ]
 
 
+@job_flags.taken(
+    "command file name owner gpus cores host_memory gpu_memory bandwidth workers min_workers",
+    "parameter_servers model batch_size global_batch_size category trait iterations target_loss gpu_model",
+    "only_node exclude_node prefer_node env secret label workdir venv conda container path sync max_attempts",
+    "queue_timeout run_timeout qos deadline strict_deadline grace preemptible prelaunch checkpoint",
+    "companions priority interactive detach propagate quiet cancel_on_interrupt tied tied_grace may_submit *",
+    "idempotency_key only_check output",
+)
 def submit(
     ctx: typer.Context,
     command: CommandWords = None,
     file: FileFlag = None,
-    name: Annotated[str | None, typer.Option(help="Shown in tables; by default the script's name.")] = None,
-    owner: Annotated[str | None, typer.Option(help="Owner of the job; by default you.")] = None,
-    gpus: GpusFlag = None,
-    cores: Annotated[int | None, typer.Option(help="CPU cores per worker.")] = None,
-    host_memory: Annotated[str | None, typer.Option(metavar="8GiB", help="Main memory per worker.")] = None,
-    gpu_memory: Annotated[str | None, typer.Option(metavar="10GiB", help="Memory on each GPU.")] = None,
-    bandwidth: BandwidthFlag = None,
-    workers: WorkersFlag = None,
-    min_workers: MinWorkersFlag = None,
-    parameter_servers: ParameterServersFlag = None,
-    model: ModelFlag = None,
-    batch_size: Annotated[int | None, typer.Option(help="Batch per worker.")] = None,
-    global_batch_size: GlobalBatchSizeFlag = None,
-    category: CategoryFlag = None,
-    trait: TraitFlag = None,
-    iterations: IterationsFlag = None,
-    target_loss: TargetLossFlag = None,
-    gpu_model: Annotated[list[str] | None, typer.Option(help="Allowed GPU model; may be repeated.")] = None,
-    only_node: OnlyNodeFlag = None,
-    exclude_node: ExcludeNodeFlag = None,
-    prefer_node: PreferNodeFlag = None,
-    env: EnvFlag = None,
-    secret: SecretFlag = None,
-    label: Annotated[list[str] | None, typer.Option(metavar="NAME=VALUE", help="May be repeated.")] = None,
-    workdir: WorkdirFlag = None,
-    venv: VenvFlag = None,
-    conda: CondaFlag = None,
-    container: ContainerFlag = None,
     path: PathFlag = False,
-    sync: SyncFlag = None,
-    max_attempts: Annotated[int | None, typer.Option(help="Attempts in all if the job fails.")] = None,
-    queue_timeout: QueueTimeoutFlag = None,
-    run_timeout: RunTimeoutFlag = None,
-    qos: QosFlag = None,
-    deadline: DeadlineFlag = None,
     strict_deadline: StrictFlag = False,
-    grace: GraceFlag = None,
-    preemptible: PreemptibleFlag = None,
-    prelaunch: PrelaunchFlag = None,
-    checkpoint: CheckpointFlag = None,
-    companions: CompanionsFlag = None,
-    priority: PriorityFlag = None,
-    interactive: attach.InteractiveFlag = None,
     detach: DetachFlag = False,
     propagate: Annotated[bool, typer.Option(help="Exit with the job's own exit code if it failed.")] = False,
     quiet: QuietFlag = False,
     cancel_on_interrupt: CancelFlag = None,
     tied: TiedFlag = None,
-    tied_grace: TiedGraceFlag = None,
-    may_submit: MaySubmitFlag = None,
     idempotency_key: KeyFlag = None,
     only_check: DryRunFlag = False,
     output: Output = Format.TABLE,
+    **flags: Any,
 ) -> None:
     """Submit a job, follow it to its end and print its output. Ctrl-C stops following; the job continues."""
-    fields, command = _read(file, command, env or [], packed=sync is not None)
-    fields |= jobspec.located(job_flags.fields(ctx, fields), os.getcwd()) | _tied(tied, detach=detach)
+    fields, command = _read(file, command, flags["env"] or [], packed=flags["sync"] is not None)
+    fields |= jobspec.located(job_flags.fields(flags, fields, path=path), os.getcwd())
+    fields |= _tied(tied, detach=detach)
     fields, code = jobspec.synced(fields)
-    spec = spec_of(fields, job_flags.sections(ctx), command, file or "command line")
+    spec = spec_of(fields, job_flags.sections(flags), command, file or "command line")
     if only_check:
         return dry_run.show(partial(gateway, ctx), spec, output)
     how = (idempotency_key, output, detach, propagate, cancel_on_interrupt, quiet, strict_deadline)
-    attached = attach.follower(ctx, interactive and not detach, propagate=propagate)
+    attached = attach.follower(ctx, flags["interactive"] and not detach, propagate=propagate)
     raise typer.Exit(Submission(partial(gateway, ctx), spec, *how, code, attached).run())
 
 

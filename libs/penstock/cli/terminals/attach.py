@@ -22,12 +22,6 @@ CTRL = "ctrl-"
 CONTROLS = "@abcdefghijklmnopqrstuvwxyz[\\]^_"
 """Keys that have a control character, in the order of these characters."""
 
-InteractiveFlag = Annotated[
-    bool | None,
-    typer.Option(
-        "--interactive", "-it", help="Give the job a terminal, as for a shell, and attach to it here."
-    ),
-]
 KeysFlag = Annotated[
     str,
     typer.Option(metavar=DETACH_KEYS, help="Keys that leave the terminal, and not the job; none: no keys."),

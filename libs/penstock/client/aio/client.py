@@ -53,7 +53,7 @@ from penstock.client.waits_async import sleep
 from penstock.retry import Backoff
 
 if TYPE_CHECKING:
-    from penstock.model.nouns.types import JobSpec
+    from penstock.model.jobs.job_spec import JobSpec
     from penstock.sdk.code_archive import Packed
 
 

@@ -54,7 +54,7 @@ from penstock.client.waits import sleep
 from penstock.retry import Backoff
 
 if TYPE_CHECKING:
-    from penstock.model.nouns.types import JobSpec
+    from penstock.model.jobs.job_spec import JobSpec
     from penstock.sdk.code_archive import Packed
 
 

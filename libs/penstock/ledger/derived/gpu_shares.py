@@ -12,8 +12,9 @@ from math import ceil
 
 from msgspec.structs import replace
 
+from penstock.model.jobs.job_spec import JobSpec
 from penstock.model.nouns.settings import PlacerSettings
-from penstock.model.nouns.types import WHOLE_GPU, Estimate, JobSpec
+from penstock.model.nouns.types import WHOLE_GPU, Estimate
 
 MILLI_PER_PERCENT = WHOLE_GPU // 100
 

@@ -24,6 +24,7 @@ from penstock.ledger.state.index import NOT_PLACEABLE
 from penstock.ledger.state.job.job_state import HOLDING, JobState, TaskState
 from penstock.ledger.state.node.node_state import NodeState
 from penstock.ledger.state.state import CellState, Timer
+from penstock.model.jobs.job_fields import plain
 from penstock.model.nouns.transitions import JobStatus, NodeStatus
 
 SLICE = (
@@ -97,9 +98,8 @@ def _wire(hint: Any) -> Any:
 def _shape(kind: Any) -> str:
     """All field names below a type, to distinguish formats."""
     if isinstance(kind, type) and issubclass(kind, msgspec.Struct):
-        return (
-            f"{kind.__name__}({','.join(f'{f.name}:{_shape(f.type)}' for f in msgspec.structs.fields(kind))})"
-        )
+        fields = (f"{field.name}:{_shape(plain(field.type))}" for field in msgspec.structs.fields(kind))
+        return f"{kind.__name__}({','.join(fields)})"
     args = get_args(kind)
     name = getattr(kind, "__name__", str(kind))
     return f"{name}[{','.join(_shape(arg) for arg in args)}]" if args else name

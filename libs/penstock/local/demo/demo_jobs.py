@@ -10,7 +10,7 @@ from typing import Any
 import yaml
 
 from penstock.errors import ConfigurationError
-from penstock.model.nouns.types import JobSpec
+from penstock.model.jobs.job_spec import JobSpec
 from penstock.sdk.job_file.jobfile import parse_job
 from penstock.sdk.progress import PROFILE_ITERATIONS
 

@@ -10,11 +10,11 @@ from msgspec import Meta, field
 
 from penstock.model.decisions.groups import MAX_GROUP_MEMBERS
 from penstock.model.inputs.external_events import Attempt, PublicKey, Token
+from penstock.model.jobs.job_parts import Environment
 from penstock.model.nouns.nodes import JoinRefusal
 from penstock.model.nouns.types import (
     MAX_GPUS_PER_NODE,
     WHOLE_GPU,
-    Environment,
     Identifier,
     Milliseconds,
     SecretName,

@@ -4,12 +4,12 @@ from typing import Annotated, ClassVar, Literal
 
 from msgspec import Meta
 
+from penstock.model.jobs.job_spec import JobSpec
 from penstock.model.nouns.nodes import Fault, GpuFault, NodeSpec
 from penstock.model.nouns.types import (
     MAX_GPUS_PER_NODE,
     GpuIndex,
     Identifier,
-    JobSpec,
     Mebibytes,
     Milliseconds,
     ShortText,

@@ -16,6 +16,7 @@ import msgspec
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, TypeAdapter, ValidationError, create_model
 from pydantic_core import ErrorDetails
 
+from penstock.model.jobs.job_fields import plain
 from penstock.model.nouns.types import Value
 
 V = TypeVar("V", bound=Value)
@@ -72,7 +73,7 @@ def form(kind: type[Value]) -> type[Form]:
     """The struct's pydantic model: its fields in order, with their constraints, rules and defaults."""
     fields: dict[str, Any] = {}
     for field in msgspec.structs.fields(kind):
-        hint = _form_of(field.type)
+        hint = _form_of(plain(field.type))
         if field.name in kind.RULES:
             hint = Annotated[hint, AfterValidator(_keeping(kind.RULES[field.name]))]
         if field.default is not msgspec.NODEFAULT:
@@ -96,17 +97,22 @@ def _adapter(kind: type[Value]) -> TypeAdapter[Any]:
 
 
 def _form_of(hint: Any) -> Any:
-    """A struct's type hint as pydantic reads it."""
+    return hint_of(hint, lambda kind: Annotated[form(kind), AfterValidator(_made(kind))])
+
+
+def hint_of(hint: Any, model: Callable[[type[Value]], Any], *, lists: bool = False) -> Any:
+    """A struct's type hint as pydantic reads it. `model`: of a nested struct. `lists`: for tuples."""
     origin, args = get_origin(hint), get_args(hint)
-    if origin is Annotated:
-        return Annotated[_form_of(args[0]), *(constraint(mark) for mark in args[1:])]
-    if origin in (Union, types.UnionType):
-        return Union[tuple(_form_of(arg) for arg in args)]  # noqa: UP007 - built at run time
-    if origin in (tuple, dict):
-        return origin[tuple(arg if arg is Ellipsis else _form_of(arg) for arg in args)]
     if isinstance(hint, type) and issubclass(hint, Value):
-        return Annotated[form(hint), AfterValidator(_made(hint))]
-    return hint
+        return model(hint)
+    if origin not in (Annotated, Union, types.UnionType, tuple, dict):
+        return hint
+    inner = [arg if arg is Ellipsis else hint_of(arg, model, lists=lists) for arg in args]
+    if origin is Annotated:
+        return Annotated[inner[0], *(constraint(mark) for mark in args[1:])]
+    if origin is tuple and lists:
+        return list[inner[0]]  # type: ignore[valid-type]
+    return origin[tuple(inner)] if origin in (tuple, dict) else Union[tuple(inner)]  # noqa: UP007 - at run time
 
 
 def constraint(meta: msgspec.Meta) -> Any:

@@ -72,7 +72,8 @@ def _omitted(kind: type) -> tuple[tuple[str, Any], ...]:
         field.name: field.default if field.default_factory is msgspec.NODEFAULT else field.default_factory()
         for field in fields
     }
-    return tuple((name, defaults[name]) for name in kind.OMITTED)
+    omitted = [name for name in defaults if name not in kind.ALWAYS] if kind.ALWAYS else kind.OMITTED
+    return tuple((name, defaults[name]) for name in omitted)
 
 
 def as_written(value: Value) -> dict[str, Any]:

@@ -15,7 +15,8 @@ from typing import NamedTuple
 
 from penstock.ledger.derived.speed import slowed_ms
 from penstock.ledger.state.job.job_state import JobState
-from penstock.model.nouns.types import JobSpec, Qos, ShapeOption
+from penstock.model.jobs.job_spec import JobSpec
+from penstock.model.nouns.types import Qos, ShapeOption
 
 LATENCIES: dict[Qos, float] = {"urgent": 0.0, "prior": 1.0, "normal": 2.0}
 """Expected completion, in multiples of the latency alone on one GPU. Source: eq. 4."""

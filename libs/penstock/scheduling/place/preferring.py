@@ -16,7 +16,8 @@ from penstock.cluster.chance import LazyRng
 from penstock.ledger.derived.resuming import only_home
 from penstock.ledger.state.job.job_state import JobState
 from penstock.ledger.state.state import CellState
-from penstock.model.nouns.types import MAX_TEXT, NodeChoice
+from penstock.model.jobs.job_parts import NodeChoice
+from penstock.model.nouns.types import MAX_TEXT
 from penstock.scheduling.stages.protocols import Choose
 
 

@@ -23,7 +23,8 @@ from penstock.ledger.state.job.job_state import JobState, TaskState
 from penstock.ledger.state.masks import take_lowest
 from penstock.ledger.state.node.node_state import NodeState
 from penstock.ledger.state.state import CellState
-from penstock.model.nouns.types import WHOLE_GPU, JobSpec, PairSpeed
+from penstock.model.jobs.job_spec import JobSpec
+from penstock.model.nouns.types import WHOLE_GPU, PairSpeed
 from penstock.scheduling.stages.protocols import Policy
 
 LEAST_TOGETHER = 1.05

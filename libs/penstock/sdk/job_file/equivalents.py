@@ -5,131 +5,64 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import NamedTuple
 
-FIELDS: Mapping[str, str] = MappingProxyType(
-    {
-        **dict.fromkeys(
-            (
-                "time",
-                "timeout",
-                "time_limit",
-                "walltime",
-                "max_duration",
-                "active_deadline_seconds",
-                "idle_duration",
-            ),
-            "run_timeout",
-        ),
-        **dict.fromkeys(("job_name", "title"), "name"),
-        **dict.fromkeys(
-            (
-                "ntasks",
-                "nodes",
-                "num_nodes",
-                "num_workers",
-                "replicas",
-                "parallelism",
-                "nproc_per_node",
-                "nnodes",
-                "slots",
-            ),
-            "workers",
-        ),
-        **dict.fromkeys(
-            (
-                "gres",
-                "gpu",
-                "num_gpus",
-                "gpus_per_node",
-                "gpus_per_task",
-                "ngpus",
-                "slots_per_trial",
-                "nvidia_gpu",
-            ),
-            "resources.gpus",
-        ),
-        **dict.fromkeys(
-            ("cpus_per_task", "cpus", "cpu", "num_cpus", "ncpus", "cpus_per_gpu"), "resources.cores"
-        ),
-        **dict.fromkeys(
-            ("mem", "memory", "mem_per_cpu", "mem_per_gpu", "mem_per_node", "ram"), "resources.host_memory"
-        ),
-        **dict.fromkeys(("gpu_mem", "vram", "gpu_ram"), "resources.gpu_memory"),
-        **dict.fromkeys(
-            ("constraint", "gpu_type", "accelerators", "accelerator", "gpu_name", "gputype"), "gpu_models"
-        ),
-        **dict.fromkeys(("chdir", "working_dir", "cwd", "workspace"), "workdir"),
-        **dict.fromkeys(
-            ("export", "envs", "environment_variables", "env_vars", "environ", "env_file", "variables"), "env"
-        ),
-        **dict.fromkeys(
-            ("image", "image_id", "docker_image", "docker", "container_image", "singularity"),
-            "environment.container",
-        ),
-        **dict.fromkeys(("virtualenv", "python_env"), "environment.venv"),
-        **dict.fromkeys(("conda_env", "conda_environment"), "environment.conda"),
-        **dict.fromkeys(
-            ("retries", "max_restarts", "backoff_limit", "max_retries", "restart_policy"),
-            "retry.max_attempts",
-        ),
-        **dict.fromkeys(("nice", "priority_class", "priority_class_name"), "priority"),
-        **dict.fromkeys(("comment", "tags", "annotations", "wckey", "metadata"), "labels"),
-        **dict.fromkeys(("run", "commands", "wrap", "cmd", "entrypoint", "args", "exec", "setup"), "command"),
-        **dict.fromkeys(("user", "uid", "account"), "owner"),
-        **dict.fromkeys(("upload", "code", "source", "file_mounts", "src"), "sync"),
-        **dict.fromkeys(("requeue", "no_requeue", "use_spot", "spot"), "preemptible"),
-        **dict.fromkeys(
-            ("grace_period", "termination_grace_period_seconds", "grace_time", "kill_timeout"), "grace"
-        ),
-        **dict.fromkeys(("interactive", "pty", "tty", "stdin", "it", "ti"), "interactive"),
-        **dict.fromkeys(("nodelist", "node_list", "node_selector", "node_name", "affinity"), "nodes.only"),
-        **dict.fromkeys(("exclude", "exclude_nodes", "exclude_hosts"), "nodes.exclude"),
-        **dict.fromkeys(("max_wait", "pending_timeout", "queue_time"), "queue_timeout"),
-    }
-)
-"""Another system's name, in lower case with `_` → our field by its path in a job file."""
+from penstock.model.jobs.job_fields import job_fields
+from penstock.model.jobs.job_spec import JobSpec
 
-NONE: Mapping[str, str] = MappingProxyType(
+_FIELDS: Mapping[str, str] = MappingProxyType(
     {
-        **dict.fromkeys(
-            ("partition", "queue", "pool", "resource_pool", "cloud", "region", "zone"),
-            "leave it out: a cell has one queue; `nodes` in a job file, or --only-node, chooses nodes, "
-            "`gpu_models` GPUs",
-        ),
-        **dict.fromkeys(
-            ("output", "error", "stdout", "stderr", "log_file", "open_mode"),
-            "`penstock logs JOB` has a job's output",
-        ),
-        **dict.fromkeys(
-            ("array", "sweep", "matrix"),
-            "submit each task of an array as a job of its own: for seed in 0 1 2; do penstock submit …; done",
-        ),
-        **dict.fromkeys(
-            ("dependency", "depends_on", "needs"),
-            "wait for the earlier job before: penstock wait JOB && penstock submit …",
-        ),
-        **dict.fromkeys(("mail_type", "mail_user", "notify"), "follow events: penstock events --follow"),
-        **dict.fromkeys(
-            ("exclusive", "oversubscribe", "overcommit"),
-            "whole GPUs are exclusive by default; `resources.gpu_share` asks for less",
-        ),
-        **dict.fromkeys(
-            ("begin", "start_time"), "start the submission then, or hold the job: penstock hold JOB"
-        ),
-        **dict.fromkeys(("signal",), "each stop sends SIGTERM; `grace` is the time until SIGKILL"),
-        **dict.fromkeys(
-            ("reservation", "licenses", "gres_flags", "hint", "distribution", "ntasks_per_node", "cpu_bind"),
-            "leave it out: Penstock chooses nodes, GPUs and cores",
-        ),
-        **dict.fromkeys(
-            ("volume", "volumes", "mount", "bind", "v", "rm", "shm_size", "network", "ipc", "privileged"),
-            "containers see the job's folder and GPUs without it: leave it out",
-        ),
-        **dict.fromkeys(
-            ("ports", "port"), "jobs have no ports; `penstock exec JOB -- COMMAND` runs beside one"
-        ),
+        "run_timeout": "time timeout time_limit walltime max_duration active_deadline_seconds idle_duration",
+        "name": "job_name title",
+        "workers": "ntasks nodes num_nodes num_workers replicas parallelism nproc_per_node nnodes slots",
+        "resources.gpus": "gres gpu num_gpus gpus_per_node gpus_per_task ngpus slots_per_trial nvidia_gpu",
+        "resources.cores": "cpus_per_task cpus cpu num_cpus ncpus cpus_per_gpu",
+        "resources.host_memory": "mem memory mem_per_cpu mem_per_gpu mem_per_node ram",
+        "resources.gpu_memory": "gpu_mem vram gpu_ram",
+        "gpu_models": "constraint gpu_type accelerators accelerator gpu_name gputype",
+        "workdir": "chdir working_dir cwd workspace",
+        "env": "export envs environment_variables env_vars environ env_file variables",
+        "environment.container": "image image_id docker_image docker container_image singularity",
+        "environment.venv": "virtualenv python_env",
+        "environment.conda": "conda_env conda_environment",
+        "retry.max_attempts": "retries max_restarts backoff_limit max_retries restart_policy",
+        "priority": "nice priority_class priority_class_name",
+        "labels": "comment tags annotations wckey metadata",
+        "command": "run commands wrap cmd entrypoint args exec setup",
+        "owner": "user uid account",
+        "sync": "upload code source file_mounts src",
+        "preemptible": "requeue no_requeue use_spot spot",
+        "grace": "grace_period termination_grace_period_seconds grace_time kill_timeout",
+        "interactive": "interactive pty tty stdin it ti",
+        "nodes.only": "nodelist node_list node_selector node_name affinity",
+        "nodes.exclude": "exclude exclude_nodes exclude_hosts",
+        "queue_timeout": "max_wait pending_timeout queue_time",
     }
 )
-"""Another system's name → what to do without an equivalent."""
+"""Our field by its path in a job file → names of other systems, in lower case with `_`."""
+_NONE: Mapping[str, str] = MappingProxyType(
+    {
+        "partition queue pool resource_pool cloud region zone": "leave it out: a cell has one queue; `nodes` "
+        "in a job file, or --only-node, chooses nodes, `gpu_models` GPUs",
+        "output error stdout stderr log_file open_mode": "`penstock logs JOB` has a job's output",
+        "array sweep matrix": "submit each task of an array as a job of its own: for seed in 0 1 2; do "
+        "penstock submit …; done",
+        "dependency depends_on needs": "wait for the earlier job before: penstock wait JOB && penstock "
+        "submit …",
+        "mail_type mail_user notify": "follow events: penstock events --follow",
+        "exclusive oversubscribe overcommit": "whole GPUs are exclusive by default; `resources.gpu_share` "
+        "asks for less",
+        "begin start_time": "start the submission then, or hold the job: penstock hold JOB",
+        "signal": "each stop sends SIGTERM; `grace` is the time until SIGKILL",
+        "reservation licenses gres_flags hint distribution ntasks_per_node cpu_bind": "leave it out: "
+        "Penstock chooses nodes, GPUs and cores",
+        "volume volumes mount bind v rm shm_size network ipc privileged": "containers see the job's folder "
+        "and GPUs without it: leave it out",
+        "ports port": "jobs have no ports; `penstock exec JOB -- COMMAND` runs beside one",
+    }
+)
+"""Names of other systems → what to do without an equivalent."""
+FIELDS: Mapping[str, str] = {name: field for field, names in _FIELDS.items() for name in names.split()}
+NONE: Mapping[str, str] = {name: remedy for names, remedy in _NONE.items() for name in names.split()}
+"""The same by each name."""
 
 SHORT: Mapping[str, str] = MappingProxyType(
     {
@@ -153,18 +86,6 @@ SHORT: Mapping[str, str] = MappingProxyType(
     }
 )
 """One letter of sbatch's or docker's → its long name."""
-FLAGS: Mapping[str, str] = MappingProxyType(
-    {
-        "gpu_models": "gpu-model",
-        "labels": "label",
-        "command": "",
-        "traits": "trait",
-        "only": "only-node",
-        "exclude": "exclude-node",
-        "prefer": "prefer-node",
-    }
-)
-"""Fields whose flag has another name."""
 
 
 class Equivalent(NamedTuple):
@@ -199,9 +120,10 @@ def flag(name: str) -> str:
         return ""
     if not found.field:
         return found.text
-    last = found.field.rpartition(".")[2]
-    ours = FLAGS.get(last, last.replace("_", "-"))
-    return f"use --{ours}" if ours else "give program and arguments after --"
+    section, _, key = found.field.rpartition(".")
+    fields = (each for each in job_fields(JobSpec) if (each.section, each.key) == (section, key))
+    ours = next((each.option for each in fields if each.about.flag is not None), "")
+    return f"use {ours}" if ours else "give program and arguments after --"
 
 
 def key(name: str, place: str = "") -> str:

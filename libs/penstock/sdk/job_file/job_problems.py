@@ -103,7 +103,7 @@ def _text(path: Path, given: object, detail: ErrorDetails, sections: Sections) -
     if kind in ("greater_than_equal", "less_than_equal"):
         bound = context.get("ge", context.get("le", 0))
         side = "at least" if "ge" in context else "at most"
-        return f"{brief(given)} is out of range; give {side} {_human(path, bound, sections)}"
+        return f"{brief(given)} is out of range; give {side} {_human(path, bound)}"
     if kind in ("string_too_long", "string_too_short", "too_long", "too_short"):
         bound = context.get("max_length", context.get("min_length", 0))
         what = "characters" if kind.startswith("string") else "entries"
@@ -134,8 +134,8 @@ _REMEDIES = {
 }
 
 
-def _human(path: Path, bound: float, sections: Sections) -> str:
+def _human(path: Path, bound: float) -> str:
     """A bound in the field's human units."""
     *section, name = (str(part) for part in path)
-    units = units_of(sections[".".join(section)].model_fields[name])
+    units = units_of(".".join(section), name)
     return str(bound) if units is None else show(int(bound), units)

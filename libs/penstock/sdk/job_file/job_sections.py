@@ -3,21 +3,25 @@ human units."""
 
 import re
 from collections.abc import Mapping
-from typing import Annotated, Self, get_args
+from types import MappingProxyType
+from typing import Annotated, Any, NamedTuple, get_args
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, WithJsonSchema, model_validator
-from pydantic.fields import FieldInfo
-
-from penstock.model.nouns.types import (
-    MAX_CORES_PER_NODE,
-    MAX_GPUS_PER_NODE,
-    MAX_WORKERS,
-    Environment,
-    Identifier,
-    NodeTerm,
-    ShortText,
+from msgspec import NODEFAULT, Meta
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    WithJsonSchema,
+    create_model,
+    model_validator,
 )
-from penstock.model.schema.validation import constraint
+
+from penstock.model.jobs.job_fields import JobField, job_fields
+from penstock.model.jobs.job_parts import Environment, NodeChoice, ResourceRequest, RetryPolicy
+from penstock.model.jobs.job_spec import JobSpec
+from penstock.model.nouns.types import MAX_WORKERS, WHOLE_GPU, Identifier, Value
+from penstock.model.schema.validation import constraint, hint_of
 from penstock.sdk.job_file.units import (
     DURATION_PATTERN,
     MBIT_PER_UNIT,
@@ -37,9 +41,6 @@ def _written(pattern: str, example: str, plain: str) -> WithJsonSchema:
     return WithJsonSchema({"anyOf": [text, {"type": "number", "minimum": 0, "description": plain}]})
 
 
-Name = Annotated[str, constraint(get_args(Identifier)[1])]
-
-
 LISTED_GPU = re.compile(r"\s*GPU [0-9]+: (.+?) \(UUID: [^()]*\)\s*")
 """A line of `nvidia-smi -L`."""
 
@@ -53,16 +54,27 @@ def _without_blanks(name: object) -> object:
 
 GpuName = Annotated[str, BeforeValidator(_without_blanks), constraint(get_args(Identifier)[1])]
 """A GPU's model, also as nvidia-smi shows it, with blanks."""
-Text = Annotated[str, constraint(get_args(ShortText)[1])]
-Term = Annotated[str, constraint(get_args(NodeTerm)[1])]
 Duration = Annotated[int, BeforeValidator(duration_ms), _written(DURATION_PATTERN, "10m", "seconds")]
 Memory = Annotated[int, BeforeValidator(memory_mib), _written(MEMORY_PATTERN, "8GiB", "MiB")]
 Rate = Annotated[int, BeforeValidator(rate_mbps), _written(RATE_PATTERN, "10Gbit", "Mbit/s")]
-_UNITS: Mapping[object, Mapping[str, int]] = {
-    duration_ms: MS_PER_UNIT,
-    memory_mib: MIB_PER_UNIT,
-    rate_mbps: MBIT_PER_UNIT,
-}
+
+
+class Unit(NamedTuple):
+    """How a job file has a field with a unit."""
+
+    kind: Any
+    sizes: Mapping[str, int]
+    """Name of a unit → how much it is."""
+
+
+UNITS: Mapping[str, Unit] = MappingProxyType(
+    {
+        "_ms": Unit(Duration, MS_PER_UNIT),
+        "_mib": Unit(Memory, MIB_PER_UNIT),
+        "_mbps": Unit(Rate, MBIT_PER_UNIT),
+    }
+)
+"""By the end of the field's name."""
 
 
 class Section(BaseModel):
@@ -71,104 +83,91 @@ class Section(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
 
 
-class Resources(Section):
+class _Resources(Section):
     """Resources of each worker. Every field may be left out: Penstock then estimates it."""
 
-    gpus: int | None = Field(
-        None, ge=0, le=MAX_GPUS_PER_NODE, description="GPUs per worker; 0 for none.", examples=[1]
-    )
-    gpu_share: float | None = Field(
-        None,
-        ge=0.001,
-        le=1,
-        description="Share of one GPU, for small jobs that run side by side.",
-        examples=[0.5],
-    )
-    cores: int | None = Field(
-        None, ge=1, le=MAX_CORES_PER_NODE, description="CPU cores per worker.", examples=[4]
-    )
-    host_memory: Memory | None = Field(
-        None, ge=1, le=1 << 30, description="Main memory per worker.", examples=["8GiB"]
-    )
-    gpu_memory: Memory | None = Field(
-        None, ge=1, le=1 << 30, description="Memory on each of its GPUs.", examples=["10GiB"]
-    )
-    bandwidth: Rate | None = Field(
-        None, ge=0, le=10_000_000, description="Network bandwidth per worker.", examples=["10Gbit"]
-    )
-
     @model_validator(mode="after")
-    def _shares_one_gpu(self) -> Self:
+    def _shares_one_gpu(self: Any) -> Any:
         if self.gpu_share not in (None, 1) and self.gpus not in (None, 1):
             raise ValueError(f"gpu_share {self.gpu_share} needs gpus 1; ask for one GPU or for whole ones")
         return self
 
 
-class Retry(Section):
+class _Retry(Section):
     """How often a failed job is tried again."""
 
-    max_attempts: int = Field(1, ge=1, le=100, description="Attempts in all; 1: no retry.", examples=[3])
-    backoff: Duration = Field(
-        1_000, le=3_600_000, description="Wait before the second attempt; doubles each time.", examples=["5s"]
-    )
-    backoff_max: Duration = Field(
-        60_000, le=86_400_000, description="The longest wait between attempts.", examples=["1m"]
-    )
 
-
-class Nodes(Section):
+class _Nodes(Section):
     """Nodes on which the job may run, each by its name or as `LABEL=VALUE`, or by several of these that must
     all hold, joined by `&`.
 
     `rack=…` and `domain=…` are labels of every node.
     """
 
-    only: list[Term] = Field(
-        default_factory=list,
-        max_length=64,
-        description="It runs on nodes with any of these; empty: on all.",
-        examples=[["node-1", "disk=ssd"]],
-    )
-    exclude: list[Term] = Field(
-        default_factory=list,
-        max_length=64,
-        description="It runs on no node with any of these.",
-        examples=[["node-7"]],
-    )
-    prefer: list[Term] = Field(
-        default_factory=list,
-        max_length=64,
-        description="It starts on nodes with any of these where it fits there now, else elsewhere.",
-        examples=[["rack=rack-0"]],
-    )
 
-
-class Programs(Section):
+class _Programs(Section):
     """Where Python and other programs come from: exactly one of these fields; `path`, the default: the node's
     own PATH."""
 
-    venv: Text | None = Field(
-        None,
-        description="Folder of a Python virtual environment, on each node; relative to the job file.",
-        examples=["/srv/envs/resnet"],
-    )
-    conda: Text | None = Field(
-        None, description="Prefix of a conda environment on each node, or its name there.", examples=["torch"]
-    )
-    container: Text | None = Field(
-        None,
-        description="Image, run by podman or apptainer on the node.",
-        examples=["docker.io/pytorch/pytorch"],
-    )
-
     @model_validator(mode="after")
-    def _is_one(self) -> Self:
-        self.asked()
+    def _is_one(self: Any) -> Any:
+        Environment(venv=self.venv, conda=self.conda, container=self.container)
         return self
 
-    def asked(self) -> Environment:
-        """Raises `ValueError`."""
-        return Environment(venv=self.venv, conda=self.conda, container=self.container)
+
+SECTIONS: dict[type[Value], type[Section]] = {}
+"""Part of a job → the model of its section, once that is made."""
+
+
+def section_model(
+    base: type[Section], kind: type[Value], written: Mapping[str, Any] = MappingProxyType({})
+) -> type[Section]:
+    """The model of a section: the fields of a part of a job, in their order. `written`: key → type, where a
+    job file has another one than the job."""
+    found: dict[str, Any] = {}
+    for field in job_fields(kind):
+        if field.section or not field.about.help:
+            continue
+        hint, more = written.get(field.key) or _file_type(field), _bounds(field)
+        if field.default in ((), {}):
+            more["default_factory"] = list if field.default == () else dict
+        elif isinstance(field.default, Value):
+            more["default"] = SECTIONS[type(field.default)]()
+        elif field.default is not NODEFAULT:
+            more["default"] = field.default
+        info = Field(**more, description=field.about.help, examples=field.examples or None)
+        found[field.key] = (hint | None if field.default is None else hint, info)
+    return create_model(base.__name__.lstrip("_"), __base__=base, __doc__=base.__doc__, **found)
+
+
+def _file_type(field: JobField) -> Any:
+    """A field's type as a job file has it: with human units, and lists in place of tuples."""
+    if not field.unit:
+        return hint_of(field.kind, SECTIONS.__getitem__, lists=True)
+    return UNITS[field.unit].kind if field.unit in UNITS else float
+
+
+def _bounds(field: JobField) -> dict[str, Any]:
+    """The range of a field with a unit; shares, which a job has in thousandths, as people read them."""
+    bounds = next((mark for mark in get_args(field.kind) if field.unit and isinstance(mark, Meta)), Meta())
+    found = {"ge": bounds.ge, "le": bounds.le}
+    if field.unit not in UNITS:
+        found = {end: bound and bound / WHOLE_GPU for end, bound in found.items()}
+    return {
+        end: int(bound) if bound == int(bound) else bound for end, bound in found.items() if bound is not None
+    }
+
+
+SECTIONS[ResourceRequest] = section_model(_Resources, ResourceRequest)
+SECTIONS[RetryPolicy] = section_model(_Retry, RetryPolicy)
+SECTIONS[NodeChoice] = section_model(_Nodes, NodeChoice)
+SECTIONS[Environment] = section_model(_Programs, Environment)
+
+
+def units_of(section: str, key: str) -> Mapping[str, int] | None:
+    """The units that a field may be written in; None for a field without units."""
+    fields = (field for field in job_fields(JobSpec) if (field.section, field.key) == (section, key))
+    return next((UNITS[field.unit].sizes for field in fields if field.unit in UNITS), None)
 
 
 class Workers(Section):
@@ -185,13 +184,6 @@ def form_of_workers(given: object) -> str:
 
 NUMBER, RANGE = "number", "range"
 """The two forms of `workers`: tags that no message shows."""
-
-
-def units_of(info: FieldInfo) -> Mapping[str, int] | None:
-    """The units that a field may be written in; None for a field without units."""
-    marks = [*info.metadata, *(mark for kind in get_args(info.annotation) for mark in get_args(kind))]
-    readers = (mark.func for mark in marks if isinstance(mark, BeforeValidator))
-    return next((_UNITS[reader] for reader in readers if reader in _UNITS), None)
 
 
 def with_references(fields: dict[str, object]) -> tuple[dict[str, object], list[str]]:

@@ -5,7 +5,7 @@ import re
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from penstock.model.nouns.types import JobSpec
+from penstock.model.jobs.job_spec import JobSpec
 from penstock.sdk.job_file.command_words import slips
 from penstock.sdk.job_file.secrets import remedy, suspicions
 

@@ -12,7 +12,8 @@ from collections.abc import MutableMapping, Sequence
 from msgspec.structs import replace
 
 from penstock.model.inputs.estimates import JobEstimated
-from penstock.model.nouns.types import Estimate, JobSpec
+from penstock.model.jobs.job_spec import JobSpec
+from penstock.model.nouns.types import Estimate
 from penstock.model.schema.event import Event
 from penstock.model.schema.topics import Topic
 from penstock.simulator.services.port import Input

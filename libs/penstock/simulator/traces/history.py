@@ -18,8 +18,9 @@ from penstock.ledger.replica.replica import Replica
 from penstock.model.decisions import ledger_events as ledger
 from penstock.model.inputs import external_events
 from penstock.model.inputs.estimates import JobEstimated
+from penstock.model.jobs.job_spec import JobSpec
 from penstock.model.nouns.nodes import NodeSpec
-from penstock.model.nouns.types import JobSpec, ResourceVector
+from penstock.model.nouns.types import ResourceVector
 from penstock.model.schema.event import Event
 from penstock.simulator.traces.jobs import WHOLE_GPU_MILLI, TraceJob
 

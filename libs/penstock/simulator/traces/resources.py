@@ -4,7 +4,9 @@ only GPUs limit."""
 from collections.abc import Iterator, Sequence
 from math import ceil, floor
 
-from penstock.model.nouns.types import WHOLE_GPU, JobSpec, ResourceRequest, ResourceVector
+from penstock.model.jobs.job_parts import ResourceRequest
+from penstock.model.jobs.job_spec import JobSpec
+from penstock.model.nouns.types import WHOLE_GPU, ResourceVector
 from penstock.simulator.traces.jobs import Shape, TraceJob, gang_of
 from penstock_services.estimator.core.resources.estimate import estimate
 

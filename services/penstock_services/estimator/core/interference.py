@@ -14,7 +14,8 @@ from collections import OrderedDict
 from math import isfinite
 from typing import NamedTuple
 
-from penstock.model.nouns.types import MAX_PAIRS, JobSpec, PairSpeed
+from penstock.model.jobs.job_spec import JobSpec
+from penstock.model.nouns.types import MAX_PAIRS, PairSpeed
 from penstock_services.estimator.core.records.runs import JobInfo
 
 MAX_KINDS = 4_096

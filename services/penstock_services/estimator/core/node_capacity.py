@@ -6,9 +6,10 @@ from typing import NamedTuple
 
 from penstock.cluster.capacity import slots
 from penstock.ledger.state.index import NodeShape, shape_of
+from penstock.model.jobs.job_spec import JobSpec
 from penstock.model.nouns.allowed import Where
 from penstock.model.nouns.nodes import NodeSpec
-from penstock.model.nouns.types import JobSpec, ResourceVector, TaskPlacement
+from penstock.model.nouns.types import ResourceVector, TaskPlacement
 from penstock_services.estimator.core.records.placements import Placement, why_no_placement
 from penstock_services.estimator.core.records.runs import NO_CARD, Allocation, Card
 

@@ -21,7 +21,8 @@ from penstock.log.open import open_log
 from penstock.log.port import MAX_BATCH_RECORDS, Log, Message, Partition, Reader, Record
 from penstock.model.inputs.estimates import JobEstimated
 from penstock.model.inputs.external_events import JobSubmitted
-from penstock.model.nouns.types import WHOLE_GPU, Estimate, JobSpec
+from penstock.model.jobs.job_spec import JobSpec
+from penstock.model.nouns.types import WHOLE_GPU, Estimate
 from penstock.model.schema.errors import EventError
 from penstock.model.schema.topics import Topic
 from penstock.model.wire.codec import encode

@@ -11,7 +11,8 @@ from penstock.cluster.capacity import shortfall
 from penstock.cluster.reasons import ADVICE, Reason
 from penstock.ledger.state.job.demand import Demand
 from penstock.ledger.state.state import CellState
-from penstock.model.nouns.types import WHOLE_GPU, JobSpec, ResourceVector
+from penstock.model.jobs.job_spec import JobSpec
+from penstock.model.nouns.types import WHOLE_GPU, ResourceVector
 from penstock.sdk.job_file.job_warnings import Doubt
 
 FIELDS: Mapping[Reason, str] = MappingProxyType(

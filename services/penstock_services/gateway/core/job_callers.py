@@ -7,7 +7,7 @@ from msgspec.structs import replace
 
 from penstock.ledger.state.job.job_state import JobState
 from penstock.ledger.state.state import CellState
-from penstock.model.nouns.types import JobSpec
+from penstock.model.jobs.job_spec import JobSpec
 from penstock_services.gateway.core.access import Caller, Role
 from penstock_services.gateway.core.problems import Problem
 

@@ -16,7 +16,8 @@ from penstock.model.inputs.external_events import (
     JobReleaseRequested,
     JobSubmitted,
 )
-from penstock.model.nouns.types import MAX_JOB_ID_CHARS, JobSpec, Value
+from penstock.model.jobs.job_spec import JobSpec
+from penstock.model.nouns.types import MAX_JOB_ID_CHARS, Value
 from penstock.model.schema.event import REGISTRY, Event
 from penstock.model.schema.topics import Topic
 from penstock.model.wire.envelope import MAX_ID_BYTES

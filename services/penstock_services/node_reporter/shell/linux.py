@@ -14,8 +14,9 @@ import msgspec
 
 from penstock.model.decisions.orders import HandOverCheckpoint, StartTask
 from penstock.model.inputs.external_events import CheckpointFetched, GpuFaulted
+from penstock.model.jobs.job_parts import Environment
 from penstock.model.nouns.nodes import Isolation
-from penstock.model.nouns.types import MAX_TEXT, Environment
+from penstock.model.nouns.types import MAX_TEXT
 from penstock.runtime import failpoints
 from penstock.runtime.files.task_logs import file_name, log_path
 from penstock.runtime.keys.node_keys import NodeKeys

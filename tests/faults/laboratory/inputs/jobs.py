@@ -7,8 +7,9 @@ import numpy as np
 from msgspec import structs
 
 from penstock.model.inputs.external_events import JobSubmitted
+from penstock.model.jobs.job_parts import ResourceRequest, RetryPolicy
+from penstock.model.jobs.job_spec import JobSpec
 from penstock.model.nouns.nodes import Gpu, Isolation, LogServer, NodeSpec
-from penstock.model.nouns.types import JobSpec, ResourceRequest, RetryPolicy
 from tests.support.cluster.extremes import at_its_ends
 
 SUCCEEDED, FAILED, CANCELLED = "succeeded", "failed", "cancelled"

@@ -10,8 +10,9 @@ from types import SimpleNamespace
 from typing import Any
 
 from penstock.ledger.record.record import UndecodableRecord
+from penstock.model.jobs.job_spec import JobSpec
 from penstock.model.nouns.transitions import IllegalTransition
-from penstock.model.nouns.types import JobSpec, StageTimes
+from penstock.model.nouns.types import StageTimes
 from penstock.runtime import crash_only, failpoints
 from penstock.scheduling.groups.interleaving import RESOURCES
 from penstock_services.estimator.core.stages.registry import StageRegistry

@@ -19,7 +19,7 @@ from penstock.cli.app import run as cli
 from penstock.errors import ConfigurationError
 from penstock.ledger.replica.replica import Replica
 from penstock.model.inputs.external_events import NodeJoined
-from penstock.model.nouns.types import JobSpec
+from penstock.model.jobs.job_spec import JobSpec
 from penstock.model.schema.topics import Topic
 from penstock.runtime.database.postgres import PostgresServer
 from penstock.runtime.following.snapshots import save_snapshot

@@ -10,7 +10,7 @@ import pytest_asyncio
 from jsonschema import Draft202012Validator
 
 from penstock.model.inputs.external_events import JobCancelRequested, JobSubmitted
-from penstock.model.nouns.types import JobSpec
+from penstock.model.jobs.job_spec import JobSpec
 from penstock.model.schema.topics import Topic
 from penstock_services.gateway.shell.document import PRINTABLE
 from penstock_services.gateway.shell.store import Store

@@ -14,8 +14,9 @@ import pytest
 import pytest_asyncio
 
 from penstock.model.inputs.external_events import JobSubmitted, NodeJoined, TaskExited
+from penstock.model.jobs.job_parts import RetryPolicy
+from penstock.model.jobs.job_spec import JobSpec
 from penstock.model.nouns.token import seq_of
-from penstock.model.nouns.types import JobSpec, RetryPolicy
 from penstock.model.schema.topics import Topic
 from penstock.runtime.files.task_logs import log_path
 from penstock.runtime.keys.job_tokens import Claim, made

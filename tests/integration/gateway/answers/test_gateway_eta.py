@@ -12,7 +12,7 @@ from penstock.cli.app import run as penstock
 from penstock.client import AsyncClient
 from penstock.clock import wall_ms
 from penstock.model.inputs.estimates import Bounds, EtaEstimated, StagesProfiled
-from penstock.model.nouns.types import JobSpec
+from penstock.model.jobs.job_spec import JobSpec
 from tests.support.cluster.hand_placer import node_spec
 from tests.support.gateway.gateway_cell import Cell, problem, running
 

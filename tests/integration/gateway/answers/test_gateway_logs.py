@@ -19,8 +19,9 @@ from infra.devservers.certificates import make_certificates
 from penstock.cli.following import follow
 from penstock.client import AsyncClient, BadRequest, Client
 from penstock.model.inputs.external_events import NodeJoined, NodeLeft, RunningTask
+from penstock.model.jobs.job_parts import RetryPolicy
+from penstock.model.jobs.job_spec import JobSpec
 from penstock.model.nouns.nodes import LogServer
-from penstock.model.nouns.types import JobSpec, RetryPolicy
 from penstock.runtime.files.log_archive import LogArchive
 from penstock.runtime.files.task_logs import log_name, log_path
 from penstock_services.gateway.shell.nodes import log_reader

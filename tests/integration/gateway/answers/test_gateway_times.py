@@ -14,7 +14,8 @@ from penstock.cli.queries.tables import clock
 from penstock.clock import wall_ms
 from penstock.model.inputs.estimates import JobEstimated
 from penstock.model.inputs.external_events import JobSubmitted
-from penstock.model.nouns.types import Estimate, JobSpec, ResourceVector
+from penstock.model.jobs.job_spec import JobSpec
+from penstock.model.nouns.types import Estimate, ResourceVector
 from tests.support.cluster.hand_placer import node_spec
 from tests.support.gateway.gateway_cell import Cell, running
 from tests.support.waiting import await_until

@@ -4,7 +4,7 @@ log."""
 import pytest
 
 from penstock.model.inputs.external_events import JobCheckpointRequested, JobSubmitted
-from penstock.model.nouns.types import JobSpec
+from penstock.model.jobs.job_spec import JobSpec
 from penstock.model.schema.topics import Topic
 from tests.integration.gateway.access import test_gateway_roles
 from tests.integration.gateway.access.test_gateway_roles import CLOUD_EVENT, as_

@@ -16,8 +16,9 @@ import pytest_asyncio
 
 from penstock.client import AsyncClient, sessions
 from penstock.model.inputs.command_runs import JobCommandRun
+from penstock.model.jobs.job_parts import Environment
+from penstock.model.jobs.job_spec import JobSpec
 from penstock.model.nouns.nodes import LogServer
-from penstock.model.nouns.types import Environment, JobSpec
 from penstock.model.schema.topics import Topic
 from penstock.session_lines import WINDOW_BYTES
 from penstock_services.node_reporter.shell.isolation.confinement import Confinement

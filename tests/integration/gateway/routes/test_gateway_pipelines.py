@@ -7,7 +7,7 @@ import pytest_asyncio
 
 from penstock.model.inputs.external_events import JobCancelRequested, JobSubmitted
 from penstock.model.inputs.followers import FollowerChanged
-from penstock.model.nouns.types import JobSpec
+from penstock.model.jobs.job_spec import JobSpec
 from penstock.model.schema.topics import Topic
 from penstock_services.gateway.core import followers
 from tests.support.cluster.hand_placer import node_spec

@@ -19,7 +19,7 @@ from penstock.log.postgres.embedded_schema import made_by
 from penstock.log.topic_settings import topic_partitions
 from penstock.model.inputs.estimates import JobEstimated
 from penstock.model.inputs.external_events import JobSubmitted
-from penstock.model.nouns.types import JobSpec
+from penstock.model.jobs.job_spec import JobSpec
 from penstock.model.schema.event import Event
 from penstock.model.schema.topics import Topic
 from penstock.model.wire.envelope import Envelope, to_wire

@@ -15,9 +15,9 @@ from penstock.log.port import Record
 from penstock.model.decisions.ledger_events import NodeJoinRefused, TaskLost
 from penstock.model.inputs import external_events
 from penstock.model.inputs.estimates import JobEstimated
+from penstock.model.jobs.job_spec import JobSpec
 from penstock.model.nouns.settings import PlacerSettings
 from penstock.model.nouns.transitions import JobStatus, NodeStatus
-from penstock.model.nouns.types import JobSpec
 from penstock.model.schema.event import Event
 from penstock.model.schema.topics import Topic
 from penstock.model.wire.envelope import Envelope, from_wire

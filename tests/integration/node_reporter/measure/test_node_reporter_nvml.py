@@ -11,9 +11,9 @@ from msgspec.structs import replace
 
 from penstock.model.decisions.orders import Companion
 from penstock.model.inputs import external_events
+from penstock.model.jobs.job_spec import JobSpec
 from penstock.model.nouns.settings import PlacerSettings
 from penstock.model.nouns.transitions import JobStatus
-from penstock.model.nouns.types import JobSpec
 from penstock.runtime.files.task_logs import log_path
 from penstock_services.node_reporter.shell.measure.faults import classify
 from penstock_services.node_reporter.shell.measure.inventory import identifier

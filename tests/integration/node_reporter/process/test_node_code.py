@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from penstock.model.inputs.external_events import TaskExited
-from penstock.model.nouns.types import Environment
+from penstock.model.jobs.job_parts import Environment
 from penstock.runtime.files.task_logs import log_path
 from penstock.sdk.code_archive import pack
 from penstock_services.node_reporter.options import IsolationChoice, Options

@@ -12,7 +12,7 @@ import pytest
 
 from penstock.model.decisions.orders import StartTask
 from penstock.model.inputs import external_events
-from penstock.model.nouns.types import Environment
+from penstock.model.jobs.job_parts import Environment
 from penstock.runtime.files.task_logs import log_path
 from penstock_services.node_reporter.options import Options
 from tests.support.log.memory_log import MemoryBroker, MemoryLog

@@ -17,7 +17,7 @@ from penstock.cli.submission import ci
 from penstock.cli.submission.submit import Submission
 from penstock.client import Client, NotPermitted
 from penstock.exits import Exit
-from penstock.model.nouns.types import JobSpec
+from penstock.model.jobs.job_spec import JobSpec
 from penstock.screen import console, plain_table
 from tests.support.cli.command_process import PENSTOCK
 

@@ -7,7 +7,8 @@ import pytest
 
 from penstock.cli.submission.jobspec import build, default_name, pairs, read_job_file
 from penstock.exits import Stop
-from penstock.model.nouns.types import Environment, JobSpec
+from penstock.model.jobs.job_parts import Environment
+from penstock.model.jobs.job_spec import JobSpec
 from penstock.model.schema.validation import checked_json
 from tests.support.cli.command_line import penstock
 from tests.support.cli.command_process import ROOT, run

@@ -3,7 +3,9 @@
 import msgspec
 import pytest
 
-from penstock.model.nouns.types import Category, JobSpec, ResourceRequest, Trait
+from penstock.model.jobs.job_parts import ResourceRequest
+from penstock.model.jobs.job_spec import JobSpec
+from penstock.model.nouns.types import Category, Trait
 from penstock_services.estimator.core.learning.limits import CORE_OWNERS, CORE_RUNS_OF_ONE
 from penstock_services.estimator.core.node_capacity import NodeCapacity
 from penstock_services.estimator.core.records.history import Run

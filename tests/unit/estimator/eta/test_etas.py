@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from penstock.model.inputs.estimates import EtaEstimated
-from penstock.model.nouns.types import JobSpec
+from penstock.model.jobs.job_spec import JobSpec
 from penstock_services.estimator.core.eta.remaining import Bounds
 from penstock_services.estimator.core.eta_updates import (
     MAX_ENDED,

@@ -11,7 +11,8 @@ from penstock.cli.queries import explain
 from penstock.cli.queries.eta import shown
 from penstock.ledger.state.job.remaining import Remaining
 from penstock.model.inputs.estimates import Bounds
-from penstock.model.nouns.types import JobSpec, ResourceRequest
+from penstock.model.jobs.job_parts import ResourceRequest
+from penstock.model.jobs.job_spec import JobSpec
 from penstock.model.wire.codec import as_written
 from penstock.screen import console
 from penstock_services.estimator.core.eta.curves import CurveModel, curve, learn_curves

@@ -10,15 +10,10 @@ from penstock.ledger.replica.replica import Replica
 from penstock.model.decisions.ledger_events import JobEnded, JobRequeued, PlacementDecided, TermStarted
 from penstock.model.inputs.estimates import JobEstimated
 from penstock.model.inputs.external_events import JobSubmitted, NodeJoined, TaskExited
+from penstock.model.jobs.job_parts import ResourceRequest
+from penstock.model.jobs.job_spec import JobSpec
 from penstock.model.nouns.settings import PlacerSettings
-from penstock.model.nouns.types import (
-    WHOLE_GPU,
-    JobSpec,
-    ResourceRequest,
-    ResourceVector,
-    TaskPlacement,
-    Usage,
-)
+from penstock.model.nouns.types import WHOLE_GPU, ResourceVector, TaskPlacement, Usage
 from penstock.model.schema.event import Event
 from penstock.model.schema.topics import Topic
 from penstock_services.estimator.core.fold import state as follow

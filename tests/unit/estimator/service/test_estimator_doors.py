@@ -10,7 +10,8 @@ import pytest
 from penstock.log.port import Headers, Partition, Record
 from penstock.model.inputs.estimates import JobEstimated
 from penstock.model.inputs.external_events import JobSubmitted
-from penstock.model.nouns.types import JobSpec, ResourceRequest
+from penstock.model.jobs.job_parts import ResourceRequest
+from penstock.model.jobs.job_spec import JobSpec
 from penstock.model.schema.topics import Topic
 from penstock.model.wire.codec import as_written
 from penstock.model.wire.envelope import from_wire

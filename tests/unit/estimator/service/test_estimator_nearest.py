@@ -3,7 +3,7 @@
 import random
 from fractions import Fraction
 
-from penstock.model.nouns.types import JobSpec
+from penstock.model.jobs.job_spec import JobSpec
 from penstock_services.estimator.core.learning.limits import (
     NEAREST_NETWORKS,
     NEAREST_NETWORKS_OF_ONE,

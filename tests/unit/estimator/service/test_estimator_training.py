@@ -6,8 +6,9 @@ from functools import cache
 import numpy as np
 import pytest
 
+from penstock.model.jobs.job_parts import ResourceRequest
+from penstock.model.jobs.job_spec import JobSpec
 from penstock.model.nouns.nodes import NodeSpec
-from penstock.model.nouns.types import JobSpec, ResourceRequest
 from penstock_services.estimator.core.learning.saved import BadModel
 from penstock_services.estimator.core.model_lifecycle import Due, Trained
 from penstock_services.estimator.core.node_capacity import NodeCapacity

@@ -8,7 +8,8 @@ import pytest
 from penstock.model.decisions.ledger_events import JobEnded
 from penstock.model.inputs.estimates import StagesProfiled
 from penstock.model.inputs.external_events import StageSample, StagesMeasured
-from penstock.model.nouns.types import JobSpec, StageTimes
+from penstock.model.jobs.job_spec import JobSpec
+from penstock.model.nouns.types import StageTimes
 from penstock.model.schema.validation import checked
 from penstock_services.estimator.core.learning.limits import STAGE_KEYS, STAGE_KEYS_OF_ONE, STAGE_OWNERS
 from penstock_services.estimator.core.records.runs import JobInfo, job_info

@@ -14,7 +14,7 @@ from penstock.bearer import bearer_token
 from penstock.ledger.state.job.job_state import JobState
 from penstock.model.decisions.orders import StartTask
 from penstock.model.inputs.external_events import JobCancelRequested, NodeJoined, TaskExited
-from penstock.model.nouns.types import JobSpec
+from penstock.model.jobs.job_spec import JobSpec
 from penstock.runtime.keys.job_tokens import PREFIX, Claim, made, parsed
 from penstock.runtime.keys.node_keys import NodeKeys
 from penstock_services.gateway.core.access import Role

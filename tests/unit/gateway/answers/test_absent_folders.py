@@ -7,8 +7,9 @@ import msgspec
 import pytest
 
 from penstock.ledger.state.node.node_state import NodeState
+from penstock.model.jobs.job_parts import Environment
+from penstock.model.jobs.job_spec import JobSpec
 from penstock.model.nouns.transitions import NodeStatus
-from penstock.model.nouns.types import Environment, JobSpec
 from penstock.runtime.this_machine import boot_id, machine_id
 from penstock_services.gateway.shell.answers import absent_folders as module
 from penstock_services.gateway.shell.answers.absent_folders import MAX_LOOKS, absent_folders

@@ -9,7 +9,7 @@ import pytest
 from penstock.ledger.replica.replica import Replica
 from penstock.model.inputs.estimates import JobEstimated
 from penstock.model.inputs.external_events import JobSubmitted
-from penstock.model.nouns.types import JobSpec
+from penstock.model.jobs.job_spec import JobSpec
 from penstock.model.schema.topics import Topic
 from penstock_services.gateway.shell.replica import alarms
 from penstock_services.gateway.shell.replica.alarms import Alarms

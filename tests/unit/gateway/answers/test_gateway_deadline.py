@@ -11,8 +11,9 @@ from msgspec.structs import replace
 from penstock.cli.queries import deadlines
 from penstock.ledger.replica.snapshot import dump
 from penstock.ledger.state.job.job_state import JobState
+from penstock.model.jobs.job_spec import JobSpec
 from penstock.model.nouns.settings import PlacerSettings
-from penstock.model.nouns.types import Estimate, JobSpec, ResourceVector, ShapeOption
+from penstock.model.nouns.types import Estimate, ResourceVector, ShapeOption
 from penstock.why.forecast import expected_start, expected_starts
 from penstock_services.gateway.core.forecasts.deadline import (
     NO_ESTIMATE,

@@ -8,8 +8,8 @@ from penstock.ledger.replica.snapshot import dump, load
 from penstock.model.decisions.ledger_events import JobEnded, StopDecided
 from penstock.model.inputs.external_events import JobHoldRequested
 from penstock.model.inputs.followers import PIPELINE_GONE, FollowerChanged
+from penstock.model.jobs.job_spec import JobSpec
 from penstock.model.nouns.transitions import JobStatus
-from penstock.model.nouns.types import JobSpec
 from penstock.model.schema.topics import Topic
 from penstock_services.gateway.core.followers import APART_S, RETURNED_WITHIN_S, Followers
 from penstock_services.gateway.core.requests.submission import spec_digest

@@ -3,7 +3,8 @@
 import pytest
 
 from penstock.model.inputs.external_events import JobSubmitted
-from penstock.model.nouns.types import MAX_JOB_ID_CHARS, JobSpec
+from penstock.model.jobs.job_spec import JobSpec
+from penstock.model.nouns.types import MAX_JOB_ID_CHARS
 from penstock.model.wire.envelope import Envelope
 from penstock.sdk.job_file.job_warnings import warnings_of
 from penstock.sdk.job_file.jobfile import parse_job

@@ -15,9 +15,9 @@ from penstock.ledger.replica.snapshot import dump, load
 from penstock.ledger.views import distrust, gpu_use
 from penstock.model.decisions.distrust import NodeDistrusted, NodeTrusted
 from penstock.model.inputs.external_events import JobCancelRequested, NodeUncordoned
+from penstock.model.jobs.job_spec import JobSpec
 from penstock.model.nouns.settings import PlacerSettings
 from penstock.model.nouns.transitions import JobStatus
-from penstock.model.nouns.types import JobSpec
 from penstock.why.explain import explain
 from penstock_services.placer.core.members.evidence import FIRST_PAUSE_MS
 from tests.support.cluster.driver import CellDriver, estimate, job_spec, kinds, node_spec

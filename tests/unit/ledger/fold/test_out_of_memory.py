@@ -10,8 +10,9 @@ from penstock.ledger.derived.memory import MAX_RAISES, fair_share_mib
 from penstock.model.decisions.ledger_events import JobEnded
 from penstock.model.inputs.estimates import JobEstimated
 from penstock.model.inputs.external_events import TaskExited
+from penstock.model.jobs.job_parts import ResourceRequest
 from penstock.model.nouns.transitions import JobStatus
-from penstock.model.nouns.types import Estimate, ResourceRequest, ResourceVector, Usage
+from penstock.model.nouns.types import Estimate, ResourceVector, Usage
 from penstock.why.explain import explain
 from penstock_services.gateway.core.access import Caller, Role
 from penstock_services.gateway.core.visible import reason_for

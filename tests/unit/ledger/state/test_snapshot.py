@@ -13,7 +13,7 @@ from penstock.ledger.replica import snapshot
 from penstock.ledger.replica.replica import Replica
 from penstock.ledger.replica.snapshot import Damaged, dump, format_id, load
 from penstock.ledger.state.state import CellState
-from penstock.model.nouns.types import JobSpec
+from penstock.model.jobs.job_spec import JobSpec
 from tests.support.cluster.hand_placer import HandPlacer, node_spec
 
 

@@ -6,7 +6,7 @@ from time import process_time
 import pytest
 
 from penstock.model.inputs.external_events import JobSubmitted
-from penstock.model.nouns.types import JobSpec
+from penstock.model.jobs.job_spec import JobSpec
 from penstock.model.wire.codec import decode, encode
 from penstock.sdk.job_file.jobfile import BadJob, parse_job
 from penstock.sdk.job_file.secrets import suspicions

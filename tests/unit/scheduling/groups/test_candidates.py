@@ -21,9 +21,10 @@ from penstock.model.inputs.external_events import (
     TaskCheckpointed,
     WorkProgressed,
 )
+from penstock.model.jobs.job_spec import JobSpec
 from penstock.model.nouns.settings import PlacerSettings
 from penstock.model.nouns.transitions import JobStatus
-from penstock.model.nouns.types import Estimate, JobSpec, StageTimes
+from penstock.model.nouns.types import Estimate, StageTimes
 from penstock.model.proposals import PlanProposed
 from penstock.scheduling.groups.candidates import NO_SHAPE, Candidates, first_of, shape_of
 from penstock.scheduling.groups.fair_interleave import FairInterleave

@@ -5,8 +5,9 @@ from typing import Any
 from msgspec.structs import replace
 
 from penstock.model.inputs.external_events import JobProgress, WorkProgressed
+from penstock.model.jobs.job_spec import JobSpec
 from penstock.model.nouns.settings import PlacerSettings
-from penstock.model.nouns.types import Estimate, JobSpec, StageTimes
+from penstock.model.nouns.types import Estimate, StageTimes
 from penstock.model.proposals import PlanProposed, ProposedJob, ProposedUnit
 from penstock.scheduling.groups.fair_interleave import FairInterleave
 from penstock.scheduling.stages.regroup import Question

@@ -8,8 +8,9 @@ import pytest
 from penstock.errors import ConfigurationError
 from penstock.model.decisions.ledger_events import JobPreempted, PlacementDecided, ProposalAnswered
 from penstock.model.decisions.plans import PlanUnit
+from penstock.model.jobs.job_spec import JobSpec
 from penstock.model.nouns.settings import PlacerSettings, Stage
-from penstock.model.nouns.types import Estimate, JobSpec, ResourceVector, ShapeOption
+from penstock.model.nouns.types import Estimate, ResourceVector, ShapeOption
 from penstock.model.proposals import PlanProposed, ProposedJob, ProposedUnit
 from penstock.scheduling.profiles import profile_for
 from penstock_papers.settings import Genie, GenieSettings

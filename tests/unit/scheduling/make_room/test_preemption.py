@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 
 from penstock.cluster.reasons import Reason
 from penstock.model.inputs.external_events import GpuFaulted, NodeCordoned
+from penstock.model.jobs.job_spec import JobSpec
 from penstock.model.nouns.settings import PlacerSettings
-from penstock.model.nouns.types import JobSpec
 from penstock.why.explain import explain
 from tests.support.cluster.driver import CellDriver, estimate, job_spec, kinds, node_spec
 from tests.support.own_settings import limited

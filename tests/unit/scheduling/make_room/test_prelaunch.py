@@ -12,10 +12,11 @@ from penstock.ledger.replica.snapshot import dump, load
 from penstock.model.decisions.ledger_events import JobRequeued, PlacementDecided, StopDecided
 from penstock.model.decisions.orders import StartTask
 from penstock.model.inputs.external_events import JobCancelRequested, JobHoldRequested, TaskPhaseChanged
+from penstock.model.jobs.job_spec import JobSpec
 from penstock.model.nouns.nodes import NodeSpec
 from penstock.model.nouns.settings import PlacerSettings
 from penstock.model.nouns.transitions import JobStatus
-from penstock.model.nouns.types import Estimate, JobSpec
+from penstock.model.nouns.types import Estimate
 from penstock.model.proposals import CoresProposed, MigrationProposed
 from penstock.model.wire.codec import as_written
 from penstock.scheduling.make_room.prelaunch import MAX_FALSE_ENDS

@@ -7,7 +7,8 @@ import pytest
 from penstock.ledger.replica.snapshot import dump, load
 from penstock.model.inputs.external_events import NodeCordoned, TaskCheckpointed
 from penstock.model.inputs.saves import SaveRefused
-from penstock.model.nouns.types import Estimate, JobSpec
+from penstock.model.jobs.job_spec import JobSpec
+from penstock.model.nouns.types import Estimate
 from penstock.scheduling.service import stop_cost_s
 from penstock.why.explain import explain
 from tests.support.cluster.driver import CellDriver, estimate, job_spec, node_spec

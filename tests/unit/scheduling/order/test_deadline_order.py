@@ -4,8 +4,8 @@ its share."""
 from operator import attrgetter
 from typing import Any
 
+from penstock.model.jobs.job_spec import JobSpec
 from penstock.model.nouns.settings import PlacerSettings
-from penstock.model.nouns.types import JobSpec
 from penstock.scheduling.profiles import profile_for
 from tests.support.cluster.driver import CellDriver, node_spec
 from tests.unit.scheduling.make_room.test_preemption import needing

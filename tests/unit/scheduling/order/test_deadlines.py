@@ -10,8 +10,9 @@ from hypothesis import strategies as st
 from penstock.ledger.state.job.job_state import JobState
 from penstock.ledger.state.job.remaining import remaining_of
 from penstock.model.inputs.estimates import Bounds, EtaEstimated
+from penstock.model.jobs.job_spec import JobSpec
 from penstock.model.nouns.transitions import JobStatus
-from penstock.model.nouns.types import Estimate, JobSpec, ResourceVector, ShapeOption
+from penstock.model.nouns.types import Estimate, ResourceVector, ShapeOption
 from penstock.scheduling.order.deadlines import CLOSE, SURE, RunTime, RunTimes, due_ms, time_left
 
 MINUTE_MS = 60_000

@@ -12,8 +12,9 @@ from penstock.cluster.chance import LazyRng
 from penstock.cluster.reasons import Reason
 from penstock.ledger.state.job.job_state import JobState
 from penstock.model.decisions.ledger_events import PlacementDecided
+from penstock.model.jobs.job_spec import JobSpec
 from penstock.model.nouns.settings import PlacerSettings
-from penstock.model.nouns.types import Estimate, JobSpec, ResourceVector, ShapeOption
+from penstock.model.nouns.types import Estimate, ResourceVector, ShapeOption
 from penstock.scheduling.order.deadlines import expected_ms, latency_ms, odds
 from penstock.scheduling.order.genie import Genie, cost
 from penstock.scheduling.profiles import profile_for

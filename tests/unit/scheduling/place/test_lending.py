@@ -10,10 +10,11 @@ from hypothesis import strategies as st
 from penstock.ledger.fold.plans import units_of_reclaim
 from penstock.model.decisions.arrays import CoresReclaimed
 from penstock.model.decisions.plans import BatchWindowOpened, PlanAdopted
+from penstock.model.jobs.job_spec import JobSpec
 from penstock.model.nouns.nodes import NodeSpec
 from penstock.model.nouns.settings import Coda, PlacerSettings
 from penstock.model.nouns.transitions import JobStatus
-from penstock.model.nouns.types import Estimate, JobSpec
+from penstock.model.nouns.types import Estimate
 from penstock.scheduling.profiles import LOSES_MS
 from penstock_services.placer.core.step import Step
 from tests.support.cluster import builders as b

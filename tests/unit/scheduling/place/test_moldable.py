@@ -19,9 +19,10 @@ from penstock.model.decisions.ledger_events import PlacementDecided
 from penstock.model.decisions.orders import StartTask
 from penstock.model.inputs.estimates import JobEstimated, StagesProfiled
 from penstock.model.inputs.external_events import JobSubmitted
+from penstock.model.jobs.job_spec import JobSpec
 from penstock.model.nouns.settings import PlacerSettings
 from penstock.model.nouns.transitions import JobStatus
-from penstock.model.nouns.types import JobSpec, ShapeOption
+from penstock.model.nouns.types import ShapeOption
 from penstock.model.proposals import MigrationProposed, PlanProposed, ProposedJob, ProposedUnit
 from penstock.model.wire.codec import decode_as, encode
 from penstock.proposals.validate import validate

@@ -16,9 +16,11 @@ from penstock.ledger.replica.snapshot import dump, load
 from penstock.ledger.state.index import Share
 from penstock.ledger.state.job.sharing import ALONE, Sharing
 from penstock.model.inputs.external_events import GpuFaulted, NodeChanged
+from penstock.model.jobs.job_parts import ResourceRequest
+from penstock.model.jobs.job_spec import JobSpec
 from penstock.model.nouns.nodes import Gpu, Isolation
 from penstock.model.nouns.settings import PlacerSettings
-from penstock.model.nouns.types import Estimate, JobSpec, ResourceRequest, ResourceVector
+from penstock.model.nouns.types import Estimate, ResourceVector
 from penstock.model.proposals import PlanProposed, ProposedJob, ProposedUnit
 from penstock.proposals.validate import validate
 from penstock.scheduling import profiles

@@ -13,15 +13,10 @@ from penstock.ledger.state.job.job_state import JobState
 from penstock.ledger.state.state import CellState
 from penstock.model.inputs import external_events
 from penstock.model.inputs.estimates import JobEstimated
+from penstock.model.jobs.job_parts import ResourceRequest
+from penstock.model.jobs.job_spec import JobSpec
 from penstock.model.nouns.settings import PlacerSettings
-from penstock.model.nouns.types import (
-    WHOLE_GPU,
-    Estimate,
-    JobSpec,
-    PairSpeed,
-    ResourceRequest,
-    ResourceVector,
-)
+from penstock.model.nouns.types import WHOLE_GPU, Estimate, PairSpeed, ResourceVector
 from penstock.model.schema.validation import checked
 from penstock.scheduling.profiles import profile_for
 from penstock.why.explain import explain

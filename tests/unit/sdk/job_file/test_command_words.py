@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from penstock.model.nouns.types import JobSpec
+from penstock.model.jobs.job_spec import JobSpec
 from penstock.sdk.job_file.command_words import script_command, slips
 from penstock.sdk.job_file.job_warnings import warnings_of
 from penstock.sdk.job_file.jobfile import BadJob, parse_job

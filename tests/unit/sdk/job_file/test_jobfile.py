@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 
 from infra.codegen.schemas import ROOT
 from penstock.cli.submission.jobspec import located
-from penstock.model.nouns.types import JobSpec, ResourceRequest, RetryPolicy
+from penstock.model.jobs.job_parts import ResourceRequest, RetryPolicy
+from penstock.model.jobs.job_spec import JobSpec
 from penstock.sdk.job_file.job_problems import Problem
 from penstock.sdk.job_file.jobfile import MAX_PROBLEMS, BadJob, JobFile, job_schema, parse_job
 from penstock.sdk.job_file.units import MIB_PER_UNIT, MS_PER_UNIT, duration_ms, memory_mib, rate_mbps, show

@@ -15,8 +15,9 @@ from penstock.ledger.state.job.moves import Move
 from penstock.ledger.state.job.remaining import Remaining
 from penstock.ledger.state.job.sharing import ALONE, Sharing
 from penstock.model.decisions.groups import Turns
+from penstock.model.jobs.job_spec import JobSpec
 from penstock.model.nouns.transitions import JobStatus, TaskStatus
-from penstock.model.nouns.types import Estimate, JobSpec, TaskPlacement
+from penstock.model.nouns.types import Estimate, TaskPlacement
 
 WAITING = frozenset({JobStatus.SUBMITTED, JobStatus.QUEUED, JobStatus.BACKOFF})
 HOLDING = frozenset({JobStatus.LAUNCHING, JobStatus.RUNNING, JobStatus.STOPPING})

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from msgspec.structs import replace
 
-from penstock.model.nouns.types import JobSpec
+from penstock.model.jobs.job_spec import JobSpec
 from penstock_services.estimator.core.fold.earlier import Earlier
 from penstock_services.estimator.core.fold.progress import Progress
 from penstock_services.estimator.core.records.history import Run

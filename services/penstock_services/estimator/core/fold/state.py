@@ -15,7 +15,8 @@ from penstock.model.decisions import ledger_events
 from penstock.model.decisions.adjustments import BandwidthDecided, CoresDecided
 from penstock.model.inputs import external_events
 from penstock.model.inputs.estimates import EtaEstimated, JobEstimated, StagesProfiled
-from penstock.model.nouns.types import WHOLE_GPU, JobSpec, Role, TaskPlacement, Usage
+from penstock.model.jobs.job_spec import JobSpec
+from penstock.model.nouns.types import WHOLE_GPU, Role, TaskPlacement, Usage
 from penstock.model.schema.event import UnknownFact, wire_type
 from penstock_services.estimator.core.eta.remaining import Bounds
 from penstock_services.estimator.core.fold import disturbances

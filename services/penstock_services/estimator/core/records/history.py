@@ -7,7 +7,7 @@ from hashlib import sha256
 from itertools import chain
 from typing import NamedTuple
 
-from penstock.model.nouns.types import JobSpec
+from penstock.model.jobs.job_spec import JobSpec
 from penstock_services.estimator.core.learning.limits import HISTORY_KEYS, HISTORY_KEYS_OF_ONE
 from penstock_services.estimator.core.learning.owner_table import OwnerTable
 from penstock_services.estimator.core.records.conditions import comparable

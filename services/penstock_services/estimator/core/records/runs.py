@@ -2,7 +2,8 @@
 
 from typing import Literal, NamedTuple
 
-from penstock.model.nouns.types import MAX_CORES_PER_NODE, Category, Estimate, JobSpec, Role
+from penstock.model.jobs.job_spec import JobSpec
+from penstock.model.nouns.types import MAX_CORES_PER_NODE, Category, Estimate, Role
 from penstock.sdk.progress import PROFILE_ITERATIONS
 from penstock_services.estimator.core.records.history import Run, key_of
 

@@ -4,7 +4,8 @@ the largest node."""
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
-from penstock.model.nouns.types import MAX_GPUS_PER_NODE, WHOLE_GPU, JobSpec
+from penstock.model.jobs.job_spec import JobSpec
+from penstock.model.nouns.types import MAX_GPUS_PER_NODE, WHOLE_GPU
 from penstock_services.estimator.core.node_capacity import NodeCapacity
 from penstock_services.estimator.core.resources.estimate import (
     DEFAULT_GPUS,

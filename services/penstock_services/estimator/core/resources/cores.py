@@ -17,7 +17,8 @@ from collections.abc import Collection, Mapping, Sequence
 from types import MappingProxyType
 from typing import NamedTuple
 
-from penstock.model.nouns.types import Category, JobSpec
+from penstock.model.jobs.job_spec import JobSpec
+from penstock.model.nouns.types import Category
 from penstock.scheduling.acting.core_search import ACROSS_NODES
 from penstock_services.estimator.core.learning.limits import CORE_OWNERS, CORE_RUNS_OF_ONE
 from penstock_services.estimator.core.learning.owner_table import OwnerTable

@@ -15,13 +15,13 @@ from weakref import WeakKeyDictionary
 
 from msgspec.structs import replace
 
+from penstock.model.jobs.job_spec import JobSpec
 from penstock.model.nouns.types import (
     MAX_CORES_PER_NODE,
     MAX_GPUS_PER_NODE,
     MAX_TEXT,
     WHOLE_GPU,
     Estimate,
-    JobSpec,
     ResourceVector,
 )
 from penstock_services.estimator.core.records.history import MAX_VALUE, History, Runs, key_of

@@ -10,7 +10,8 @@ owner: other owners' promises never depend on them.
 import math
 from typing import NamedTuple
 
-from penstock.model.nouns.types import JobSpec, Role
+from penstock.model.jobs.job_spec import JobSpec
+from penstock.model.nouns.types import Role
 from penstock_services.estimator.core.learning.limits import KILLS, KILLS_OF_ONE
 from penstock_services.estimator.core.learning.owner_table import OwnerTable
 from penstock_services.estimator.core.records.runs import JobInfo

@@ -13,7 +13,7 @@ from operator import itemgetter
 from statistics import median
 from typing import Literal, NamedTuple
 
-from penstock.model.nouns.types import JobSpec
+from penstock.model.jobs.job_spec import JobSpec
 from penstock_services.estimator.core.learning.limits import (
     ABOVE_OTHERS,
     NEAREST_NETWORKS,

@@ -16,7 +16,8 @@ from typing import NamedTuple
 from penstock.ledger.derived.stages import near_counts
 from penstock.model.inputs import external_events
 from penstock.model.inputs.estimates import StagesProfiled
-from penstock.model.nouns.types import WHOLE_GPU, JobSpec, StageTimes
+from penstock.model.jobs.job_spec import JobSpec
+from penstock.model.nouns.types import WHOLE_GPU, StageTimes
 from penstock_services.estimator.core.learning.limits import STAGE_KEYS, STAGE_KEYS_OF_ONE, STAGE_OWNERS
 from penstock_services.estimator.core.learning.owner_table import NO_OWNER, OwnerTable
 from penstock_services.estimator.core.records.runs import JobInfo

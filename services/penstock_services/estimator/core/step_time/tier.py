@@ -7,7 +7,8 @@ from collections.abc import Iterable, Iterator, Mapping
 from statistics import median
 from typing import NamedTuple
 
-from penstock.model.nouns.types import WHOLE_GPU, JobSpec, ShapeOption
+from penstock.model.jobs.job_spec import JobSpec
+from penstock.model.nouns.types import WHOLE_GPU, ShapeOption
 from penstock_services.estimator.core.model_lifecycle import InUse
 from penstock_services.estimator.core.node_capacity import NodeCapacity, densest
 from penstock_services.estimator.core.records.history import MAX_VALUE, History, Runs, key_of

@@ -16,8 +16,9 @@ from penstock.cluster.capacity import shortfall
 from penstock.errors import one_line
 from penstock.ledger.state.job.job_state import HOLDING, JobState
 from penstock.ledger.state.state import CellState
+from penstock.model.jobs.job_spec import JobSpec
 from penstock.model.nouns.transitions import JobStatus
-from penstock.model.nouns.types import MAX_MS, Estimate, JobSpec, ShapeOption
+from penstock.model.nouns.types import MAX_MS, Estimate, ShapeOption
 from penstock.scheduling.order.deadlines import SURE, RunTime, RunTimes, due_ms, run_time, time_left
 from penstock.scheduling.profiles import profile_for
 from penstock.sdk.job_file.job_warnings import Doubt

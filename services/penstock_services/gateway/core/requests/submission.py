@@ -11,8 +11,8 @@ import yaml
 from pydantic import ValidationError
 
 from penstock.model.inputs.external_events import JobSubmitted
+from penstock.model.jobs.job_spec import JobSpec
 from penstock.model.nouns.job_ids import is_generated
-from penstock.model.nouns.types import JobSpec
 from penstock.model.schema.validation import checked_json
 from penstock.model.wire.codec import as_written, encode
 from penstock.sdk.job_file.job_yaml import JobLoader, problem_of

@@ -8,8 +8,8 @@ from collections.abc import Iterable
 from contextlib import suppress
 
 from penstock.ledger.state.node.node_state import NodeState
+from penstock.model.jobs.job_spec import JobSpec
 from penstock.model.nouns.transitions import NodeStatus
-from penstock.model.nouns.types import JobSpec
 from penstock.runtime.this_machine import boot_id, machine_id
 from penstock.sdk.job_file.job_warnings import Doubt
 

@@ -9,7 +9,8 @@ from typing import Any
 import orjson
 
 from penstock.errors import one_line
-from penstock.model.nouns.types import Estimate, JobSpec
+from penstock.model.jobs.job_spec import JobSpec
+from penstock.model.nouns.types import Estimate
 from penstock.model.schema.validation import checked
 from penstock.model.wire.codec import as_written
 from penstock.runtime.settings import Settings

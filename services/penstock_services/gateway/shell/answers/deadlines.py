@@ -2,7 +2,7 @@
 
 import asyncio
 
-from penstock.model.nouns.types import JobSpec
+from penstock.model.jobs.job_spec import JobSpec
 from penstock_services.gateway.core.forecasts.deadline import (
     NO_ESTIMATE,
     Outlook,

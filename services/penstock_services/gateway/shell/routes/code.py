@@ -7,7 +7,7 @@ from fastapi import APIRouter, Query, Request
 from fastapi import Path as InPath
 from fastapi.responses import FileResponse, Response
 
-from penstock.model.nouns.types import JobSpec
+from penstock.model.jobs.job_spec import JobSpec
 from penstock_services.gateway.core.access import Role
 from penstock_services.gateway.core.problems import BadField, Problem, invalid
 from penstock_services.gateway.shell.access.roles import caller_of, needs

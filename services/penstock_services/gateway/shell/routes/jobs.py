@@ -24,8 +24,8 @@ from penstock.model.inputs.external_events import (
     JobReleaseRequested,
     JobSubmitted,
 )
+from penstock.model.jobs.job_spec import JobSpec
 from penstock.model.nouns.transitions import TERMINAL, JobStatus
-from penstock.model.nouns.types import JobSpec
 from penstock.model.schema.topics import MAX_EVENT_BYTES
 from penstock.model.schema.validation import checked
 from penstock.model.wire.envelope import Envelope

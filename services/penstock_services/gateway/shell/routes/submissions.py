@@ -14,7 +14,7 @@ from penstock.clock import wall_ms
 from penstock.ledger.state.job.job_state import JobState
 from penstock.ledger.views import job_row
 from penstock.model.inputs.external_events import JobSubmitted
-from penstock.model.nouns.types import JobSpec
+from penstock.model.jobs.job_spec import JobSpec
 from penstock.runtime.tracing.context import well_formed
 from penstock.sdk.job_file.job_warnings import Doubt, warnings_of
 from penstock_services.gateway.core.access import Caller, Role

@@ -1,0 +1,1 @@
+"""A job as users describe it: `JobSpec` and its parts."""
