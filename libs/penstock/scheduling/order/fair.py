@@ -40,7 +40,7 @@ HOUR_S = 3_600.0  # seconds of an hour
 LARGE_GPUS = 8  # minimum of a large gang: few nodes have more
 LARGE_S, LARGE_EXPONENT = 360.0, 0.4  # of a large gang's r; see above
 PATIENCE = 6.0  # response ratio from which nodes are reserved for a job, and shares do not delay a large gang
-WIDE_PART, MAX_WIDE = 0.25, 4.0  # see `patience`
+WIDE_PART, MAX_WIDE = 0.25, 4.0  # see `has_waited`
 Row = tuple[str, int, tuple[object, ...], float, bool]
 """(owner, priority, demand, r in s, whether it is a large gang)."""
 _Levels = dict[str, dict[int, dict[Row, list[Entry[Row]]]]]
@@ -286,23 +286,22 @@ def _r_s(state: CellState, job: JobState) -> float:
     return response_r_s(float(1 << int(seconds * max(1, gpus)).bit_length()), gpus >= LARGE_GPUS)
 
 
-def response_ratio(state: CellState, job: JobState) -> float:
-    """(waited + r) / r, ≥ 1; see the module's docstring."""
-    return _ratio(job.submitted_ms, state.now_ms, _r_s(state, job))
-
-
-def patience(state: CellState, job: JobState) -> float:
-    """Response ratio from which nodes are reserved for the job: PATIENCE, and up to four times that for a
-    gang of more than a quarter of the cell's GPUs.
+def has_waited(state: CellState, job: JobState) -> bool:
+    """Whether the job has waited so long that nodes are reserved for it: its response ratio is PATIENCE, or
+    up to four times that for a gang of more than a quarter of the cell's GPUs.
 
     Its reservation idles many GPUs: on 4 nodes of 4 GPUs the mean completion time of `poisson/12-per-hour`,
     whose gangs of eight need half of the cell, is 1.7 times Liquid's without this factor.
     """
+    ratio = _ratio(job.submitted_ms, state.now_ms, _r_s(state, job))
+    if ratio < PATIENCE:
+        return False
     part = gpus_of(job) * GPU / max(1, capacity(state)[0])
-    return PATIENCE * min(MAX_WIDE, max(1.0, part / WIDE_PART) ** 2)
+    return ratio >= PATIENCE * min(MAX_WIDE, max(1.0, part / WIDE_PART) ** 2)
 
 
 def _ratio(submitted_ms: float, at_ms: int, r_s: float) -> float:
+    """(waited + r) / r, ≥ 1; see the module's docstring."""
     return ((at_ms - submitted_ms) / 1_000 + r_s) / r_s
 
 
