@@ -190,7 +190,7 @@ class _Forecast(Trying[Alike, Taken]):
 
     def alike(self, job: JobState) -> Alike:
         """As `Trying`."""
-        return job.demand_key, self._barred(job)
+        return job.demand_key, self._barred(job) if self._state.planned else frozenset()
 
     def place(self, job: JobState, key: Alike) -> Starts[Taken] | Waits:
         """As `Trying`. Raises `TooFar`."""

@@ -69,13 +69,13 @@ async def _now(gateway: Gateway, job_id: str) -> dict[str, Any]:
     if job_id in gateway.follower.pending:
         await _until_folded(gateway, job_id)
     state, now_ms = gateway.follower.state, gateway.follower.now_ms()
-    line = _line(state, now_ms)
+    job = state.jobs.get(job_id)
+    line = _line(state, now_ms) if job is not None and job.in_line else None
     try:
         found: dict[str, Any] = as_written(explain(state, job_id, now_ms, line))
     except UnknownJob:
         return await _not_folded(gateway, job_id)
-    found["start"] = start_of(gateway, job_id, line)
-    job = state.jobs.get(job_id)
+    start = start_of(gateway, job_id, line)
     if job is None:
         row = await find_job(gateway, job_id)
         found["detail"] = row["reason"] or ""
@@ -90,6 +90,7 @@ async def _now(gateway: Gateway, job_id: str) -> dict[str, Any]:
     found["unsaved"] = None if job is None else fragment(job.unsaved)
     found["move"] = None if job is None else await move_of(gateway, job)
     found["unfollowed_ms"] = None if job is None else job.unfollowed_ms
+    found["start"] = start
     return found
 
 
