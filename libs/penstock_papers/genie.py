@@ -4,17 +4,45 @@ The body is the product's (`penstock.scheduling.order.genie`), which adds three 
 again.
 """
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from math import inf
 from types import MappingProxyType
 
 from penstock.ledger.state.job.job_state import JobState
 from penstock.ledger.state.state import CellState
 from penstock.model.nouns.types import ShapeOption
+from penstock.scheduling.order.deadlines import urgent
 from penstock.scheduling.order.genie import Genie, Offers, Placement
+from penstock.scheduling.stages.protocols import Turns
+from penstock_papers.baselines.key_order import Ranked
 
 
-class Algorithm1(Genie):
+class _Ordered(Genie, Ranked):
+    """Least slack first, after the jobs that can no longer be in time: the product's rules alone."""
+
+    def order(self, state: CellState) -> Iterator[str]:
+        """Line 13. O(waiting jobs × options)."""
+        jobs = [state.jobs[job_id] for job_id in state.queue.values()]
+        jobs.sort(key=lambda job: self._key(state, job))
+        for job in jobs:
+            yield job.job_id
+
+    def _key(self, state: CellState, job: JobState) -> tuple[int, float, int]:
+        """Sort key of a waiting job: whether its deadline is lost, w_i, order of submission."""
+        allowance = self.choice(state, job).allowance_ms
+        return int(allowance < 0 and not urgent(job.spec)), allowance, job.order
+
+    def ranked(
+        self, state: CellState, waiting: Iterable[JobState], holding: Iterable[JobState], at_ms: int
+    ) -> Turns:
+        """A job that does not start is skipped."""
+        del holding, at_ms
+        ordered = sorted(waiting, key=lambda job: self._key(state, job))
+        for job in ordered:  # noqa: UP028 - a list takes no `send`
+            yield job
+
+
+class Algorithm1(_Ordered):
     """The best ratio of speed to cost that is in time, else the best of all; least slack first."""
 
     def _sure_ms(self, job: JobState, option: ShapeOption) -> float:
@@ -68,10 +96,10 @@ class MostGpus(_Baseline):
         return next(fitting, offers.found[0])
 
 
-CHOICES: Mapping[str, Callable[..., Genie]] = MappingProxyType(
+CHOICES: Mapping[str, Callable[..., _Ordered]] = MappingProxyType(
     {
         "qos": Algorithm1,
-        "protect": Genie,
+        "protect": _Ordered,
         "ratio": BestRatio,
         "performance": Fastest,
         "most": MostGpus,

@@ -79,20 +79,21 @@ class TooFar(Exception):
     """More than MAX_VISITS nodes were examined."""
 
 
-def expected_start(state: CellState, job: JobState, ends_ms: Mapping[str, int], now_ms: int) -> Start | None:
+def expected_start(
+    state: CellState, job: JobState, ends_ms: Mapping[str, int], now_ms: int, line: Line | None = None
+) -> Start | None:
     """Expected start of a job of the queue. `ends_ms`: expected end per job that holds resources, where it is
-    known.
+    known; `line`: of this state, for a caller that has it.
 
     None: it is not in the queue. Examines at most MAX_VISITS nodes, about 0.1 s, once the queue is in order.
     """
     if job.order not in state.queue:
         return None
     holders = _holders(state, job, ends_ms)
-    line = line_of(state, now_ms)
+    line = line or line_of(state, now_ms)
+    assumes = BY_ARRIVAL if line.profile.order is None else OWN_ORDER
     if line.profile.preempt is not None:
         assumes = PREEMPTING
-    else:
-        assumes = BY_ARRIVAL if line.profile.order is None else OWN_ORDER
     try:
         starts_ms = _Forecast(state, [job], line, ends_ms, now_ms).starts().get(job.job_id)
     except TooFar:
@@ -158,7 +159,8 @@ class _Forecast(Trying[Alike, Taken]):
         self._begun: dict[str, Taken] = {}
         self._overtaken: dict[str, int] = {}
         self._visits = 0.0
-        preempt = self._profile.preempt
+        order, preempt = self._profile.order, self._profile.preempt
+        self._ranking = None if order is None else order.ranking(state, self._waiting.values())
         for other in preempt.later(state, asked[0]) if preempt is not None else ():
             self._release(other.job_id)
         self._ends = [
@@ -188,7 +190,7 @@ class _Forecast(Trying[Alike, Taken]):
 
     def alike(self, job: JobState) -> Alike:
         """As `Trying`."""
-        return job.demand_key, self._barred(job)
+        return job.demand_key, self._barred(job) if self._state.planned else frozenset()
 
     def place(self, job: JobState, key: Alike) -> Starts[Taken] | Waits:
         """As `Trying`. Raises `TooFar`."""
@@ -196,20 +198,21 @@ class _Forecast(Trying[Alike, Taken]):
         return Waits(job) if taken is None else Starts(job, taken)
 
     def _turns(self) -> Turns:
+        if self._ranking is not None:
+            return self._ranking.turns(self._now_ms)
         waiting = list(self._waiting.values())
-        if self._profile.order is not None:
-            return self._profile.order.ranking(self._state, waiting, self._holding.values(), self._now_ms)
         if self._profile.preempt is not None:
             return by_arrival(waiting, {}, MAX_OVERTAKES)
         return by_arrival(waiting, self._overtaken, self._settings.max_overtakes)
 
     def _barred(self, job: JobState) -> frozenset[str]:
         """Nodes reserved for other jobs that still wait, unless this job ends in time."""
-        ends_ms = self._now_ms + remaining_s(self._state, job) * 1_000
+        units = [unit for job_id, unit in self._state.planned.items() if job_id in self._waiting]
+        ends_ms = self._now_ms + remaining_s(self._state, job) * 1_000 if units else 0
         return frozenset(
             node_id
-            for unit in self._state.planned.values()
-            if unit.job_id in self._waiting and unit.job_id != job.job_id
+            for unit in units
+            if unit.job_id != job.job_id
             if unit.expected_ms is None or ends_ms > unit.expected_ms
             for node_id in unit.nodes
         )
@@ -278,6 +281,8 @@ class _Forecast(Trying[Alike, Taken]):
 
     def _release(self, job_id: str) -> None:
         held = self._holding.pop(job_id)
+        if self._ranking is not None:
+            self._ranking.ends(held)
         if job_id in self._begun:
             taken = self._begun.pop(job_id)
             self._give_back(taken)
@@ -311,16 +316,19 @@ def _looked_at(state: CellState, asked: Sequence[JobState], line: Line) -> dict[
 def _holders(state: CellState, job: JobState, ends_ms: Mapping[str, int]) -> tuple[Holder, ...]:
     """Jobs that hold resources on nodes that suit a worker of this job, earliest end first."""
     need, index = job.demand.worker, state.index
-    suited = bits(index.eligible(need, job.demand.where) & index.placeable)
-    suitable = {state.node_at[ordinal] for ordinal in suited}
-    found = []
-    for held in state.holding.values():
-        places = [place for place in held_places(held) if place.node_id in suitable]
+    suited = index.eligible(need, job.demand.where) & index.placeable
+    known = sorted(sorted(ends_ms), key=ends_ms.__getitem__)
+    unknown = sorted({held.job_id for held in state.holding.values()} - ends_ms.keys())
+    found: list[Holder] = []
+    for job_id in (*known, *unknown):
+        held = state.jobs[job_id]
+        places = [place for place in held_places(held) if state.nodes[place.node_id].bit & suited]
         gpus = sum(len(place.gpus) for place in places)
         if places and (gpus or not need.gpus):
-            found.append(Holder(held.job_id, held.spec.owner, gpus, ends_ms.get(held.job_id)))
-    found.sort(key=lambda holder: (holder.ends_ms is None, holder.ends_ms or 0, holder.job_id))
-    return tuple(found[:MAX_NAMED])
+            found.append(Holder(job_id, held.spec.owner, gpus, ends_ms.get(job_id)))
+            if len(found) == MAX_NAMED:
+                break
+    return tuple(found)
 
 
 def _unknown(state: CellState, ends_ms: Mapping[str, int]) -> str:

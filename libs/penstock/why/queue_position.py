@@ -12,7 +12,7 @@ from penstock.ledger.state.job.job_state import JobState
 from penstock.ledger.state.state import CellState
 from penstock.model.nouns.settings import PlacerSettings
 from penstock.scheduling.profiles import profile_for
-from penstock.scheduling.stages.protocols import Profile, Turns
+from penstock.scheduling.stages.protocols import Order, Profile, Turns
 
 
 class Line(NamedTuple):
@@ -75,17 +75,16 @@ def line_of(state: CellState, now_ms: int) -> Line:
         return Line(profile, Places(ranked))
     if profile.order is None:
         return Line(profile, None)
-    waiting = [state.jobs[job_id] for job_id in state.queue.values()]
-    turns = profile.order.ranking(state, waiting, state.holding.values(), now_ms)
-    return Line(profile, Places(job.job_id for job in all_start(turns)))
+    return Line(profile, Places(all_start(state, profile.order, now_ms)))
 
 
-def all_start(turns: Turns) -> Iterable[JobState]:
-    """The jobs in their order if each of them starts."""
+def all_start(state: CellState, order: Order, at_ms: int) -> Iterator[str]:
+    """Ids of the queue's jobs in their order if each of them starts."""
+    turns = order.ranking(state).turns(at_ms)
     try:
         job = next(turns)
         while True:
-            yield job
+            yield job.job_id
             job = turns.send(True)
     except StopIteration:
         return

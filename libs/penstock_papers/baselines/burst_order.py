@@ -15,21 +15,22 @@ from penstock.ledger.state.job.job_state import JobState
 from penstock.ledger.state.state import CellState
 from penstock.scheduling.service import remaining_s
 from penstock.scheduling.stages.protocols import Turns
+from penstock_papers.baselines.key_order import Ranked
 from penstock_papers.baselines.preempting.claims import remaining_text
 
 CRITICAL = 0.76  # of the time that the remaining work takes; `python -m tests.papers.liquid.liquid_tables`
 
 
-class CriticalThenShortest:
+class CriticalThenShortest(Ranked):
     """Implements `penstock.scheduling.stages.protocols.Order`."""
 
     def order(self, state: CellState) -> Iterator[str]:
         """O(jobs · log jobs)."""
         waiting = [state.jobs[job_id] for job_id in state.queue.values()]
-        for job in self.ranking(state, waiting, state.holding.values(), state.now_ms):
+        for job in self.ranked(state, waiting, state.holding.values(), state.now_ms):
             yield job.job_id
 
-    def ranking(
+    def ranked(
         self, state: CellState, waiting: Iterable[JobState], holding: Iterable[JobState], at_ms: int
     ) -> Turns:
         """A job that does not start is skipped. O(jobs · log jobs)."""

@@ -31,9 +31,10 @@ from penstock.scheduling.order.shares import (
 )
 from penstock.scheduling.stages.protocols import Turns
 from penstock_papers.baselines.baselines import FirstFit
+from penstock_papers.baselines.key_order import Ranked
 
 
-class DominantResourceFairness(FirstFit):
+class DominantResourceFairness(FirstFit, Ranked):
     """Implements `penstock.scheduling.stages.protocols.Order`."""
 
     def __init__(self, name: str = "drf") -> None:
@@ -65,12 +66,12 @@ class DominantResourceFairness(FirstFit):
                 self._held.update(state)
                 enter(owner, following)
 
-    def ranking(
+    def ranked(
         self, state: CellState, waiting: Iterable[JobState], holding: Iterable[JobState], at_ms: int
     ) -> Turns:
         """An owner whose next job does not start is skipped."""
         del at_ms
-        held = self._held.if_held(state, holding)
+        held = self.held(self._held, state, holding)
         total = at_least(capacity(state), held)
         lines: dict[str, list[JobState]] = {}
         for job in sorted(waiting, key=lambda job: job.order, reverse=True):

@@ -40,7 +40,7 @@ from penstock.ledger.state.state import CellState
 from penstock.model.nouns.types import WHOLE_GPU
 from penstock.scheduling.order.job_rows import JobRows
 from penstock.scheduling.stages.protocols import Turns
-from penstock_papers.baselines.key_order import skipping
+from penstock_papers.baselines.key_order import Ranked, skipping
 
 MAX_SCORED = 100
 """Nodes scored per task. Kubernetes, too, scores only a part of a large cluster, but at least 100
@@ -87,7 +87,7 @@ class LeastAndBalanced:
         return 100 * (1 - mean) + 100 * (1 - deviation)
 
 
-class Kubeflow(LeastAndBalanced):
+class Kubeflow(LeastAndBalanced, Ranked):
     """Implements `penstock.scheduling.stages.protocols.Order`, too: all waiting gangs, those of equal demand
     in one row."""
 
@@ -101,7 +101,7 @@ class Kubeflow(LeastAndBalanced):
         self._rows.update(state)
         yield from skipping(state, self._rows.waiting.values())
 
-    def ranking(
+    def ranked(
         self, state: CellState, waiting: Iterable[JobState], holding: Iterable[JobState], at_ms: int
     ) -> Turns:
         """By submission; after a gang that does not start those of equal demand are skipped."""

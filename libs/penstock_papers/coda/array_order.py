@@ -23,6 +23,7 @@ from penstock.scheduling.order.job_rows import Entry, JobRows, goes_on
 from penstock.scheduling.order.shares import GPU, NOTHING, PARTS, Amounts, Holdings, amounts, plus
 from penstock.scheduling.place.arrays import CPU, LARGE, SMALL, Array, array_of
 from penstock.scheduling.stages.protocols import Turns
+from penstock_papers.baselines.key_order import Ranked
 
 ARRAYS: tuple[Array, ...] = (LARGE, SMALL, CPU)
 HEAD = ""
@@ -33,7 +34,7 @@ Holder = tuple[bool, str]
 """(whether its jobs have GPUs, owner)."""
 
 
-class ArrayOrder:
+class ArrayOrder(Ranked):
     """Implements `penstock.scheduling.stages.protocols.Order`."""
 
     def __init__(self) -> None:
@@ -82,12 +83,12 @@ class ArrayOrder:
             else:
                 refused.add(row[2:])
 
-    def ranking(
+    def ranked(
         self, state: CellState, waiting: Iterable[JobState], holding: Iterable[JobState], at_ms: int
     ) -> Turns:
         """A job that does not start is skipped, with the owner's other jobs of equal demand."""
         del at_ms
-        held = self._holdings.if_held(state, holding)
+        held = self.held(self._holdings, state, holding)
         lines: dict[Row, list[JobState]] = {}
         for job in sorted(waiting, key=lambda job: job.order, reverse=True):
             lines.setdefault(_row(state, job)[0], []).append(job)

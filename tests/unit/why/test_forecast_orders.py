@@ -178,7 +178,7 @@ def test_the_order_that_is_shown_is_the_one_in_which_jobs_are_tried(profile: str
     assert stage is not None
     tried = list(stage.order(state))
     waiting = [state.jobs[job_id] for job_id in state.queue.values()]
-    shown, turns, started = [], stage.ranking(state, waiting, state.holding.values(), state.now_ms), None
+    shown, turns, started = [], stage.ranking(state, waiting).turns(state.now_ms), None
     try:
         while True:
             shown.append(turns.send(started).job_id)  # type: ignore[arg-type]

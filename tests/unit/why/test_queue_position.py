@@ -54,9 +54,7 @@ class Asked(RandomCell):
             assert fresh.preempt is not None
             right = [job_id for job_id in fresh.preempt.ranking(state) if state.jobs[job_id].in_line]
         else:
-            waiting = [state.jobs[job_id] for job_id in state.queue.values()]
-            turns = fresh.order.ranking(state, waiting, state.holding.values(), self.now_ms)
-            right = [job.job_id for job in all_start(turns)]
+            right = list(all_start(state, fresh.order, self.now_ms))
         assert list(line_of(state, self.now_ms).places or ()) == right
 
 

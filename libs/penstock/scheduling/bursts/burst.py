@@ -115,7 +115,7 @@ class Burst:
         waiting = [state.jobs[job_id] for job_id in state.queue.values()[:MAX_LOOKED_AT]]
         turns = in_turn(waiting)
         if self._order is not None:
-            turns = self._order.ranking(state, waiting, list(state.holding.values()), state.now_ms)
+            turns = self._order.ranking(state, waiting).turns(state.now_ms)
         count = tasks = 0
         immediate = _Immediate(view, self._place, LazyRng(0, f"burst-{state.seq}"))
         for result in scheduling_pass(turns, immediate):

@@ -20,7 +20,7 @@ from itertools import islice
 from penstock.cluster.view import ClusterView, Fit, Undo
 from penstock.ledger.fold.evolve_arrays import gpus_of
 from penstock.ledger.state.arrays import LARGE_GPUS
-from penstock.ledger.state.index import bits
+from penstock.ledger.state.index import bits, set_of
 from penstock.ledger.state.job.job_state import JobState
 from penstock.ledger.state.state import CellState
 from penstock.model.decisions.arrays import ArraysSized
@@ -30,6 +30,7 @@ from penstock.model.nouns.settings import Coda
 from penstock.model.nouns.transitions import JobStatus
 from penstock.model.nouns.types import MAX_TEXT, WHOLE_GPU, ResourceVector
 from penstock.scheduling.make_room.preemption import node_ids
+from penstock.scheduling.order.job_rows import JobRows
 from penstock.scheduling.place.arrays import CPU, LARGE, SMALL, array_of, large_nodes, sized
 from penstock.scheduling.place.borrowing import reserved_for
 from penstock.scheduling.stages.reclaim import MovesOut, Reclaimed
@@ -43,26 +44,34 @@ class ArrayReclaim:
     def __init__(self, settings: Coda, *, loses_ms: int | None = None) -> None:
         """`loses_ms`: a job that does not save is aborted only within this time of its placement; None: at
         any time."""
-        self._settings, self._loses_ms = settings, loses_ms
+        self.settings, self.loses_ms = settings, loses_ms
+        self.small: JobRows[tuple[int]] = JobRows(runs=_on_one_node)
+        """Ordinal of a node → its small jobs, largest first; keys are -GPUs."""
 
     def sizes(self, state: CellState) -> ArraysSized | None:
-        return sized(state, self._settings)
+        return sized(state, self.settings)
 
     def reclaim(self, state: CellState, job: JobState) -> Reclaimed | None:
         """O(nodes examined × tasks there)."""
         array = array_of(job)
         if job.estimate and array != CPU and _reclaimable(state, job.estimate.worker, large=array == LARGE):
-            return _Taking(state, job, self._settings, self._loses_ms).all()
+            self.small.update(state)
+            return _Taking(state, job, self).all()
         return None
 
     def idle(self, state: CellState) -> bool:
-        """As `Reclaim`."""
-        return _no_free_gpu(state)
+        """As `Reclaim`: whether no GPU is free, wholly or in part."""
+        return not state.index.gpus.having(1) and not state.index.shared
 
 
-def _no_free_gpu(state: CellState) -> bool:
-    """Whether no GPU is free, wholly or in part: then nothing is reclaimable for any job."""
-    return not state.index.gpus.having(1) and not state.index.shared
+def _on_one_node(state: CellState, job: JobState) -> tuple[tuple[int], float] | None:
+    """The row of a running job; None: it has several tasks, or many GPUs."""
+    demand = job.demand
+    small = array_of(job) == SMALL and demand.tasks == 1 and demand.worker.gpu_share_milli == WHOLE_GPU
+    if job.status is not JobStatus.RUNNING or not small:
+        return None
+    (task,) = job.tasks.values()
+    return (state.nodes[task.place.node_id].ordinal,), -float(demand.worker.gpus)
 
 
 def _reclaimable(state: CellState, need: ResourceVector, *, large: bool) -> bool:
@@ -81,8 +90,8 @@ def _reclaimable(state: CellState, need: ResourceVector, *, large: bool) -> bool
 class _Taking:
     """What is reclaimed for one job, in a what-if trial."""
 
-    def __init__(self, state: CellState, job: JobState, settings: Coda, loses_ms: int | None) -> None:
-        self._state, self._job, self._settings, self._loses_ms = state, job, settings, loses_ms
+    def __init__(self, state: CellState, job: JobState, stage: ArrayReclaim) -> None:
+        self._state, self._job, self._stage = state, job, stage
         self._trial = ClusterView(state)
         self._stops: list[JobState] = []
         self._moves: list[MovesOut] = []
@@ -126,8 +135,10 @@ class _Taking:
         may_move = array_of(self._job) == LARGE and need.gpus >= LARGE_GPUS and self._gpus_elsewhere()
         nodes = suited & (index.sharing(need) | (self._large if may_move else 0))
         best: tuple[tuple[int, int, int], list[JobState], list[MovesOut]] | None = None
+        possible = self._possible(nodes, may_move=may_move)
+        nodes &= (1 << possible.bit_length()) - 1
         for ordinal in islice(self._worth(nodes, may_move=may_move), MAX_LOOKED_AT):
-            found = self._node(ordinal, may_move=may_move and bool(self._large >> ordinal & 1))
+            found = self._node(ordinal, may_move=may_move) if possible >> ordinal & 1 else None
             if found is not None and (best is None or found[0] < best[0]):
                 best = found
         if best is None:
@@ -144,6 +155,18 @@ class _Taking:
         """Whether a small job, however few GPUs it has, could resume elsewhere at all."""
         index = self._state.index
         return bool(index.gpus.having(1) & index.placeable & ~(self._large | self._own | self._others))
+
+    def _possible(self, nodes: int, *, may_move: bool) -> int:
+        """Those of these nodes on which cores are lent, or that have enough GPUs without the small jobs that
+        may move: on no other one a trial finds room."""
+        need, index = self._job.demand.worker, self._state.index
+        free = nodes if need.gpu_share_milli < WHOLE_GPU else nodes & index.sharing(need)
+        found = set_of(ordinal for ordinal in bits(free) if self._state.node(ordinal).borrowed_cores > 0)
+        if may_move:
+            for (ordinal,), entries in self._stage.small.running.items():
+                if self._state.node(ordinal).entered.gpus - sum(key for key, *_ in entries) >= need.gpus:
+                    found |= 1 << ordinal & nodes & self._large
+        return found
 
     def _worth(self, nodes: int, *, may_move: bool) -> Iterator[int]:
         """Those of these nodes on which a reclaim could make room."""
@@ -176,7 +199,7 @@ class _Taking:
         stops: list[JobState] = []
         undos: dict[str, Undo] = {}
         moved_gpus = 0
-        if may_move and trial.free(ordinal).gpus < need.gpus:
+        if may_move and self._large >> ordinal & 1 and trial.free(ordinal).gpus < need.gpus:
             for job in self._movable(ordinal):
                 if trial.free(ordinal).gpus >= need.gpus:
                     break
@@ -209,20 +232,13 @@ class _Taking:
         lost = sum(_lost(self._state, job) for job in stops)
         return (moved_gpus, lost, ordinal), stops, moves
 
-    def _movable(self, ordinal: int) -> list[JobState]:
+    def _movable(self, ordinal: int) -> Iterator[JobState]:
         """Small jobs of one task that may resume elsewhere, largest first."""
-        state = self._state
-        found = []
-        for job_id in state.node(ordinal).tasks.values():
-            job = state.jobs[job_id]
-            if array_of(job) != SMALL or job_id in self._trial.ended:
-                continue
-            if job.demand.tasks > 1 or job.demand.worker.gpu_share_milli < WHOLE_GPU:
-                continue
+        for _, _, job_id, _ in self._stage.small.running.get((ordinal,), ()):
+            job = self._state.jobs[job_id]
             saves = job.saves and job.preemptible and job.held is None and not job.followed
-            if job.status is JobStatus.RUNNING and saves and job.migrations < MAX_MIGRATIONS:
-                found.append(job)
-        return sorted(found, key=lambda job: (-job.demand.worker.gpus, job.order))
+            if saves and job.migrations < MAX_MIGRATIONS and job_id not in self._trial.ended:
+                yield job
 
     def _borrowers(self, ordinal: int) -> list[JobState]:
         """Jobs without GPUs that hold borrowed cores there and may be aborted, the last placed first."""
@@ -234,7 +250,7 @@ class _Taking:
             if job.borrows
             and job.status in (JobStatus.LAUNCHING, JobStatus.RUNNING)
             and job.preemptible
-            and job.reclaims < self._settings.max_reclaims
+            and job.reclaims < self._stage.settings.max_reclaims
             and self._loses_little(job)
             and job.job_id not in self._trial.ended
         ]
@@ -242,9 +258,8 @@ class _Taking:
 
     def _loses_little(self, job: JobState) -> bool:
         """Whether the job saves checkpoints, or was placed recently."""
-        if self._loses_ms is None or job.saves:
-            return True
-        return self._state.now_ms - (job.placed_ms or 0) <= self._loses_ms
+        loses_ms = self._stage.loses_ms
+        return loses_ms is None or job.saves or self._state.now_ms - (job.placed_ms or 0) <= loses_ms
 
     def _elsewhere(self, jobs: list[JobState]) -> list[MovesOut] | None:
         """A node of the 1-GPU sub-array for each of these jobs; None: one of them fits nowhere."""

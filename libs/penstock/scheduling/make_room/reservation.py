@@ -35,7 +35,7 @@ from penstock.model.decisions.plans import PlanUnit
 from penstock.model.nouns.transitions import JobStatus
 from penstock.model.nouns.types import within_ms
 from penstock.scheduling.make_room.preemption import fit_of, node_ids
-from penstock.scheduling.order.fair import patience, response_ratio
+from penstock.scheduling.order.fair import has_waited
 from penstock.scheduling.order.job_rows import JobRows
 from penstock.scheduling.place.together import Together
 from penstock.scheduling.service import ends_s, remaining_s
@@ -58,7 +58,7 @@ class Reservation:
     def unit(self, state: CellState, job: JobState) -> PlanUnit | None:
         """Nodes for a job that does not fit now; None where it has not waited long enough, or the nodes are
         not known."""
-        if not self._waits(job) or response_ratio(state, job) < patience(state, job):
+        if not self._waits(job) or not has_waited(state, job):
             return None
         unit = state.planned.get(job.job_id)
         if unit is not None and all(_in_use(state, node_id) for node_id in unit.nodes):

@@ -19,9 +19,8 @@ from penstock.scheduling.order.deadlines import urgent
 from penstock.scheduling.order.fair import FairResponse
 from penstock.scheduling.order.genie import Genie
 from penstock.scheduling.order.job_rows import JobRows
-from penstock.scheduling.order.shares import NOTHING, amounts, at_least, capacity, dominant, plus
 from penstock.scheduling.place.together import Together
-from penstock.scheduling.stages.protocols import Shape, Turns
+from penstock.scheduling.stages.protocols import Ranking, Shape
 
 TIMED: tuple[()] = ()
 """Key of the only row: jobs with a deadline or a class."""
@@ -68,22 +67,15 @@ class DeadlineOrder:
         usual = self._order.order(state)
         yield from (job_id for job_id in usual if job_id not in tried) if tried else usual
 
-    def ranking(
-        self, state: CellState, waiting: Iterable[JobState], holding: Iterable[JobState], at_ms: int
-    ) -> Turns:
+    def ranking(self, state: CellState, waiting: Iterable[JobState] | None = None) -> Ranking:
         """As `Order`."""
-        left = {job.job_id: job for job in waiting}
-        held = self._order.holdings.if_held(state, holding)
-        total = at_least(capacity(state), held)
-        share = 1.0 / max(1, len({job.spec.owner for job in left.values()} | held.keys()))
-        for job in self._pressing(state, [job for job in left.values() if job.spec.timed]):
-            owner = job.spec.owner
-            if dominant(held.get(owner, NOTHING), total) >= share:
-                continue
-            del left[job.job_id]
-            if (yield job):
-                held[owner] = plus(held.get(owner, NOTHING), amounts(job))
-        yield from self._order.turns(state, left.values(), held, at_ms)
+        if waiting is None:
+            self._timed.update(state)
+            timed = [state.jobs[job_id] for _, _, job_id, _ in self._timed.waiting.get(TIMED, ())]
+        else:
+            waiting = list(waiting)
+            timed = [job for job in waiting if job.spec.timed]
+        return self._order.ranking(state, waiting, self._pressing(state, timed))
 
     def claim(self, state: CellState, job: JobState) -> str:
         """As `Order`."""

@@ -20,27 +20,17 @@ response ratio next.
 - Ties: by submission.
 """
 
-from collections.abc import Iterable, Iterator, Mapping, Set
-from heapq import heappop, heappush
+from collections import Counter
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence, Set
+from functools import partial
+from heapq import heapify, heappop, heappush
 from math import inf, sqrt
 from operator import attrgetter
-from typing import TypeVar
 
 from penstock.ledger.state.job.job_state import JobState
 from penstock.ledger.state.state import CellState
 from penstock.scheduling.order.job_rows import Entry, JobRows, goes_on
-from penstock.scheduling.order.shares import (
-    GPU,
-    NOTHING,
-    Amounts,
-    Holdings,
-    amounts,
-    at_least,
-    capacity,
-    dominant,
-    owner_of,
-    plus,
-)
+from penstock.scheduling.order.shares import GPU, NOTHING, Holdings, IfHeld, capacity, dominant, owner_of
 from penstock.scheduling.service import gpus_of, remaining_s
 from penstock.scheduling.stages.protocols import Turns
 from penstock.text.spans import span
@@ -50,13 +40,150 @@ HOUR_S = 3_600.0  # seconds of an hour
 LARGE_GPUS = 8  # minimum of a large gang: few nodes have more
 LARGE_S, LARGE_EXPONENT = 360.0, 0.4  # of a large gang's r; see above
 PATIENCE = 6.0  # response ratio from which nodes are reserved for a job, and shares do not delay a large gang
-WIDE_PART, MAX_WIDE = 0.25, 4.0  # see `patience`
-Row = tuple[str, int, tuple[object, ...], float]
-"""(owner, priority, demand, r in s)."""
-Following = Iterator[Entry[Row]]
-"""The jobs of a row that come next, in order."""
-T = TypeVar("T")
-_BY_ORDER = attrgetter("order")
+WIDE_PART, MAX_WIDE = 0.25, 4.0  # see `has_waited`
+Row = tuple[str, int, tuple[object, ...], float, bool]
+"""(owner, priority, demand, r in s, whether it is a large gang)."""
+_Levels = dict[str, dict[int, dict[Row, list[Entry[Row]]]]]
+"""Owner → priority → row → its jobs in order of submission, and so in order of their response ratios."""
+_Head = tuple[bool, float, int, str, Row, Iterator[Entry[Row]]]
+"""(whether its tenant's share delays it, -response ratio, order, job, row, the jobs behind it)."""
+
+
+class _Reached:
+    """Which tenants have reached their share. `share_of`: a tenant's dominant share now."""
+
+    def __init__(self, share_of: Callable[[str], float], tenants: int) -> None:
+        self._share_of, self._share = share_of, 1.0 / max(1, tenants)
+        self.known: dict[str, bool] = {}
+        """Owner → whether it has; to be cleared where it holds more."""
+
+    def __call__(self, owner: str) -> bool:
+        found = self.known.get(owner)
+        if found is None:
+            found = self.known[owner] = self._share_of(owner) >= self._share
+        return found
+
+
+def _in_turn(
+    jobs: Mapping[str, JobState],
+    levels: _Levels,
+    at_ms: int,
+    reached: _Reached,
+    starts: Callable[[JobState], None],
+    without: Container[str] = (),
+) -> Turns:
+    """The jobs of these levels in order. O(rows) for the first, O(log rows) for the others: a row whose first
+    job does not start is skipped.
+
+    `starts`: called for each job that starts, to bring `reached` up to date; `without`: ids of jobs that do
+    not wait.
+    """
+    left = {owner: sorted(by.items()) for owner, by in levels.items()}  # the highest priority last
+    tried: dict[str, int] = {}  # rows of the owner's current priority
+
+    def heads(rows: Iterable[tuple[Row, Iterator[Entry[Row]]]], delayed: bool) -> list[_Head]:
+        found: list[_Head] = []
+        for row, following in rows:
+            for submitted_ms, order, job_id, _ in following:
+                if job_id not in without:
+                    ratio = _ratio(submitted_ms, at_ms, row[3])
+                    later = delayed and not _overdue(row, ratio)
+                    found.append((later, -ratio, order, job_id, row, following))
+                    break
+        return found
+
+    def descend(owner: str) -> list[_Head]:
+        while left[owner]:
+            _, rows = left[owner].pop()
+            found = heads(zip(rows, map(iter, rows.values()), strict=True), reached(owner))
+            if found:
+                tried[owner] = len(found)
+                return found
+        return []
+
+    heap = [one for owner in left for one in descend(owner)]
+    heapify(heap)
+    while heap:
+        later, ratio, order, job_id, row, following = heappop(heap)
+        owner = row[0]
+        if not later and reached(owner) and not _overdue(row, -ratio):
+            heappush(heap, (True, ratio, order, job_id, row, following))
+            continue
+        started = yield (job := jobs[job_id])
+        tried[owner] -= 1
+        if started:
+            starts(job)
+            for one in heads(((row, following),), reached(owner)):
+                heappush(heap, one)
+                tried[owner] += 1
+        if not tried[owner]:
+            for one in descend(owner):
+                heappush(heap, one)
+
+
+class _FairRanking:
+    """Implements `penstock.scheduling.stages.protocols.Ranking`. `first`: jobs that come before all others
+    while their tenants are below their share."""
+
+    def __init__(
+        self, jobs: Mapping[str, JobState], levels: _Levels, held: IfHeld[str], first: Sequence[JobState]
+    ) -> None:
+        self._jobs, self._levels, self._held, self._first = jobs, levels, held, first
+        self._started: set[str] = set()
+        self._new: list[tuple[JobState, bool]] = []
+        """Jobs that have started since, and whether they count in `held`: what those of a tenant that has
+        reached its share hold matters later."""
+        self._wait = {
+            owner: sum(len(entries) for rows in by.values() for entries in rows.values())
+            for owner, by in levels.items()
+        }
+        """Owner → how many of its jobs wait."""
+
+    def ends(self, job: JobState) -> None:
+        """As `Ranking`."""
+        self._count()
+        self._held.ends(job)
+
+    def turns(self, at_ms: int) -> Turns:
+        """As `Ranking`. O(rows) for the first, O(log rows) for the others."""
+        self._count()
+        tried: Counter[str] = Counter()  # owners of the first jobs
+        gone = self._started
+        if self._first:
+            reached, gone = self._reached(tried), set(self._started)
+            for job in self._first:
+                if job.job_id not in gone and not reached(job.spec.owner):
+                    gone.add(job.job_id)
+                    if (yield job):
+                        self._starts(reached, job)
+                    else:
+                        tried[job.spec.owner] += 1
+            self._count()
+        reached = self._reached(tried)
+        starts = partial(self._starts, reached)
+        yield from _in_turn(self._jobs, self._levels, at_ms, reached, starts, gone)
+
+    def _reached(self, tried: Mapping[str, int]) -> _Reached:
+        """`tried`: owner → how many of its jobs do not count as waiting."""
+        held, total = self._held.held, self._held.total
+        tenants = held.keys() | {owner for owner, count in self._wait.items() if count > tried.get(owner, 0)}
+        return _Reached(lambda owner: dominant(held.get(owner, NOTHING), total), len(tenants))
+
+    def _starts(self, reached: _Reached, job: JobState) -> None:
+        owner = job.spec.owner
+        counts = not reached(owner)
+        if counts:
+            self._held.starts(job)
+            del reached.known[owner]
+        self._new.append((job, counts))
+
+    def _count(self) -> None:
+        for job, counts in self._new:
+            self._started.add(job.job_id)
+            self._wait[job.spec.owner] -= 1
+            if not counts:
+                self._held.starts(job)
+        self._new.clear()
 
 
 class FairResponse:
@@ -64,150 +191,76 @@ class FairResponse:
 
     def __init__(self) -> None:
         self._rows: JobRows[Row] = JobRows(_row)
-        self.holdings = Holdings(owner_of)
-        self._waits: Set[str] | None = None
-        """Tenants with waiting jobs; None: not computed since the rows changed."""
+        self._levels: _Levels = {}
+        """The rows of waiting jobs."""
+        self._holdings = Holdings(owner_of)
 
     def order(self, state: CellState) -> Iterator[str]:
-        """O(changes since the last call + rows) for the first, O(log rows) for the others.
+        """O(changes since the last call + rows) for the first, O(log rows) for the others."""
+        reached = _Reached(self._holdings.share, len(self._tenants(state)))
 
-        A row whose first job does not start is skipped.
-        """
-        share_of, share = self.holdings.share, 1.0 / max(1, len(self._tenants(state)))
-        reached: dict[str, bool] = {}  # owner → whether it has reached its share; until a job starts
-        started = False  # only then an owner below its share may have reached it since
+        def starts(_job: JobState) -> None:
+            self._holdings.update(state)
+            reached.known.clear()
 
-        def over(owner: str) -> bool:
-            found = reached.get(owner)
-            if found is None:
-                found = reached[owner] = share_of(owner) >= share
-            return found
-
-        heap: list[tuple[bool, float, int, str, Row, Following]] = []
-        levels = _levels(self._rows.waiting)
-        tried = dict.fromkeys(levels, 0)  # rows of the owner's current priority
-
-        def enter(following: Following) -> None:
-            head = next(following, None)
-            if head is not None:
-                _, order, job_id, row = head
-                job = state.jobs[job_id]
-                ratio = _ratio(job, state.now_ms, row[-1])
-                later = over(row[0]) and not _overdue(job, ratio)
-                heappush(heap, (later, -ratio, order, job_id, row, following))
-                tried[row[0]] += 1
-
-        def descend(owner: str) -> None:
-            if levels[owner]:
-                for _, entries in levels[owner].pop():
-                    enter(iter(entries))
-
-        for owner in levels:
-            descend(owner)
-        while heap:
-            later, ratio, order, job_id, row, following = heappop(heap)
-            owner = row[0]
-            if started and not later and over(owner) and not _overdue(state.jobs[job_id], -ratio):
-                heappush(heap, (True, ratio, order, job_id, row, following))
-                continue
-            yield job_id
-            tried[owner] -= 1
-            if goes_on(state, job_id):
-                self.holdings.update(state)
-                reached.clear()
-                started = True
-                enter(following)
-            if not tried[owner]:
-                descend(owner)
+        turns = _in_turn(state.jobs, self._levels, state.now_ms, reached, starts)
+        job = next(turns, None)
+        while job is not None:
+            yield job.job_id
+            try:
+                job = turns.send(goes_on(state, job.job_id))
+            except StopIteration:
+                return
 
     def ranking(
-        self, state: CellState, waiting: Iterable[JobState], holding: Iterable[JobState], at_ms: int
-    ) -> Turns:
-        """O(holding + waiting · log waiting)."""
-        return self.turns(state, waiting, self.holdings.if_held(state, holding), at_ms)
-
-    def turns(
-        self, state: CellState, waiting: Iterable[JobState], held: dict[str, Amounts], at_ms: int
-    ) -> Turns:
-        """As `ranking`. `held`: what tenants hold; what starts is added to it."""
-        total = at_least(capacity(state), held)
-        levels = self._levels_of(state, waiting)
-        share = 1.0 / max(1, len(levels.keys() | held.keys()))
-        reached = {owner for owner, amount in held.items() if dominant(amount, total) >= share}
-        heap: list[tuple[bool, float, int, JobState, Row, Iterator[JobState]]] = []
-        tried = dict.fromkeys(levels, 0)  # rows of the owner's current priority
-
-        def enter(row: Row, following: Iterator[JobState]) -> None:
-            job = next(following, None)
-            if job is not None:
-                ratio = _ratio(job, at_ms, row[-1])
-                later = row[0] in reached and not _overdue(job, ratio)
-                heappush(heap, (later, -ratio, job.order, job, row, following))
-                tried[row[0]] += 1
-
-        def descend(owner: str) -> None:
-            if levels[owner]:
-                for row, jobs in levels[owner].pop():
-                    enter(row, iter(jobs))
-
-        for owner in levels:
-            descend(owner)
-        while heap:
-            later, ratio, order, job, row, following = heappop(heap)
-            owner = row[0]
-            if not later and owner in reached and not _overdue(job, -ratio):
-                heappush(heap, (True, ratio, order, job, row, following))
-                continue
-            started = yield job
-            tried[owner] -= 1
-            if started:
-                if owner not in reached:
-                    held[owner] = plus(held.get(owner, NOTHING), amounts(job))
-                    if dominant(held[owner], total) >= share:
-                        reached.add(owner)
-                enter(row, following)
-            if not tried[owner]:
-                descend(owner)
-
-    def _levels_of(
-        self, state: CellState, waiting: Iterable[JobState]
-    ) -> dict[str, list[list[tuple[Row, list[JobState]]]]]:
-        """Owner → these jobs in rows by priority, the highest last. A row's jobs are in order of submission,
-        and so in order of their response ratios."""
+        self, state: CellState, waiting: Iterable[JobState] | None = None, first: Sequence[JobState] = ()
+    ) -> _FairRanking:
+        """As `Order`. `first`: as in `_FairRanking`."""
         self._update_rows(state)
-        known, rows = self._rows.row_of, dict[Row, list[JobState]]()
-        for job in waiting:
-            row = known(job.job_id) if state.jobs.get(job.job_id) is job else None
-            rows.setdefault(_row(state, job)[0] if row is None else row, []).append(job)
-        for jobs in rows.values():
-            if len(jobs) > 1:
-                jobs.sort(key=_BY_ORDER)
-        return _levels(rows)
+        held = IfHeld(state, self._holdings)
+        if waiting is None:
+            return _FairRanking(state.jobs, self._levels, held, first)
+        jobs = {job.job_id: job for job in sorted(waiting, key=attrgetter("order"))}
+        levels: _Levels = {}
+        for job_id, job in jobs.items():
+            row = self._rows.row_of(job_id) if state.jobs.get(job_id) is job else None
+            row = row or _row(state, job)[0]
+            entry = job.submitted_ms, job.order, job_id, row
+            levels.setdefault(row[0], {}).setdefault(row[1], {}).setdefault(row, []).append(entry)
+        return _FairRanking(jobs, levels, held, first)
 
     def below_share(self, state: CellState, owner: str) -> bool:
         """Whether the owner's jobs hold less than its share now."""
         tenants = self._tenants(state) | {owner}
-        return self.holdings.share(owner) < 1.0 / len(tenants)
+        return self._holdings.share(owner) < 1.0 / len(tenants)
 
     def _tenants(self, state: CellState) -> Set[str]:
         """Tenants that wait or hold anything now."""
         self._update_rows(state)
-        self.holdings.update(state)
-        if self._waits is None:
-            self._waits = {row[0] for row in self._rows.waiting}
-        return self._waits | self.holdings.held.keys()
+        self._holdings.update(state)
+        return self._levels.keys() | self._holdings.held.keys()
 
     def _update_rows(self, state: CellState) -> None:
-        changed, anew = self._rows.update(state)
-        if changed or anew:
-            self._waits = None
+        _, anew = self._rows.update(state)
+        if anew:
+            self._levels = {}
+        for row in self._rows.opened:
+            by = self._levels.setdefault(row[0], {})
+            rows = by.setdefault(row[1], {})
+            rows.pop(row, None)
+            if row in self._rows.waiting:
+                rows[row] = self._rows.waiting[row]
+            if not rows:
+                del by[row[1]]
+            if not by:
+                del self._levels[row[0]]
 
     def claim(self, state: CellState, job: JobState) -> str:
         """`ada holds 20% of the cell, below its share of 33%; priority 5 among its jobs; waited 2 h 10 min,
         and jobs of this size are raised every 30 min`."""
         owner = job.spec.owner
         tenants = len(self._tenants(state) | {owner})
-        held = self.holdings.share(owner)
+        held = self._holdings.share(owner)
         side = "at or above" if held >= 1.0 / tenants else "below"
         share = f"{owner} holds {held:.0%} of the cell, {side} its share of {1 / tenants:.0%}"
         return (
@@ -217,19 +270,12 @@ class FairResponse:
         )
 
 
-def _levels(rows: Mapping[Row, T]) -> dict[str, list[list[tuple[Row, T]]]]:
-    """Owner → the owner's rows by priority, the highest last."""
-    found: dict[str, dict[int, list[tuple[Row, T]]]] = {}
-    for row in rows.items():
-        found.setdefault(row[0][0], {}).setdefault(row[0][1], []).append(row)
-    return {owner: [by[priority] for priority in sorted(by)] for owner, by in found.items()}
-
-
 def _row(state: CellState, job: JobState) -> tuple[Row, float]:
     key: tuple[object, ...] = job.demand_key
     if job.spec.min_workers is not None and job.spec.timed:
         key = (*key, job.job_id)  # it waits for its own shape
-    return (job.spec.owner, job.spec.priority, key, _r_s(state, job)), job.order
+    large = gpus_of(job) >= LARGE_GPUS
+    return (job.spec.owner, job.spec.priority, key, _r_s(state, job), large), job.submitted_ms
 
 
 def _r_s(state: CellState, job: JobState) -> float:
@@ -240,24 +286,23 @@ def _r_s(state: CellState, job: JobState) -> float:
     return response_r_s(float(1 << int(seconds * max(1, gpus)).bit_length()), gpus >= LARGE_GPUS)
 
 
-def response_ratio(state: CellState, job: JobState) -> float:
-    """(waited + r) / r, ≥ 1; see the module's docstring."""
-    return _ratio(job, state.now_ms, _r_s(state, job))
-
-
-def patience(state: CellState, job: JobState) -> float:
-    """Response ratio from which nodes are reserved for the job: PATIENCE, and up to four times that for a
-    gang of more than a quarter of the cell's GPUs.
+def has_waited(state: CellState, job: JobState) -> bool:
+    """Whether the job has waited so long that nodes are reserved for it: its response ratio is PATIENCE, or
+    up to four times that for a gang of more than a quarter of the cell's GPUs.
 
     Its reservation idles many GPUs: on 4 nodes of 4 GPUs the mean completion time of `poisson/12-per-hour`,
     whose gangs of eight need half of the cell, is 1.7 times Liquid's without this factor.
     """
+    ratio = _ratio(job.submitted_ms, state.now_ms, _r_s(state, job))
+    if ratio < PATIENCE:
+        return False
     part = gpus_of(job) * GPU / max(1, capacity(state)[0])
-    return PATIENCE * min(MAX_WIDE, max(1.0, part / WIDE_PART) ** 2)
+    return ratio >= PATIENCE * min(MAX_WIDE, max(1.0, part / WIDE_PART) ** 2)
 
 
-def _ratio(job: JobState, at_ms: int, r_s: float) -> float:
-    return ((at_ms - job.submitted_ms) / 1_000 + r_s) / r_s
+def _ratio(submitted_ms: float, at_ms: int, r_s: float) -> float:
+    """(waited + r) / r, ≥ 1; see the module's docstring."""
+    return ((at_ms - submitted_ms) / 1_000 + r_s) / r_s
 
 
 def response_r_s(service_s: float, large: bool) -> float:
@@ -269,6 +314,7 @@ def response_r_s(service_s: float, large: bool) -> float:
     return sqrt(HOUR_S * service_s)
 
 
-def _overdue(job: JobState, ratio: float) -> bool:
-    """Whether the job is a large gang that has waited so long that its tenant's share no longer delays it."""
-    return ratio >= PATIENCE and gpus_of(job) >= LARGE_GPUS
+def _overdue(row: Row, ratio: float) -> bool:
+    """Whether jobs of the row are large gangs that have waited so long that their tenant's share no longer
+    delays them."""
+    return row[4] and ratio >= PATIENCE

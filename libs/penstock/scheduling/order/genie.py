@@ -10,7 +10,7 @@ expected completion. Where its range begins above one worker, the smallest shape
 Among placements of equal ratio the one with fewer GPUs is chosen, then fewer nodes.
 """
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Sequence
 from itertools import islice
 from math import inf
 from typing import NamedTuple
@@ -25,7 +25,7 @@ from penstock.model.nouns.allowed import Where
 from penstock.model.nouns.types import WHOLE_GPU, Estimate, ResourceVector, ShapeOption
 from penstock.scheduling.order.deadlines import SURE, expected_ms, latency_ms, odds, sure_ms, urgent
 from penstock.scheduling.place.together import whole_gang
-from penstock.scheduling.stages.protocols import Policy, Turns
+from penstock.scheduling.stages.protocols import Policy
 from penstock.text.spans import span
 
 THETA = 0.5
@@ -74,7 +74,7 @@ def cost(nodes: int, gpus_per_node: int, most_nodes: int, most_gpus: int, theta:
 
 
 class Genie:
-    """A place, order and shape stage in one. Implements `Policy`, `Order` and `Shape` of
+    """A place and shape stage in one, and what an order asks. Implements `Policy` and `Shape` of
     `penstock.scheduling.stages.protocols`.
 
     Alg. 1 with three additions. A placement counts as in time only with probability `SURE`, if any placement
@@ -217,27 +217,6 @@ class Genie:
         return None if best is None or best[0] < 1 - SURE else best[-1]
 
     # ------------------------------------------------------------------------------------------ stages
-
-    def order(self, state: CellState) -> Iterator[str]:
-        """Line 13. O(waiting jobs × options)."""
-        jobs = [state.jobs[job_id] for job_id in state.queue.values()]
-        jobs.sort(key=lambda job: self._key(state, job))
-        for job in jobs:
-            yield job.job_id
-
-    def _key(self, state: CellState, job: JobState) -> tuple[int, float, int]:
-        """Sort key of a waiting job: whether its deadline is lost, w_i, order of submission."""
-        allowance = self.choice(state, job).allowance_ms
-        return int(allowance < 0 and not urgent(job.spec)), allowance, job.order
-
-    def ranking(
-        self, state: CellState, waiting: Iterable[JobState], holding: Iterable[JobState], at_ms: int
-    ) -> Turns:
-        """A job that does not start is skipped."""
-        del holding, at_ms
-        ordered = sorted(waiting, key=lambda job: self._key(state, job))
-        for job in ordered:  # noqa: UP028 - a list takes no `send`
-            yield job
 
     def claim(self, state: CellState, job: JobState) -> str:
         """How long it may still wait."""

@@ -11,9 +11,8 @@ that row does, and the whole row is skipped: a plan costs O(rows), however many 
 """
 
 from bisect import bisect_left, insort
-from collections.abc import Callable, Iterable, Iterator
-from heapq import heapify, heappop, heapreplace
-from typing import Any, Generic, TypeVar
+from collections.abc import Callable
+from typing import Generic, TypeVar
 
 from penstock.ledger.state.job.job_state import HOLDING, JobState
 from penstock.ledger.state.state import CellState
@@ -22,7 +21,6 @@ from penstock.model.nouns.transitions import JobStatus
 Row = TypeVar("Row", bound=tuple[object, ...])
 Entry = tuple[float, int, str, Row]
 """(key, order, job id, row); no two entries are equal in the first two fields."""
-NO_MORE: Iterator[Any] = iter(())
 CONTENDING = HOLDING - {JobStatus.STOPPING}
 QUEUES_AGAIN = frozenset({"preempted", "migrated", "drained"})
 """Reasons of stops after which the job waits at its old position."""
@@ -67,6 +65,8 @@ class JobRows(Generic[Row]):
         self.waiting: dict[Row, list[Entry[Row]]] = {}
         """Row → its jobs in order, as of the last `update`; no row is empty."""
         self.running: dict[Row, list[Entry[Row]]] = {}
+        self.opened: set[Row] = set()
+        """Rows that the last `update` has made or removed."""
         self._waits, self._runs = waits, runs
         self._unlisted = NOT_LISTED - (CONTENDING if runs is not None else frozenset())
         """Status of jobs that are in no row."""
@@ -77,6 +77,7 @@ class JobRows(Generic[Row]):
         """O(changes since the last call · log jobs), plus moving the entries behind each in its row: 40 µs at
         100,000 jobs. Returns these changes (`Changes.ids`)."""
         changed, anew = self._changes.ids(state)
+        self.opened.clear()
         if anew:
             for rows in (self.waiting, self.running, self._entered):
                 rows.clear()
@@ -110,6 +111,7 @@ class JobRows(Generic[Row]):
             del row[bisect_left(row, before)]
             if not row:
                 del there[before[3]]
+                self.opened.add(before[3])
             del self._entered[job_id]
         if job is None or found is None or rows is None:
             return
@@ -119,6 +121,7 @@ class JobRows(Generic[Row]):
         present = rows.get(name)
         if present is None:
             rows[name] = [entry]
+            self.opened.add(name)
         else:
             insort(present, entry)
 
@@ -129,43 +132,6 @@ def goes_on(state: CellState, job_id: str) -> bool:
     failed = state.failed_choices
     started = state.jobs[job_id].status is JobStatus.LAUNCHING
     return started or (failed.job_id == job_id and failed.seq == state.seq)
-
-
-Head = tuple[float, int, str, Row, Iterator[Entry[Row]]]
-"""An entry, and the iterator over the entries after it."""
-
-
-def heads(singles: list[Head[Row]], rows: Iterable[Iterable[Entry[Row]]]) -> list[Head[Row]]:
-    """Builds a heap of single entries (each with `NO_MORE`) and the first entries of rows.
-
-    Read it with `go_on` and `heappop`: `heappop` skips the first entry and all that follow it in its row,
-    `go_on` skips only the entry.
-    """
-    for row in rows:
-        more = iter(row)
-        singles.append((*next(more), more))
-    heapify(singles)
-    return singles
-
-
-def go_on(heap: list[Head[Row]]) -> None:
-    """Replaces the first entry by the next one of its row, if there is one."""
-    more = heap[0][4]
-    following = None if more is NO_MORE else next(more, None)
-    if following is None:
-        heappop(heap)
-    else:
-        heapreplace(heap, (*following, more))
-
-
-def in_order(heaps: Iterable[list[Head[Row]]]) -> list[str]:
-    """Ids of all jobs in these heaps, one heap after the other; empties them."""
-    ids: list[str] = []
-    for heap in heaps:
-        while heap:
-            ids.append(heap[0][2])
-            go_on(heap)
-    return ids
 
 
 def will_queue_again(job: JobState) -> bool:

@@ -10,10 +10,9 @@ that job.
 The sum over tenants is what the nodes' leases hold, so the shares of a resource add up to at most 1.
 """
 
-from collections.abc import Callable, Container, Iterable, Mapping
+from collections.abc import Callable, Container, Mapping
 from dataclasses import dataclass
 from math import lcm
-from operator import attrgetter
 from typing import Generic, TypeVar
 
 from penstock.ledger.derived.groups import others
@@ -33,7 +32,6 @@ Amounts = tuple[int, int, int, int]
 """GPUs × `GPU`; cores, MiB of host memory and Mbit/s, each × `PARTS`."""
 NOTHING: Amounts = (0, 0, 0, 0)
 Tenant = TypeVar("Tenant")
-_JOB_ID = attrgetter("job_id")  # a forecast asks for that of all running jobs, many times
 
 
 def plus(one: Amounts, other: Amounts) -> Amounts:
@@ -147,22 +145,22 @@ class Holdings(Generic[Tenant]):
         """Tenants that hold anything."""
         self.total = NOTHING
         """The cell's capacity; of a resource of which leases hold more than the nodes still have, so much."""
-        self._tenant_of = tenant_of
+        self.tenant_of = tenant_of
         self._changes = Changes()
         self._capacity: tuple[int, Amounts] = (-1, NOTHING)
-        self._jobs: dict[str, _Held[Tenant]] = {}
+        self.jobs: dict[str, _Held[Tenant]] = {}
 
     def update(self, state: CellState) -> None:
         """O(changes since the last call)."""
         changed, anew = self._changes.ids(state)
         if anew:
             self.held.clear()
-            self._jobs.clear()
+            self.jobs.clear()
         elif not changed and state.capacity_version == self._capacity[0]:
             return
         if anew or state.capacity_version != self._capacity[0]:
             self._capacity = state.capacity_version, capacity(state)
-        jobs = self._jobs
+        jobs = self.jobs
         beside: dict[str, None] = {}
         """Jobs whose amounts depend on one that changed."""
         for job_id in changed:
@@ -190,31 +188,6 @@ class Holdings(Generic[Tenant]):
         held = self.held.get(tenant)
         return 0.0 if held is None else dominant(held, self.total)
 
-    def if_held(self, state: CellState, holding: Iterable[JobState]) -> dict[Tenant, Amounts]:
-        """What tenants would hold if exactly these jobs held resources: jobs that hold some now have their
-        leases, all others their demand. A new dict. O(jobs), and O(leases) for jobs of now that are not among
-        them."""
-        self.update(state)
-        found = dict(self.held)
-        jobs = list(holding)
-        stay = dict(zip(map(_JOB_ID, jobs), jobs, strict=True))
-        for job_id in stay.keys() - self._jobs.keys():
-            _add(found, self._tenant_of(stay[job_id]), amounts(stay[job_id]))
-        gone = self._jobs.keys() - stay.keys()
-        beside: dict[str, None] = {}
-        for job_id in gone:
-            before = self._jobs[job_id]
-            _add(found, before.tenant, minus(NOTHING, before.amounts))
-            beside.update(dict.fromkeys(before.after))
-            if before.job.group:
-                beside.update(dict.fromkeys(state.groups[before.job.group]))
-        for job_id in beside:
-            if job_id in self._jobs and job_id not in gone:
-                before = self._jobs[job_id]
-                more = minus(leased(state, before.job, gone), before.amounts)
-                _add(found, before.tenant, more)
-        return found
-
     def _enter(self, state: CellState, job: JobState, before: _Held[Tenant] | None) -> None:
         held = leased(state, job)
         if before is not None:
@@ -222,12 +195,55 @@ class Holdings(Generic[Tenant]):
                 before.version, before.after = job.version, job.after
                 return
             self._take(before)
-        tenant = self._tenant_of(job)
-        self._jobs[job.job_id] = _Held(job, job.version, job.after, tenant, held)
+        tenant = self.tenant_of(job)
+        self.jobs[job.job_id] = _Held(job, job.version, job.after, tenant, held)
         _add(self.held, tenant, held)
 
     def _take(self, before: _Held[Tenant]) -> None:
         _add(self.held, before.tenant, minus(NOTHING, before.amounts))
+
+
+class IfHeld(Generic[Tenant]):
+    """What tenants would hold if some jobs ended and others started, for as long as the state stays: jobs of
+    now have their leases, those that start their demand."""
+
+    def __init__(self, state: CellState, holdings: Holdings[Tenant]) -> None:
+        holdings.update(state)
+        self.held = dict(holdings.held)
+        """Tenants that hold anything."""
+        self._state, self._tenant_of, self._jobs = state, holdings.tenant_of, holdings.jobs
+        self._capacity = capacity(state)
+        self._ended: set[str] = set()
+        self._counted: dict[str, Amounts] = {}
+        """Jobs that have started, and those of now for which not their leases count."""
+
+    @property
+    def total(self) -> Amounts:
+        """As `Holdings.total`."""
+        return at_least(self._capacity, self.held)
+
+    def starts(self, job: JobState) -> None:
+        """A waiting job holds its demand. O(1)."""
+        self._counted[job.job_id] = found = amounts(job)
+        _add(self.held, self._tenant_of(job), found)
+
+    def ends(self, job: JobState) -> None:
+        """A job holds nothing. O(1), and O(leases) of those that hold the same."""
+        before = self._jobs.get(job.job_id)
+        if before is None:
+            _add(self.held, self._tenant_of(job), minus(NOTHING, self._counted.pop(job.job_id)))
+            return
+        self._ended.add(job.job_id)
+        self._count(before, NOTHING)
+        for job_id in (*before.after, *(self._state.groups[job.group] if job.group else ())):
+            if job_id in self._jobs and job_id not in self._ended:
+                other = self._jobs[job_id]
+                self._count(other, leased(self._state, other.job, self._ended))
+
+    def _count(self, one: _Held[Tenant], now: Amounts) -> None:
+        before = self._counted.get(one.job.job_id, one.amounts)
+        self._counted[one.job.job_id] = now
+        _add(self.held, one.tenant, minus(now, before))
 
 
 def _add(held: dict[Tenant, Amounts], tenant: Tenant, more: Amounts) -> None:

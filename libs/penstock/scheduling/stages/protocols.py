@@ -61,6 +61,19 @@ Turns = Generator[JobState, bool, None]
 """Waiting jobs, each in its turn; `send` reports whether the last one has started."""
 
 
+class Ranking(Protocol):
+    """The waiting jobs of a what-if in a profile's order, which changes as jobs start and end."""
+
+    def turns(self, at_ms: int) -> Turns:
+        """The order at this time. A job that starts waits no longer, and holds its demand; one that does not
+        is followed by all that may overtake it."""
+        ...
+
+    def ends(self, job: JobState) -> None:
+        """A job that holds resources in the what-if holds none any more."""
+        ...
+
+
 class Order(Protocol):
     """A stage of a profile: its own order of the waiting jobs; running jobs are not stopped."""
 
@@ -71,14 +84,9 @@ class Order(Protocol):
         """
         ...
 
-    def ranking(
-        self, state: CellState, waiting: Iterable[JobState], holding: Iterable[JobState], at_ms: int
-    ) -> Turns:
-        """The order if at `at_ms` the jobs `waiting` waited and the jobs `holding` held resources; a job that
-        does not start is followed by all that may overtake it.
-
-        For `why` and forecasts: it examines all jobs and uses no cache.
-        """
+    def ranking(self, state: CellState, waiting: Iterable[JobState] | None = None) -> Ranking:
+        """The order in a what-if that begins now. `waiting`: the jobs that wait in it; None: the queue's. The
+        state must not change while it is used."""
         ...
 
     def claim(self, state: CellState, job: JobState) -> str:

@@ -14,23 +14,16 @@ with remaining times a of the waiting and b of the running job, the swap lowers 
 times by b - a - cost.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from heapq import heapify, heappop, heappush, heapreplace
 from itertools import count
 from operator import itemgetter
+from typing import Any
 
 from penstock.ledger.state.job.demand import DemandKey
 from penstock.ledger.state.job.job_state import JobState
 from penstock.ledger.state.state import CellState
-from penstock.scheduling.order.job_rows import (
-    NO_MORE,
-    Head,
-    JobRows,
-    go_on,
-    heads,
-    in_order,
-    will_queue_again,
-)
+from penstock.scheduling.order.job_rows import Entry, JobRows, Row, will_queue_again
 from penstock.scheduling.service import (
     Key,
     ends_s,
@@ -56,6 +49,44 @@ def shortest_remaining_service(state: CellState, job: JobState, cost_s: float = 
     """GPU seconds: remaining time × the gang's GPUs. Without GPUs it is 0, even if the time is unknown."""
     gpus = gpus_of(job)
     return shortest_remaining_time(state, job, cost_s) * gpus if gpus else 0.0
+
+
+NO_MORE: Iterator[Any] = iter(())
+Head = tuple[float, int, str, Row, Iterator[Entry[Row]]]
+"""An entry, and the iterator over the entries after it."""
+
+
+def heads(singles: list[Head[Row]], rows: Iterable[Iterable[Entry[Row]]]) -> list[Head[Row]]:
+    """Builds a heap of single entries (each with `NO_MORE`) and the first entries of rows.
+
+    Read it with `go_on` and `heappop`: `heappop` skips the first entry and all that follow it in its row,
+    `go_on` skips only the entry.
+    """
+    for row in rows:
+        more = iter(row)
+        singles.append((*next(more), more))
+    heapify(singles)
+    return singles
+
+
+def go_on(heap: list[Head[Row]]) -> None:
+    """Replaces the first entry by the next one of its row, if there is one."""
+    more = heap[0][4]
+    following = None if more is NO_MORE else next(more, None)
+    if following is None:
+        heappop(heap)
+    else:
+        heapreplace(heap, (*following, more))
+
+
+def in_order(heaps: Iterable[list[Head[Row]]]) -> list[str]:
+    """Ids of all jobs in these heaps, one heap after the other; empties them."""
+    ids: list[str] = []
+    for heap in heaps:
+        while heap:
+            ids.append(heap[0][2])
+            go_on(heap)
+    return ids
 
 
 Kind = tuple[int, bool, bool]

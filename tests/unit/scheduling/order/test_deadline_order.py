@@ -32,7 +32,7 @@ def order(driver: CellDriver) -> list[str]:
     assert stage is not None
     one = list(stage.order(driver.state))
     waiting = [driver.job(job_id) for job_id in driver.state.queue.values()]
-    turns = stage.ranking(driver.state, waiting, list(driver.state.holding.values()), driver.now_ms)
+    turns = stage.ranking(driver.state, waiting).turns(driver.now_ms)
     assert [waits.job_id for waits in turns] == one, "forecasts use the same order"
     return one
 

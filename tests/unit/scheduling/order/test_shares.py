@@ -19,7 +19,7 @@ from penstock.model.nouns.types import TaskPlacement
 from penstock.model.proposals import MigrationProposed
 from penstock.model.schema.event import Event
 from penstock.scheduling.order.fair import FairResponse
-from penstock.scheduling.order.shares import GPU, PARTS, Holdings, amounts, owner_of, plus
+from penstock.scheduling.order.shares import GPU, NOTHING, PARTS, Holdings, IfHeld, amounts, owner_of, plus
 from penstock.why.queue_position import all_start
 from penstock_services.placer.core.step import Step
 from tests.support.cluster.driver import job_spec, node_spec
@@ -92,7 +92,11 @@ class Judge:
         holdings, jobs = self.readers[0][0], list(state.holding.values())
         gone = frozenset(job.job_id for job in jobs[self.seen["states"] % 6 // 3 :: 2])
         stay = [job for job in jobs if job.job_id not in gone]
-        found = holdings.if_held(state, stay)
+        what_if = IfHeld(state, holdings)
+        for job in jobs:
+            if job.job_id in gone:
+                what_if.ends(job)
+        found = dict(what_if.held)
         assert {owner: Fraction(held[0], GPU) for owner, held in found.items() if held[0]} == on_gpus(
             state, gone
         )
@@ -105,8 +109,14 @@ class Judge:
             assert found == anew(copy).held
         begins = [job for job in state.jobs.values() if job.in_line]
         for job in begins:
-            found[job.spec.owner] = plus(found.get(job.spec.owner, (0, 0, 0, 0)), amounts(job))
-        assert holdings.if_held(state, [*stay, *begins]) == found
+            what_if.starts(job)
+            held = plus(found.get(job.spec.owner, NOTHING), amounts(job))
+            if any(held):
+                found[job.spec.owner] = held
+        assert what_if.held == found
+        for job in [*begins, *stay]:
+            what_if.ends(job)
+        assert what_if.held == {}
 
     def _count(self, state: CellState) -> None:
         """What was there to be counted wrongly."""
@@ -227,7 +237,7 @@ def test_what_decides_is_what_is_shown() -> None:
     order = FairResponse()
     waiting = [cell.job("b2"), cell.job("a3")]
     assert list(order.order(cell.state)) == ["a3", "b2"]
-    turns = order.ranking(cell.state, waiting, cell.state.holding.values(), cell.now_ms)
+    turns = order.ranking(cell.state, waiting).turns(cell.now_ms)
     assert next(turns).job_id == "a3"
     assert order.below_share(cell.state, "ada")
     assert not order.below_share(cell.state, "bob")
@@ -275,9 +285,7 @@ def test_a_tenant_that_leaves_the_queue_raises_the_others_share_at_once() -> Non
     order = FairResponse()
 
     def listed() -> list[str]:
-        waiting = [job for job in cell.state.jobs.values() if job.in_line]
-        turns = order.ranking(cell.state, waiting, cell.state.holding.values(), cell.now_ms)
-        return [job.job_id for job in all_start(turns)]
+        return list(all_start(cell.state, order, cell.now_ms))
 
     assert listed() == ["b", "c"]
     assert "share of 33%" in order.claim(cell.state, cell.job("b"))

@@ -5,13 +5,14 @@ from typing import Any
 
 from penstock.errors import one_line
 from penstock.why.forecast import Start, expected_start
+from penstock.why.queue_position import Line
 from penstock_services.gateway.core.forecasts.eta import ends_ms
 from penstock_services.gateway.shell.gateway import Gateway
 
 
-def start_of(gateway: Gateway, job_id: str) -> dict[str, Any] | None:
+def start_of(gateway: Gateway, job_id: str, line: Line | None = None) -> dict[str, Any] | None:
     """`starts_ms` (ledger's ms, or null with `unknown`), `holders`, and what the forecast `assumes`. None:
-    the job is not in the queue."""
+    the job is not in the queue. `line`: of the present state, for a caller that has it."""
     state, now_ms = gateway.follower.state, gateway.follower.now_ms()
     asked = state.jobs.get(job_id)
     if asked is None or not asked.in_line:
@@ -22,7 +23,7 @@ def start_of(gateway: Gateway, job_id: str) -> dict[str, Any] | None:
         found = Start(None, "the cell is frozen", ())
     else:
         try:
-            found = expected_start(state, asked, ends, now_ms)
+            found = expected_start(state, asked, ends, now_ms, line)
         except Exception as error:  # noqa: BLE001 - the policy's bug is the answer
             found = Start(None, f"the profile's order failed: {one_line(error)}", ())
     if found is None:

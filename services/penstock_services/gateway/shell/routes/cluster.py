@@ -146,15 +146,17 @@ class Filters(NamedTuple):
 
     def chosen(self, state: CellState, caller: Caller) -> list[JobState]:
         """Name and labels of another tenant's job are hidden, so these filters do not match it."""
-        labels = dict.fromkeys(tuple(text.split("=", 1)) for text in self.label or ())
-        return [
-            job
-            for job in state.jobs.values()
-            if self.owner in (None, job.spec.owner)
-            and (not (labels or self.name) or caller.may_act_for(job.spec.owner))
-            and self.name in (None, job.spec.name)
-            and labels.keys() <= job.spec.labels.items()
-        ]
+        jobs = list(state.jobs.values())
+        if self.owner is not None:
+            jobs = [job for job in jobs if job.spec.owner == self.owner]
+        if self.label or self.name:
+            jobs = [job for job in jobs if caller.may_act_for(job.spec.owner)]
+        if self.name is not None:
+            jobs = [job for job in jobs if job.spec.name == self.name]
+        if self.label:
+            labels = dict.fromkeys(tuple(text.split("=", 1)) for text in self.label)
+            jobs = [job for job in jobs if labels.keys() <= job.spec.labels.items()]
+        return jobs
 
 
 async def filters_of(owner: Text = None, name: Text = None, label: Labels = None) -> Filters:

@@ -6,11 +6,13 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Query, Request
 from fastapi.responses import Response
 
+from penstock.ledger.state.state import CellState
 from penstock.ledger.views import adjustments, checkpoint, fragment
 from penstock.model.nouns.token import seq_of
 from penstock.model.wire.codec import as_written
 from penstock.why.doubts import distrust_text
 from penstock.why.explain import MAX_NAMED, UnknownJob, explain, not_waiting
+from penstock.why.queue_position import Line, line_of
 from penstock_services.gateway.core.access import Role
 from penstock_services.gateway.core.cursor import MAX_SEQ
 from penstock_services.gateway.core.forecasts import deadline
@@ -55,7 +57,6 @@ async def why(
     if at is None and at_ms is not None:
         at = await record_at(gateway, at_ms)
     found = await (_now(gateway, job_id) if at is None else _past(gateway, job_id, at))
-    found["start"] = start_of(gateway, job_id) if at is None else None
     found["deadline"] = deadline.answer(outlook_of(gateway, job_id)) if at is None else None
     caller = caller_of(request)
     if sees_all(caller):
@@ -67,12 +68,14 @@ async def _now(gateway: Gateway, job_id: str) -> dict[str, Any]:
     """As of the latest record. Raises `Problem` 404."""
     if job_id in gateway.follower.pending:
         await _until_folded(gateway, job_id)
-    state = gateway.follower.state
+    state, now_ms = gateway.follower.state, gateway.follower.now_ms()
+    job = state.jobs.get(job_id)
+    line = _line(state, now_ms) if job is not None and job.in_line else None
     try:
-        found: dict[str, Any] = as_written(explain(state, job_id, gateway.follower.now_ms()))
+        found: dict[str, Any] = as_written(explain(state, job_id, now_ms, line))
     except UnknownJob:
         return await _not_folded(gateway, job_id)
-    job = state.jobs.get(job_id)
+    start = start_of(gateway, job_id, line)
     if job is None:
         row = await find_job(gateway, job_id)
         found["detail"] = row["reason"] or ""
@@ -87,7 +90,16 @@ async def _now(gateway: Gateway, job_id: str) -> dict[str, Any]:
     found["unsaved"] = None if job is None else fragment(job.unsaved)
     found["move"] = None if job is None else await move_of(gateway, job)
     found["unfollowed_ms"] = None if job is None else job.unfollowed_ms
+    found["start"] = start
     return found
+
+
+def _line(state: CellState, now_ms: int) -> Line | None:
+    """The queue's order; None where the policy has a bug, which the answer names."""
+    try:
+        return line_of(state, max(now_ms, state.now_ms))
+    except Exception:  # noqa: BLE001 - see above
+        return None
 
 
 def _suspect(gateway: Gateway, nodes: list[str]) -> str:
@@ -124,7 +136,7 @@ async def _not_folded(gateway: Gateway, job_id: str) -> dict[str, Any]:
     answer = as_written(not_waiting(gateway.follower.state, job_id, row["status"], text, step))
     answer["now_ms"] = gateway.follower.now_ms()
     placement = None if pending else await placement_of(gateway, job_id, MAX_SEQ)
-    return answer | {"detail": row["reason"] or "", "placement": placement}
+    return answer | {"detail": row["reason"] or "", "placement": placement, "start": None}
 
 
 async def _past(gateway: Gateway, job_id: str, at: int) -> dict[str, Any]:
@@ -135,4 +147,4 @@ async def _past(gateway: Gateway, job_id: str, at: int) -> dict[str, Any]:
     past = await explained(gateway, job_id, at)
     placement = await placement_of(gateway, job_id, at) if past.placed else None
     move = None if past.move is None else await with_reasons(gateway, job_id, past.move, at)
-    return {**past.explanation, "placement": placement, "move": move}
+    return {**past.explanation, "placement": placement, "move": move, "start": None}
