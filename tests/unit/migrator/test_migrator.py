@@ -116,7 +116,7 @@ def test_a_converged_job_makes_room_for_those_that_gain(cell: WatchedCell) -> No
     proposal = cell.converge("a")
     assert proposal is not None
     assert (proposal.job_id, proposal.nodes, proposal.cause) == ("a", ("n2",), "converged")
-    assert "2 of 3 jobs on n1 still gain" in proposal.reason
+    assert "2 of 3 jobs on n1 still improve" in proposal.reason
     assert "n1 5" in proposal.reason
     step = cell.feed(proposal)
     assert kinds(step) == [

@@ -42,7 +42,6 @@ TOURNAMENT = 3
 CROSSOVER_SHARE = 0.6
 MAX_CHILDREN = 2_000
 CHILD_CONTAINERS = 300_000  # children × containers of one run
-MIN_CHILDREN = 100
 STALE_CHILDREN = 200  # children without a better plan before a new population
 MAX_IN_VAIN = 2  # consecutive populations without a better plan
 MAX_EXCHANGES = 10_000  # evaluated at the end of each population
@@ -267,7 +266,7 @@ def gga(
     if problem.gangs and problem.machines:
         run.populate()
         containers = len(run.problem.job_of)
-        children = max(MIN_CHILDREN, CHILD_CONTAINERS // (containers + len(problem.machines)))
+        children = CHILD_CONTAINERS // (containers + len(problem.machines))
         made = run.evolve(min(children, max_children))
     best = run.found
     places = tuple(

@@ -10,14 +10,14 @@ from collections.abc import Iterable, Sequence
 from itertools import combinations
 
 from penstock.ledger.derived.stages import stage_times
-from penstock.ledger.state.apart import key_of, kind_of
+from penstock.ledger.state.apart import MAX_APART, key_of, kind_of
 from penstock.ledger.state.job.job_state import JobState
 from penstock.ledger.state.state import CellState
 from penstock.scheduling.groups.validate_groups import RUNS
+from penstock.scheduling.make_room.reservation import MAX_ENDS
 from penstock.scheduling.stages.protocols import Profile
 from penstock.scheduling.stages.regroup import regroups
 
-MAX_LOOKED_AT = 256  # running jobs, for `why`
 Pairs = Sequence[tuple[str, str]]
 
 
@@ -68,8 +68,8 @@ def marks_of(pairs: Pairs, job: JobState) -> int:
     )
 
 
-FIRST_SIDES = ((1 << 512) - 1) // 3
-"""Bits of the first sides of 256 pairs (`apart.MAX_APART`)."""
+FIRST_SIDES = sum(1 << 2 * number for number in range(MAX_APART))
+"""Bits of the first sides of all pairs."""
 
 
 def clash(marks: Sequence[int]) -> bool:
@@ -82,7 +82,7 @@ def clash(marks: Sequence[int]) -> bool:
 
 def apart_from_all(state: CellState, job: JobState, profile: Profile) -> str:
     """Why a waiting job shares the GPUs of no running one, where the rules above are the reason, and not its
-    shape or its stages; empty: they are not. For `why`; O(`MAX_LOOKED_AT`)."""
+    shape or its stages; empty: they are not. For `why`; O(`MAX_ENDS`)."""
     if (
         profile.regroup is None
         or not bound(profile)
@@ -92,7 +92,7 @@ def apart_from_all(state: CellState, job: JobState, profile: Profile) -> str:
         return ""
     first = ""
     demand = job.demand
-    for order in sorted(state.holding)[:MAX_LOOKED_AT]:
+    for order in sorted(state.holding)[:MAX_ENDS]:
         other = state.holding[order]
         if other.status not in RUNS or other.demand.worker.gpus != demand.worker.gpus:
             continue

@@ -71,7 +71,7 @@ def test_who_waits_in_a_window_is_planned_at_once(profile: str) -> None:
     units = planned(found)
     assert {unit.jobs[0].job_id for unit in units} == waiting
     assert all(len(set(unit.jobs[0].nodes)) == 1 for unit in units), "nobody is split"
-    assert "one after the other" in units[0].explanation
+    assert "one by one" in units[0].explanation
 
 
 def test_a_job_that_has_ended_meanwhile_or_fits_nowhere_is_left_out() -> None:
