@@ -21,8 +21,8 @@ from penstock.ledger.state.job.job_state import JobState
 from penstock.ledger.state.state import CellState
 from penstock.model.inputs.estimates import StagesProfiled
 from penstock.model.nouns.types import WHOLE_GPU, StageTimes
-from penstock.scheduling.groups.companions import Pairs, circle_of, marks_of, pairs_apart
 from penstock.scheduling.groups.gang_turns import why_no_turns
+from penstock.scheduling.groups.validate_groups import Pairs, circle_of, marks_of, pairs_apart
 from penstock.scheduling.order.job_rows import CONTENDING, Entry, JobRows, will_queue_again
 from penstock.scheduling.service import Key, attained_s, fixed_cost_s, loses, remaining_s, stop_cost_s
 from penstock.scheduling.stages.regroup import ALL_JOBS, Candidate, Question, Scope

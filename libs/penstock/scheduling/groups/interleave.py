@@ -25,7 +25,6 @@ from penstock.ledger.state.state import CellState
 from penstock.model.decisions.ledger_events import MAX_RANK_LEVEL, MAX_RANKS, JobRank
 from penstock.model.nouns.types import StageTimes, within_ms
 from penstock.scheduling.groups.candidates import Candidates, Source
-from penstock.scheduling.groups.companions import clash
 from penstock.scheduling.groups.interleaving import (
     Interleaving,
     Times,
@@ -37,6 +36,7 @@ from penstock.scheduling.groups.planned_groups import MAX_CACHED, FirstFit, Plan
 from penstock.scheduling.groups.search.group_search import MAX_IN_ORDER, search
 from penstock.scheduling.groups.search.group_speeds import Computed, Kinds, Tables
 from penstock.scheduling.groups.search.group_weights import Job
+from penstock.scheduling.groups.validate_groups import clash
 from penstock.scheduling.service import ROUNDING, gpus_of, received_s, remaining_s
 from penstock.scheduling.stages.regroup import Answer, Candidate, GroupPlan, Question
 
@@ -53,7 +53,7 @@ LIMITS_GPU_S = tuple(FIRST_LIMIT_GPU_S * LIMITS_RATIO**queue for queue in range(
 ALIKE = 1.08  # stage times within 8 % are of one kind: profiles are not more accurate
 LEAST_SHARE = 0.01  # of an iteration; shorter stages are ignored
 TIME_BITS = 16  # of each of the five times in a kind's number: a step of `ALIKE` up or down, of any float
-MARKS_AT = 5 * TIME_BITS  # bits of a kind above its number: its marks (`companions.marks_of`)
+MARKS_AT = 5 * TIME_BITS  # bits of a kind above its number: its marks (`validate_groups.marks_of`)
 # one plan in so many is also made from scratch, not only from current groups; at whole seconds every other
 # one
 AFRESH_EVERY = 16
