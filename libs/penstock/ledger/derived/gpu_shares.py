@@ -15,7 +15,7 @@ from msgspec.structs import replace
 from penstock.model.nouns.settings import PlacerSettings
 from penstock.model.nouns.types import WHOLE_GPU, Estimate, JobSpec
 
-MILLI_PER_PERCENT = WHOLE_GPU // 100
+MILLI_PER_PERCENT = WHOLE_GPU // 100  # thousandths of a GPU
 
 
 def why_whole(estimate: Estimate, spec: JobSpec) -> str:

@@ -31,7 +31,7 @@ from penstock.scheduling.acting.telemetry_windows import WINDOW_MS
 
 BANDWIDTH_HIGH = 75.0
 """Percent of the node's memory bandwidth. Source: CODA §V-D."""
-BANDWIDTH_LOW = 60.0
+BANDWIDTH_LOW = 60.0  # own: so far below `BANDWIDTH_HIGH` that a release does not throttle again at once
 STALLED = 10.0
 """Percent of the time in which some thread of a training job waits for a core. A training job alone on its
 cores has almost none. Nodes publish when waiting begins, and once when it has ended, with a value below this:

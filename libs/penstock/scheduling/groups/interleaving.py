@@ -25,11 +25,11 @@ from typing import NamedTuple
 from penstock.model.decisions.groups import MAX_GROUP_MEMBERS
 from penstock.model.nouns.types import StageTimes
 
-RESOURCES = 4
+RESOURCES = 4  # storage, CPU, GPU, network. Source: Muri §4.1
 MAX_KNOWN = 131_072  # groups by their members' kinds, in each cache: 40 MB; as many as pairs of 512 jobs
 SAME_PERIOD = 1e-3  # relative difference at which two periods count as equal, from the authors' program
-AUTHORS_STEPS = 8
-LEAST_PROFILED = 0.8
+AUTHORS_STEPS = 8  # two rotations: the program compares the last with the one before
+LEAST_PROFILED = 0.8  # see `credible_times`
 NO_JOB = (-inf, -inf, -inf, -inf, -inf)  # replaces an absent member
 MAX_SPEED = 4.0  # bound of `Turns.speeds`
 

@@ -41,7 +41,7 @@ from penstock.scheduling.order.job_rows import (
 from penstock.scheduling.service import attained_s, gpus_of
 from penstock.scheduling.stages.protocols import NO_LIMITS, Selection
 
-POSITIONS_PER_RECORD = 1 << 12
+POSITIONS_PER_RECORD = 1 << 12  # above `MAX_RANKED`
 MAX_RANKED = 1_024
 """Moves written at once; the rest of a larger change (a cell restarted full of jobs) is written with the next
 plan."""

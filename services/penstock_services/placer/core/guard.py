@@ -54,18 +54,15 @@ def _estimated(state: CellState, event: JobEstimated) -> str | None:
     return "late_estimate" if late else "duplicate_estimate"
 
 
-def _job(state: CellState, job_id: str) -> JobState | str:
-    """The job; else why there is none."""
-    job = state.jobs.get(job_id)
-    if job is not None:
-        return job
+def _no_job(state: CellState, job_id: str) -> str:
+    """Why there is no such job."""
     return "job_ended" if job_id in state.ended else "unknown_job"
 
 
 def _cancel(state: CellState, event: external_events.JobCancelRequested) -> str | None:
-    job = _job(state, event.job_id)
-    if isinstance(job, str):
-        return job
+    job = state.jobs.get(event.job_id)
+    if job is None:
+        return _no_job(state, event.job_id)
     if event.tenant not in (None, job.spec.owner):
         return "other_tenant"
     return "already_stopping" if job.stop_reason in FINAL_STOPS else None
@@ -73,9 +70,9 @@ def _cancel(state: CellState, event: external_events.JobCancelRequested) -> str 
 
 def _command(state: CellState, event: Command) -> str | None:
     """Checks that holds and releases share."""
-    job = _job(state, event.job_id)
-    if isinstance(job, str):
-        return job
+    job = state.jobs.get(event.job_id)
+    if job is None:
+        return _no_job(state, event.job_id)
     if event.tenant not in (None, job.spec.owner):
         return "other_tenant"
     return "old_command" if 0 < event.after < job.commanded_seq else None
@@ -91,9 +88,9 @@ def _hold(state: CellState, event: external_events.JobHoldRequested) -> str | No
 
 
 def _save(state: CellState, event: external_events.JobCheckpointRequested) -> str | None:
-    job = _job(state, event.job_id)
-    if isinstance(job, str):
-        return job
+    job = state.jobs.get(event.job_id)
+    if job is None:
+        return _no_job(state, event.job_id)
     if event.tenant not in (None, job.spec.owner):
         return "other_tenant"
     if job.spec.checkpoint == "none":
@@ -110,9 +107,9 @@ def _command_run(state: CellState, event: JobCommandRun) -> str | None:
 
 
 def _follower(state: CellState, event: FollowerChanged) -> str | None:
-    job = _job(state, event.job_id)
-    if isinstance(job, str):
-        return job
+    job = state.jobs.get(event.job_id)
+    if job is None:
+        return _no_job(state, event.job_id)
     if job.spec.tied_to is None:
         return "not_tied"
     if event.after < job.followed_seq:
@@ -148,9 +145,9 @@ def _replayed(node: NodeState, said: int) -> str | None:
 
 def _eta(state: CellState, event: EtaEstimated) -> str | None:
     """Remaining time is of one attempt: a report after its end does not apply to the next."""
-    job = _job(state, event.job_id)
-    if isinstance(job, str):
-        return job
+    job = state.jobs.get(event.job_id)
+    if job is None:
+        return _no_job(state, event.job_id)
     return None if event.attempt == job.attempt else "stale_attempt"
 
 
