@@ -43,7 +43,7 @@ MAKERS = frozenset({"checked", "checked_json"})
 """Functions that construct their first argument."""
 VARIABLE = re.compile(r'"(PENSTOCK_[A-Z0-9_]*[A-Z0-9])"')
 SERVICES = "services/"
-MAX_WITHOUT_SOURCE = 86
+MAX_WITHOUT_SOURCE = 2
 """Named numbers of deciding code that still stand without a source; the number only falls."""
 
 

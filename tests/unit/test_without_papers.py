@@ -11,10 +11,10 @@ import pytest
 
 from penstock import entry_points
 from penstock.entry_points import Group
-from penstock.model.nouns.settings import PlacerSettings
+from penstock.model.nouns.settings import OWN_PROFILE, PlacerSettings
 from penstock.scheduling import profiles
 from penstock.scheduling.definition import Definition
-from penstock.scheduling.profiles import DEFAULT, UnknownProfile, definition_of, names, settings_of
+from penstock.scheduling.profiles import UnknownProfile, definition_of, names, settings_of
 
 WITHOUT = """
 import json, sys
@@ -94,7 +94,7 @@ def test_every_program_starts_and_a_cell_decides(found: Mapping[str, object]) ->
 
 def test_its_own_profile_is_the_only_one_and_others_name_their_extra(found: Mapping[str, object]) -> None:
     """Who asks for another profile is told what has it."""
-    assert found["profiles"] == [DEFAULT]
+    assert found["profiles"] == [OWN_PROFILE]
     said = "'srtf' is not a profile; there are penstock; for more install the extra `papers`"
     assert str(found["refused"]).startswith(said)
     assert found["generators"] == ["poisson/10-per-hour", "poisson/60-per-hour"]
@@ -112,9 +112,9 @@ def test_the_default_profile_pays_for_no_entry_point() -> None:
         mock.patch.object(profiles, "INSTALLED", Group[Definition]("penstock.profiles")),
         mock.patch.object(entry_points, "entry_points", read),
     ):
-        settings = settings_of({"profile": DEFAULT, "seed": 3})
+        settings = settings_of({"profile": OWN_PROFILE, "seed": 3})
         assert profiles.in_force(settings).max_overtakes > settings.max_overtakes
-        assert profiles.profile_for(settings).name == DEFAULT
+        assert profiles.profile_for(settings).name == OWN_PROFILE
         with pytest.raises(AssertionError):
             names()
 
@@ -126,7 +126,7 @@ def test_a_package_that_cannot_be_imported_is_named() -> None:
         mock.patch.object(profiles, "INSTALLED", Group[Definition]("penstock.profiles")),
         mock.patch.object(entry_points, "entry_points", return_value=[broken]),
     ):
-        assert names() == [DEFAULT, "srtf"]
+        assert names() == [OWN_PROFILE, "srtf"]
         with pytest.raises(
             UnknownProfile, match=r"srtf cannot be loaded: .*nowhere.*; install the extra `papers`"
         ):

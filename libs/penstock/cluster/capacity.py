@@ -10,6 +10,7 @@ from collections import Counter
 from collections.abc import Iterable
 from typing import NamedTuple
 
+from penstock.cluster.gang import EVERYWHERE
 from penstock.cluster.reasons import Reason
 from penstock.cluster.two_roles import Beside, Role, arranged, beside
 from penstock.ledger.state.index import Free, NodeIndex, NodeShape, Share
@@ -19,7 +20,6 @@ from penstock.model.nouns.allowed import Where, models_of
 from penstock.model.nouns.gpu_names import allows, listed
 from penstock.model.nouns.types import WHOLE_GPU, ResourceVector
 
-EVERYWHERE = -1  # the set of all nodes
 Shapes = list[tuple[NodeShape, int]]
 """Shapes with the number of nodes of each, ≥ 1."""
 

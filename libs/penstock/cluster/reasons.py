@@ -1,5 +1,5 @@
-"""The closed list of reasons why a node refuses a task and why a job waits; each with a text and a next
-step."""
+"""The closed list of reasons why a node refuses a task and why a job waits, each with a text and a next step;
+and refusals of proposals."""
 
 from collections.abc import Iterator, Mapping
 from enum import StrEnum
@@ -9,6 +9,7 @@ from typing import NamedTuple
 from penstock.ledger.state.index import NodeIndex
 from penstock.ledger.state.node.node_state import NodeState
 from penstock.ledger.state.state import CellState
+from penstock.model.decisions.refusals import Refused
 from penstock.model.nouns.allowed import Where, models_of
 from penstock.model.nouns.gpu_names import allows
 from penstock.model.nouns.transitions import NodeStatus
@@ -308,3 +309,21 @@ def short_of(cores: int, memory_mib: int, bandwidth_mbps: int, need: ResourceVec
         if has < wants:
             return f"{has} {what} are free, {wants}{more} needed"
     return ""
+
+
+class Refusal(NamedTuple):
+    """The reason, and its text for users."""
+
+    reason: Refused
+    detail: str
+
+
+def frozen(state: CellState) -> Refusal | None:
+    """The refusal while the cell is frozen; None: the cell acts on proposals."""
+    return Refusal("wrong_state", f"the cell is frozen: {state.frozen}") if state.frozen else None
+
+
+def unknown(state: CellState, job_id: str) -> Refusal:
+    """The refusal for a job that does not exist."""
+    outcome = state.ended.get(job_id)
+    return Refusal("unknown_job", f"{job_id} {f'has ended: {outcome}' if outcome else 'is unknown'}")

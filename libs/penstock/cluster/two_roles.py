@@ -15,8 +15,8 @@ import numpy as np
 from penstock.ledger.state.index import Free, Share
 from penstock.model.nouns.types import WHOLE_GPU, ResourceVector
 
-NONE = -(1 << 40)
-"""Servers that fit where the workers do not; the sum over all nodes stays below 0."""
+NONE = np.iinfo(np.int64).min // 2
+"""Servers that fit where the workers do not; the sum with those of all nodes stays below 0."""
 Beside = tuple[int, ...]
 """Of one node: servers that fit beside 0, 1, 2, … workers."""
 

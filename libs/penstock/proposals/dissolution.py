@@ -16,7 +16,7 @@ from penstock.ledger.state.job.job_state import JobState
 from penstock.ledger.state.state import CellState
 from penstock.model.decisions.groups import KindsApart, Shortfall
 from penstock.proposals.plan_stops import stays
-from penstock.scheduling.service import stop_cost_s
+from penstock.scheduling.service import LOSES_MS, stop_cost_s
 
 PATIENCE_MS = 60_000
 """A member that is slower than promised for so long ends its group: some ten of the SDK's reports, and longer
@@ -24,7 +24,6 @@ than any bounded wait for turns (`turns.MAX_HOLDERS` times `turns.MAX_WAIT_S`)."
 APART_MS = 86_400_000
 """Jobs of these kinds are grouped again after a day: then a pair that never works loses a minute and a
 restart a day."""
-LOSES_S = 3_600.0  # as of jobs from which cores are reclaimed (`profiles.LOSES_MS`)
 
 
 class Dissolution(NamedTuple):
@@ -78,5 +77,5 @@ def _cost_s(state: CellState, job: JobState) -> float:
         return inf
     if job.saves:
         return stop_cost_s(state, job)
-    ran_s = 0.0 if job.running_ms is None else (state.now_ms - job.running_ms) / 1_000
-    return ran_s if ran_s <= LOSES_S else inf
+    ran_ms = 0 if job.running_ms is None else state.now_ms - job.running_ms
+    return ran_ms / 1_000 if ran_ms <= LOSES_MS else inf

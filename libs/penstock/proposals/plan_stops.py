@@ -9,7 +9,7 @@ names, as many as possible continue to run, the last named first.
 from collections.abc import Container, Iterator, Sequence
 from typing import NamedTuple
 
-from penstock.cluster.refusal import Refusal, unknown
+from penstock.cluster.reasons import Refusal, unknown
 from penstock.cluster.view import ClusterView, Undo, living_places
 from penstock.ledger.derived.groups import booked
 from penstock.ledger.derived.succession import awaited

@@ -7,7 +7,7 @@ Each unit of a plan is validated separately (`validate_plans`).
 
 from typing import Literal, NamedTuple
 
-from penstock.cluster.refusal import Refusal
+from penstock.cluster.reasons import Refusal
 from penstock.ledger.state.state import CellState
 from penstock.model.decisions.refusals import Refused
 from penstock.model.proposals import (

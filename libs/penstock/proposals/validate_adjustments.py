@@ -3,7 +3,7 @@ on exactly this state; and its resulting cores."""
 
 from typing import NamedTuple
 
-from penstock.cluster.refusal import Refusal, frozen
+from penstock.cluster.reasons import Refusal, frozen
 from penstock.ledger.derived.groups import others
 from penstock.ledger.derived.succession import followers
 from penstock.ledger.fold.evolve_tasks import job_of_task

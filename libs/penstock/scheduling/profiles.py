@@ -38,14 +38,10 @@ from penstock.scheduling.place.lending import Lending
 from penstock.scheduling.place.moldable import ShortestStep
 from penstock.scheduling.place.sharing import ByMeasuredPairs
 from penstock.scheduling.place.together import Together
+from penstock.scheduling.service import LOSES_MS
 from penstock.scheduling.stages.protocols import Profile
 from penstock.text.installing import installing
 
-LOSES_MS = 3_600_000
-"""Under `penstock` borrowed cores are reclaimed from a job that does not save only within an hour of its
-placement: so it repeats at most an hour of work."""
-DEFAULT = OWN_PROFILE
-"""Profile of a cell whose operator names none."""
 INSTALLED: Group[Definition] = Group("penstock.profiles")
 """The profiles that installed packages define."""
 KNOWN_PROFILES = 4  # cached by `known_profile`
@@ -67,13 +63,13 @@ def _penstock(settings: PlacerSettings, own: NoSettings) -> Profile:
     """
     without = settings.without
     reclaims = "reclaim" not in without
-    together = (Lending if reclaims else Together)(DEFAULT, settings.network_weight)
+    together = (Lending if reclaims else Together)(OWN_PROFILE, settings.network_weight)
     fair, shape = FairResponse(), ShortestStep()
-    stages = DeadlineOrder(DEFAULT, together, fair, shape)
+    stages = DeadlineOrder(OWN_PROFILE, together, fair, shape)
     timed = "deadlines" not in without
     place, order, shaped = (stages, stages, stages) if timed else (together, fair, shape)
     return Profile(
-        DEFAULT,
+        OWN_PROFILE,
         place,
         order=order,
         backfill=None if "backfill" in without else Reservation(together, lambda job: not job.spec.timed),
@@ -82,7 +78,7 @@ def _penstock(settings: PlacerSettings, own: NoSettings) -> Profile:
         batch=None if "bursts" in without else Burst(together, order, settings.network_weight),
         regroup=None if "groups" in without else FairInterleave(),
         migrate=None if "moves" in without else LoadBalance(settings.convergence),
-        make_way=MakeWay(DEFAULT, stages.genie, stages.may_take)
+        make_way=MakeWay(OWN_PROFILE, stages.genie, stages.may_take)
         if timed and "make_way" not in without
         else None,
         guard=_guard_without(without),
@@ -119,12 +115,12 @@ class UnusedSetting(ValueError):
 
 def names() -> list[str]:
     """All profiles, in the order of the alphabet."""
-    return sorted({DEFAULT, *INSTALLED.names()})
+    return sorted({OWN_PROFILE, *INSTALLED.names()})
 
 
 def definition_of(name: str) -> Definition:
     """Raises `UnknownProfile`."""
-    if name == DEFAULT:
+    if name == OWN_PROFILE:
         return PENSTOCK
     try:
         found = INSTALLED.get(name)
@@ -132,7 +128,7 @@ def definition_of(name: str) -> Definition:
         raise UnknownProfile(f"profile {name} cannot be loaded: {error}; {installing('papers')}") from error
     if found is None:
         there = names()
-        more = f"; for more {installing('papers')}" if there == [DEFAULT] else ""
+        more = f"; for more {installing('papers')}" if there == [OWN_PROFILE] else ""
         raise UnknownProfile(f"{name!r} is not a profile; there are {', '.join(there)}{more}")
     return found
 
@@ -165,7 +161,7 @@ def settings_of(given: Mapping[str, Any]) -> PlacerSettings:
 
     Raises `UnknownProfile`, `UnusedSetting`, and pydantic's ValidationError with every wrong field.
     """
-    name = str(given.get("profile", DEFAULT))
+    name = str(given.get("profile", OWN_PROFILE))
     form = definition_of(name).form
     try:
         found = own_settings_apart(given)

@@ -14,6 +14,9 @@ from penstock.ledger.state.job.job_state import JobState
 from penstock.ledger.state.state import CellState
 from penstock.model.nouns.types import Estimate
 
+LOSES_MS = 3_600_000  # so much work a job that does not save may repeat, because it is stopped for others
+ROUNDING = 1e-9  # gains, and relative differences of sums of times, up to this may be rounding errors alone
+
 
 def attained_s(state: CellState, job: JobState) -> float:
     """Run time of the job, all attempts together, ≥ 0."""

@@ -27,7 +27,7 @@ from penstock.model.nouns.allowed import Where
 from penstock.model.nouns.settings import PlacerSettings
 from penstock.model.nouns.transitions import JobStatus
 from penstock.model.nouns.types import ResourceVector, Value
-from penstock.scheduling.groups.companions import apart_from_all
+from penstock.scheduling.groups.validate_groups import apart_from_all
 from penstock.scheduling.place.moldable import as_it_waits
 from penstock.scheduling.place.sharing import apart_text, sharing_text
 from penstock.scheduling.profiles import in_force

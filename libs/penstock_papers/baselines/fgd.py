@@ -36,10 +36,10 @@ from penstock_papers.baselines.rows import Flags, Ints, NodeTable, Rows
 from penstock_papers.baselines.scored import Scored
 from penstock_papers.settings import MAX_TYPICAL_TASKS, TypicalTask
 
-TYPICAL_PERCENT = 95
+TYPICAL_PERCENT = 95  # of all tasks are typical; see above
 RECENT_JOBS = 1_024
 """Number of the cell's youngest jobs that are the sample of typical tasks where the settings name none."""
-MAX_SCORE = 100
+MAX_SCORE = 100  # of a Kubernetes scheduler
 
 Group = tuple[int, int, int, tuple[str, ...]]
 """(cores, share of a GPU in thousandths or 0 for tasks without GPUs, GPUs, allowed models)."""

@@ -43,7 +43,7 @@ NOT_ALL = 4 * MAX_GPUS_PER_NODE
 """Score offset, above any score of a node that holds all remaining workers."""
 FURTHER = 8 * MAX_GPUS_PER_NODE
 """Score offset, above any score of a node that is nearer to the gang."""
-MAX_MASKS_CACHED = 4_096
+MAX_MASKS_CACHED = 4_096  # sets of free GPUs: a node with 8 GPUs has 256
 
 
 class Block(NamedTuple):

@@ -25,7 +25,7 @@ from penstock.scheduling.place.arrays import CPU, LARGE, SMALL, Array, array_of
 from penstock.scheduling.stages.protocols import Turns
 from penstock_papers.baselines.key_order import Ranked
 
-ARRAYS: tuple[Array, ...] = (LARGE, SMALL, CPU)
+ARRAYS: tuple[Array, ...] = (LARGE, SMALL, CPU)  # by priority (§V-A)
 HEAD = ""
 """In place of an owner: the head of the CPU array."""
 Row = tuple[object, ...]

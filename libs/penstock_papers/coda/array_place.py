@@ -32,7 +32,7 @@ MAX_LOOKED_AT = 64  # nodes of one class, the lowest ordinals first
 OWN, FIRST, SPARE, BORROWED = range(
     4
 )  # steps, in this order; OWN: nodes on which the gang already has a task
-PER_STEP = 100.0
+PER_STEP = 100.0  # above all GPUs and cores of any node
 PER_CORE = 1 / 2_048  # below one GPU for any node
 
 

@@ -27,18 +27,13 @@ from math import exp, log, pi, sin
 import numpy as np
 
 from penstock.simulator.generators.base import HOUR_S, Family, Generator, rng_of
+from penstock.simulator.job_models.sharing import SENSITIVITY
 from penstock.simulator.traces.jobs import TraceJob
-from penstock_papers.generators.coda import (
-    CORES_PER_NODE,
-    GPU_TRAFFIC,
-    GPUS_PER_NODE,
-    MODELS,
-    NODES,
-    USERS,
-    WITH_GPUS,
-    coda,
-)
 
+NODES, GPUS_PER_NODE, CORES_PER_NODE = 80, 5, 28
+MODELS = tuple(sorted(SENSITIVITY))
+GPU_TRAFFIC = 0.02
+USERS, WITH_GPUS = 20, 14
 DAY_S = 86_400.0
 GPU_JOBS_PER_DAY, CPU_JOBS_PER_DAY = 25_000 / 30, 75_000 / 30
 UP_TO_1_H, UP_TO_2_H = 1 - 0.685, 1 - 0.396
@@ -169,4 +164,4 @@ def _cpu_job(rng: np.random.Generator, user: str, at_s: float) -> TraceJob:
     )
 
 
-CODA = Family({"coda/default": coda(), "coda/month": coda_month(30), "coda/3-days": coda_month(3)})
+CODA = Family({"coda/month": coda_month(30), "coda/3-days": coda_month(3)})

@@ -20,17 +20,17 @@ from functools import lru_cache
 from typing import NamedTuple
 
 from penstock.model.nouns.types import StageTimes
-from penstock.scheduling.groups.interleaving import Interleaving, Prediction, Times, times_of
-from penstock.scheduling.groups.planned_groups import FirstFit, PlannedGroups, Shape
+from penstock.scheduling.groups.interleaving import MAX_KNOWN, Interleaving, Prediction, Times, times_of
+from penstock.scheduling.groups.planned_groups import MAX_CACHED, FirstFit, PlannedGroups, Shape
 from penstock.scheduling.stages.regroup import Candidate, PlannedGroup
 from penstock_papers.muri.many_efficiencies import Unit, union_efficiencies
 from penstock_papers.muri.matching import match_kinds, match_many_kinds
 from penstock_papers.muri.matching_chains import Pairs
 from penstock_papers.settings import Grouping
 
-MAX_ROUNDS = 4
-MAX_MATCHINGS_CACHED = 4_096
-MAX_SINGLES_CACHED = 4_096
+MAX_ROUNDS = (
+    4  # Alg. 1 has log₂ 4; a round that merges only the pairs that are needed leaves some to the next
+)
 MAX_KINDS_MATCHED = 64  # by `match_kinds`
 
 
@@ -55,9 +55,9 @@ class Grouper:
 
     def __init__(self, interleaving: Interleaving, grouping: Grouping) -> None:
         self._interleaving, self._grouping = interleaving, grouping
-        self._weight = lru_cache(maxsize=65_536)(self._weight_of)
-        self._match = lru_cache(maxsize=MAX_MATCHINGS_CACHED)(self._matched)
-        self._single = lru_cache(maxsize=MAX_SINGLES_CACHED)(_single)
+        self._weight = lru_cache(maxsize=MAX_KNOWN)(self._weight_of)
+        self._match = lru_cache(maxsize=MAX_CACHED)(self._matched)
+        self._single = lru_cache(maxsize=MAX_CACHED)(_single)
         self._planned = PlannedGroups(interleaving)
 
     def groups(
@@ -136,8 +136,8 @@ class Grouper:
             members = tuple(fixed[job.group])
             if members[0] != index:
                 continue
-            known = all(jobs[member].stages is not None for member in members)
-            times = tuple(sorted(_times(jobs[member]) for member in members)) if known else ()
+            known = [stages for member in members if (stages := jobs[member].stages) is not None]
+            times = tuple(sorted(map(times_of, known))) if len(known) == len(members) else ()
             memory = sum(jobs[member].gpu_memory_mib for member in members) if memory_mib else 0
             kind = _Kind(times, job.group, memory)
             buckets.setdefault(job.shape, []).append(_Group(members, kind))
@@ -224,13 +224,6 @@ class Grouper:
 def _single(stages: StageTimes | None, memory_mib: int) -> _Kind:
     """The kind of a group of one job that may be stopped, or waits."""
     return _Kind(() if stages is None else (times_of(stages),), "", memory_mib)
-
-
-NO_TIMES: Times = (0.0, 0.0, 0.0, 0.0, 0.0)
-
-
-def _times(job: Candidate) -> Times:
-    return NO_TIMES if job.stages is None else times_of(job.stages)
 
 
 def _united(one: _Group, other: _Group) -> _Group:

@@ -21,7 +21,6 @@ from penstock.model.inputs.external_events import (
 )
 from penstock.model.nouns.transitions import JobStatus
 from penstock.model.schema.topics import Topic
-from penstock.scheduling import profiles
 from penstock.scheduling.place import together
 from penstock_services.placer.shell import service as placer
 from penstock_services.placer.shell.replay import Replayer
@@ -111,7 +110,7 @@ def test_a_policy_that_raises_always_holds_up_nothing_but_placements(bug: Bug) -
         assert state.term == 1, "a bug in a policy ends no term"
         assert state.jobs["waits"].status is JobStatus.QUEUED
         assert state.failed_choices.count > 0
-        assert state.failed_choices.profile == profiles.DEFAULT
+        assert state.failed_choices.profile == "penstock"
         assert "KeyError: 'no score for waits'" in state.failed_choices.error
         letters = [orjson.loads(record.value) for record in stage.broker.records(LETTERS)]
         assert letters

@@ -35,8 +35,7 @@ from penstock.simulator.job_models.restarts import RestartCost, RestartingWork
 from penstock.simulator.job_models.sharing import BANDWIDTH_KNEE
 from penstock.simulator.traces.files.importing import Trace
 from penstock.simulator.traces.jobs import TraceJob
-from penstock_papers.generators.coda import CORES_PER_NODE
-from penstock_papers.generators.coda_month import make
+from penstock_papers.generators.coda_month import CORES_PER_NODE, make
 from penstock_papers.profiles import CODA_CONTENTION as AS_IN_SOURCE
 from tests.papers.parallel_runs import simulated
 from tests.papers.resampling import Floats

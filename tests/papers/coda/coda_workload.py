@@ -29,7 +29,7 @@ from penstock.simulator.commands.options import validate
 from penstock.simulator.engine import Simulation
 from penstock.simulator.job_models.catalogue import Run, work_for
 from penstock.simulator.traces.jobs import TraceJob
-from penstock_papers.generators.coda import CORES_PER_NODE
+from penstock_papers.generators.coda_month import CORES_PER_NODE
 from penstock_services.estimator.core.resources.cores import n_start
 from tests.papers.coda.coda_runs import AT_ONCE_S, DAYS, EACH, PART, cost_of, with_best, workload
 from tests.papers.parallel_runs import simulated

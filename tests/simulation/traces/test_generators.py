@@ -25,7 +25,7 @@ needs_data = pytest.mark.skipif(
     not (DATA / "pollux").is_dir(), reason=f"no measured tables in {DATA}; set PENSTOCK_DATA to their folder"
 )
 GENERATORS = generators()
-LARGE = frozenset({"coda/default", "coda/3-days"})
+LARGE = frozenset({"coda/3-days"})
 LARGEST = "coda/month"
 """Run by `tests.papers.coda.coda_tables`."""
 WITHOUT_TABLES = ("poisson/10-per-hour", "poisson/60-per-hour", "coda/3-days", "coda/month")
@@ -227,22 +227,6 @@ def test_specons_four_schedules() -> None:
         assert (len({job.model for job in jobs}) == 1) == (models == 1), name
         assert all(60 <= job.duration_s <= 390 and job.gpus == 0 for job in jobs)
     assert jobs_of("specon/fixed", 5)[-1].submit_s == 950
-
-
-def test_codas_mix_asks_for_what_it_should() -> None:
-    """Three of four jobs have no GPU; the GPU jobs ask for 95 % of the GPUs, all together for all cores."""
-    jobs = jobs_of("coda/default")
-    with_gpus = [job for job in jobs if job.gpus]
-    assert len(jobs) == 4 * len(with_gpus) == 16_000
-    span_s = sum(job.gpus * job.duration_s for job in with_gpus) / (0.95 * 400)
-    assert jobs[-1].submit_s == pytest.approx(span_s, rel=0.01)
-    assert sum((job.cores or 0) * job.duration_s for job in jobs) == pytest.approx(span_s * 80 * 28, rel=0.01)
-    single = [job for job in with_gpus if job.gpus == 1]
-    assert sum((job.cores or 0) <= 2 for job in single) in sure_range(0.761, len(single))
-    assert sum((job.cores or 0) > 10 for job in single) in sure_range(0.153, len(single))
-    assert all((job.cores or 0) >= job.gpus and job.gpus <= 5 for job in with_gpus)
-    owners = {job.owner for job in with_gpus}
-    assert owners.isdisjoint(f"user-{user}" for user in range(15, 21))
 
 
 def test_codas_month_is_as_published() -> None:

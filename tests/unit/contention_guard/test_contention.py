@@ -14,7 +14,7 @@ from penstock.model.decisions.ledger_events import LedgerAccepted
 from penstock.model.nouns.nodes import BandwidthCap
 from penstock.model.nouns.settings import Contention
 from penstock.model.proposals import CoresProposed, ThrottleProposed
-from penstock.scheduling.acting.eliminator import CAPS, RELEASE_MS, calm_after_ms, left
+from penstock.scheduling.acting.eliminator import CAPS, calm_after_ms, left
 from penstock_services.contention_guard.core.guard import ContentionGuard
 from tests.support.cluster.guarded_cell import GuardedCell, node
 
@@ -154,7 +154,7 @@ def test_the_time_of_a_core_is_given_back_before_the_other_cores() -> None:
     window(cell, step_ms=300.0, pressure=600.0)
     window(cell, step_ms=150.0, pressure=300.0)
     window(cell, step_ms=100.0, pressure=50.0)
-    cell.passes(RELEASE_MS)
+    cell.passes(calm_after_ms(0))
     cell.acts()
     assert (cell.cores(HOG), cap(cell)) == (1, None)
     cell.passes(calm_after_ms(1) - 1)
@@ -250,7 +250,7 @@ def test_it_is_let_go_when_nothing_has_been_short_for_a_while(cell: GuardedCell)
     assert window(cell, step_ms=100.0, pressure=55.0) == []
     due_ms = cell.guard.due_ms(cell.state)
     assert due_ms is not None
-    cell.passes(RELEASE_MS)
+    cell.passes(calm_after_ms(0))
     found = cell.acts()
     assert [(one.cause, one.memory_bandwidth_percent) for one in found] == [("released", None)]
     assert "memory bandwidth 55 %" in found[0].reason

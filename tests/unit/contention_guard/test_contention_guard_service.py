@@ -39,7 +39,7 @@ TASK, HOG = "a.1.w0", "hog.1.w0"
 
 @pytest.fixture(autouse=True)
 def _quiet(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(settling, "QUIET_MS", QUIET_MS)
+    monkeypatch.setattr(settling, "WINDOW_MS", QUIET_MS // settling.QUIET)
 
 
 @pytest.fixture

@@ -8,7 +8,7 @@ import pytest
 from penstock.model.nouns.nodes import BandwidthCap
 from penstock.model.nouns.settings import Contention
 from penstock.model.proposals import CoresProposed, ThrottleProposed
-from penstock.scheduling.acting.eliminator import CAPS, RELEASE_MS, calm_after_ms
+from penstock.scheduling.acting.eliminator import CAPS, calm_after_ms
 from penstock.scheduling.acting.telemetry_windows import CAME_BACK_MS, WINDOW_MS
 from penstock_services.contention_guard.core.searches import Search
 from tests.support.cluster.guarded_cell import GuardedCell, node
@@ -86,7 +86,7 @@ def test_all_slowed_jobs_are_released_in_one_step(sends_first: bool, mechanism: 
     cell = contended(sends_first=sends_first, caps=mechanism)
     window(cell, step_ms=300.0, busy=True)
     assert window(cell, step_ms=100.0, busy=False) == []
-    cell.passes(RELEASE_MS - 1)
+    cell.passes(calm_after_ms(0) - 1)
     assert cell.acts() == []
     cell.passes(1)
     found = cell.acts()
@@ -117,7 +117,7 @@ def test_a_release_that_did_not_reach_the_placer_is_repeated_on_a_quiet_node() -
     cell = contended(sends_first=True)
     window(cell, step_ms=300.0, busy=True)
     window(cell, step_ms=100.0, busy=False)
-    cell.passes(RELEASE_MS)
+    cell.passes(calm_after_ms(0))
     while cell.guard.next(cell.state, cell.now_ms) is not None:
         pass
     assert cores(cell) == [1] * 8
@@ -227,7 +227,7 @@ def test_a_clock_that_was_ahead_delays_help_by_a_minute_at_most(
     assert windows == helps_after
     assert cores(cell) == [1] * 8
     window(cell, step_ms=100.0, busy=False)
-    cell.passes(RELEASE_MS)
+    cell.passes(calm_after_ms(0))
     cell.acts()
     assert cores(cell) == [2] * 8
 

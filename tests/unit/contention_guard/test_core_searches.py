@@ -21,7 +21,8 @@ from penstock.model.inputs.external_events import JobCancelRequested
 from penstock.model.jobs.job_parts import ResourceRequest
 from penstock.model.nouns.settings import Contention
 from penstock.model.proposals import CoresProposed, PlanProposed, ProposedJob, ProposedUnit, ThrottleProposed
-from penstock.scheduling.acting.settling import MAX_REPORTS, QUIET_MS
+from penstock.scheduling.acting.settling import MAX_REPORTS, QUIET
+from penstock.scheduling.acting.telemetry_windows import WINDOW_MS
 from penstock_services.contention_guard.core.guard import ContentionGuard
 from penstock_services.contention_guard.core.searches import MEASURES_MS
 from tests.support.cluster.driver import estimate, job_spec
@@ -128,7 +129,7 @@ def test_a_probe_ends_when_the_speed_has_settled_and_not_before(cell: GuardedCel
     cell.passes()
     cell.sends("n1", A, step_ms=50.0)
     assert cell.acts() == []
-    cell.passes(QUIET_MS + 3 * 50 - 1)
+    cell.passes(QUIET * (WINDOW_MS + 50) - 1)
     assert cell.acts() == []
     cell.passes(1)
     following = cell.acts()

@@ -2,7 +2,7 @@
 
 import pytest
 
-from penstock.cluster.refusal import Refusal
+from penstock.cluster.reasons import Refusal
 from penstock.ledger.check.check import check
 from penstock.ledger.state.state import CellState
 from penstock.model.decisions import ledger_events

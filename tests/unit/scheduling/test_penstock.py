@@ -21,10 +21,9 @@ import pytest
 
 from penstock.cluster.reasons import Reason
 from penstock.model.inputs.external_events import GpuFaulted, NodeCordoned, NodeLeft, NodeUncordoned
-from penstock.model.nouns.settings import PlacerSettings
+from penstock.model.nouns.settings import OWN_PROFILE, PlacerSettings
 from penstock.model.nouns.transitions import JobStatus
 from penstock.scheduling.order.fair import FairResponse
-from penstock.scheduling.profiles import DEFAULT
 from penstock.why.explain import explain
 from tests.support.cluster.driver import CellDriver, job_spec, node_spec
 from tests.unit.ledger.state.test_remaining import answer
@@ -32,7 +31,7 @@ from tests.unit.scheduling.make_room.test_preemption import needing
 
 
 def cell(**settings: object) -> CellDriver:
-    return CellDriver(PlacerSettings(profile=DEFAULT, **settings))
+    return CellDriver(PlacerSettings(profile=OWN_PROFILE, **settings))
 
 
 def status(driver: CellDriver, job_id: str) -> JobStatus:

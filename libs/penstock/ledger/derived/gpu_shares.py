@@ -16,7 +16,7 @@ from penstock.model.jobs.job_spec import JobSpec
 from penstock.model.nouns.settings import PlacerSettings
 from penstock.model.nouns.types import WHOLE_GPU, Estimate
 
-MILLI_PER_PERCENT = WHOLE_GPU // 100
+MILLI_PER_PERCENT = WHOLE_GPU // 100  # thousandths of a GPU
 
 
 def why_whole(estimate: Estimate, spec: JobSpec) -> str:

@@ -28,7 +28,7 @@ from penstock.model.nouns.types import Estimate, Value
 from penstock.model.schema.topics import Topic
 
 MAX_ENDED_REMEMBERED = 100_000  # ids of ended jobs, so that a late duplicate cannot start one again
-MAX_REFUSED_JOINS = 1_000
+MAX_REFUSED_JOINS = 1_000  # nodes whose refusal is remembered, the latest
 MAX_FORGOTTEN_NODES = 100_000  # incarnations of nodes gone long ago
 MAX_PROPOSALS_REMEMBERED = 4_096  # so that a duplicate of one of them has no effect
 MAX_EARLY_ESTIMATES = 10_000  # estimates that arrived before their submission, which is on another topic
@@ -40,7 +40,7 @@ class Timer:
     about: TimerSubject
 
 
-MAX_CHANGES = 1 << 12
+MAX_CHANGES = 1 << 12  # who has read fewer of them reads everything anew
 
 
 class ChangeLog:

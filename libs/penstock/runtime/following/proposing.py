@@ -28,6 +28,7 @@ from penstock.runtime.following.ledger_follower import BATCH_MS, LedgerFollower
 from penstock.runtime.following.proposals import ProposalWriter
 from penstock.runtime.following.snapshots import load_replica
 from penstock.runtime.race import cancelled
+from penstock.runtime.service import Run
 from penstock.runtime.settings import Settings
 from penstock.runtime.tracing.tracer import Attributes, Tracing, tracing
 
@@ -208,7 +209,7 @@ class Proposing(ABC, Generic[Report, Sent]):
             self._traces.span(name, self._traces.plan_context(*about), start_ms, end_ms, found)
 
 
-Attempt = Callable[[Log, Tracing, Replica, asyncio.Event], Coroutine[Any, Any, None]]
+_Attempt = Callable[[Log, Tracing, Replica, asyncio.Event], Coroutine[Any, Any, None]]
 """(log, traces, the cell's replica, ready) → one attempt's work."""
 
 
@@ -216,7 +217,7 @@ async def run_attempts(
     name: str,
     settings: Settings,
     stop: asyncio.Event,
-    attempt: Attempt,
+    attempt: _Attempt,
     log: Log | None,
     ready: asyncio.Event | None,
 ) -> None:
@@ -238,3 +239,22 @@ async def run_attempts(
     finally:
         if log is None:
             await used.close()
+
+
+def service_of(name: str, proposing: Callable[[Settings, Log, Tracing, Replica], Proposing[Any, Any]]) -> Run:
+    """A service's entry. The topics must exist; it raises `NotAllowed`, `ConfigurationError`. `proposing`:
+    one attempt."""
+
+    async def run(
+        settings: Settings,
+        stop: asyncio.Event,
+        *,
+        log: Log | None = None,
+        ready: asyncio.Event | None = None,
+    ) -> None:
+        async def attempt(used: Log, traces: Tracing, replica: Replica, is_ready: asyncio.Event) -> None:
+            await proposing(settings, used, traces, replica).work(is_ready)
+
+        await run_attempts(name, settings, stop, attempt, log, ready)
+
+    return run

@@ -12,8 +12,7 @@ from typing import NamedTuple
 
 from penstock.model.decisions.adjustments import MAX_CORE_PROBES
 from penstock.model.nouns.types import MAX_CORES_PER_NODE
-
-KEEPS = 0.95  # of the best measured speed: `search` counts it as equal to the best
+from penstock.scheduling.acting.settling import AGREES
 
 
 class Seen(NamedTuple):
@@ -47,7 +46,7 @@ def across_nodes(start: int, seen: Sequence[Seen], most: int, least: int = 1) ->
         return Next(start, settled=start <= few)
     if len(speed) == 1:
         return Next(few, settled=False)
-    return Next(few if speed[few] >= KEEPS * speed[start] else start, settled=True)
+    return Next(few if keeps(speed[few], speed[start]) else start, settled=True)
 
 
 def walk(start: int, seen: Sequence[Seen], most: int, least: int = 1, probes: int = MAX_CORE_PROBES) -> Next:
@@ -91,18 +90,23 @@ def search(
     if not speed:
         return Next(start, settled=False)
     best = max(speed.values())
-    enough = min(cores for cores, found in speed.items() if found >= KEEPS * best)
+    enough = min(cores for cores, found in speed.items() if keeps(found, best))
     if len(speed) > probes:
         return Next(enough, settled=True)
     tried = sorted(speed)
     widest = tried[-1]
-    gains = len(tried) == 1 or speed[widest] * KEEPS > speed[tried[-2]]
+    gains = len(tried) == 1 or not keeps(speed[tried[-2]], speed[widest])
     if gains and widest < most:
         return Next(min(2 * widest, most), settled=False)
     short = max((cores for cores in tried if cores < enough), default=least - 1)
     if enough - short <= 1:
         return Next(enough, settled=True)
     return Next((enough + short) // 2, settled=False)
+
+
+def keeps(speed: float, best: float) -> bool:
+    """Whether the speed counts as equal to the best one, or above it."""
+    return speed >= (1 - AGREES) * best
 
 
 def _speeds(start: int, seen: Sequence[Seen], most: int) -> dict[int, float]:

@@ -18,13 +18,12 @@ from penstock.ledger.state.job.job_state import JobState
 from penstock.ledger.state.state import CellState
 from penstock.model.inputs.external_events import StepsMeasured
 from penstock.model.nouns.transitions import JobStatus, TaskStatus
+from penstock.scheduling.acting.settling import AGREES
 
 # weight of the prior e = 0, in squared logarithms: three changes by a third of the share outweigh it
 PRIOR = 0.25
-LEAST_CHANGE = 0.05  # of the logarithm of the share: after smaller changes noise of the step times dominates
-MAX_STEPS = (
-    4_096  # in the loads of all nodes, or as many as there are running jobs, before all jobs account for them
-)
+MAX_STEPS = 4_096
+"""In the loads of all nodes, or as many as jobs run, before all jobs account for them."""
 
 
 class Progress(NamedTuple):
@@ -242,8 +241,9 @@ class Crowding:
         known.done, known.total = steps.done, steps.total or 0
 
     def _learn(self, gpus: bool, share: float, step: float) -> None:
-        """Adds one data point: changes of the logarithms of share and step time."""
-        if abs(share) >= LEAST_CHANGE:
+        """Adds one data point: changes of the logarithms of share and step time. If the share changes by
+        less, step times differ by no more than those of equal speed do."""
+        if abs(share) >= AGREES:
             self._settle_all()  # with the exponent of that time
             xy, xx = self._fit.get(gpus, (0.0, 0.0))
             self._fit[gpus] = (xy - share * step, xx + share * share)

@@ -26,16 +26,16 @@ from typing import NamedTuple
 
 from penstock.model.decisions.adjustments import AdjustmentCause
 from penstock.model.nouns.nodes import BandwidthCap
+from penstock.scheduling.acting.settling import QUIET
+from penstock.scheduling.acting.telemetry_windows import WINDOW_MS
 
 BANDWIDTH_HIGH = 75.0
 """Percent of the node's memory bandwidth. Source: CODA §V-D."""
-BANDWIDTH_LOW = 60.0
-STALLED_HIGH = 10.0
+BANDWIDTH_LOW = 60.0  # own: so far below `BANDWIDTH_HIGH` that a release does not throttle again at once
+STALLED = 10.0
 """Percent of the time in which some thread of a training job waits for a core. A training job alone on its
-cores has almost none."""
-STALLED_LOW = 10.0
-"""Nodes publish when waiting begins, and once when it has ended, with a value below this: the two bounds are
-separated only in time."""
+cores has almost none. Nodes publish when waiting begins, and once when it has ended, with a value below this:
+high and low are separated only in time."""
 FALLS = 0.10
 """A training job that has lost this fraction of its best speed is slow."""
 CAPS = (50, 25, 10)
@@ -45,10 +45,7 @@ LITTLE_TRAFFIC = 5.0
 HEAVY = 0.5
 """Fraction of the largest traffic of a job without GPUs on the node: a job with less is not throttled with
 it. Source: §V-D monitors each such job's bandwidth, and names no bound."""
-RELEASE_MS = 6_000
-"""How long the pressure must stay low before jobs are released: three windows of telemetry; doubled after
-each release."""
-MAX_DOUBLINGS = 6
+MAX_DOUBLINGS = 6  # of the time before a release: 6.4 min at most
 
 
 class Training(NamedTuple):
@@ -111,14 +108,14 @@ class NodeView(NamedTuple):
         """Whether bandwidth or cores are short on the node."""
         if self.bandwidth is not None:
             return self.bandwidth >= BANDWIDTH_HIGH
-        return self.stalled is not None and self.stalled >= STALLED_HIGH
+        return self.stalled is not None and self.stalled >= STALLED
 
     @property
     def low(self) -> bool:
         """Whether certainly neither is short."""
         if self.bandwidth is not None:
             return self.bandwidth < BANDWIDTH_LOW
-        return self.stalled is not None and self.stalled < STALLED_LOW
+        return self.stalled is not None and self.stalled < STALLED
 
     @property
     def slowest(self) -> Training | None:
@@ -208,6 +205,6 @@ def released(view: NodeView, *, calm: bool) -> Sequence[Change]:
 
 
 def calm_after_ms(times: int) -> int:
-    """How long the pressure must stay low before jobs
-    that were released `times` before are released again."""
-    return RELEASE_MS << min(times, MAX_DOUBLINGS)
+    """How long the pressure must stay low before jobs that were released `times` before are released again;
+    at first as long as a speed without steps settles."""
+    return QUIET * WINDOW_MS << min(times, MAX_DOUBLINGS)

@@ -24,7 +24,7 @@ from penstock.scheduling.acting.convergence import Category, Monitor, NoiseMonit
 from penstock.scheduling.acting.crowding import Crowding, has_gpus
 from penstock.scheduling.acting.migrate import Migration, Seen, category_of
 from penstock.scheduling.acting.validate_moves import can_go
-from penstock.scheduling.service import loses, stop_cost_s
+from penstock.scheduling.service import ROUNDING, loses, stop_cost_s
 
 SAVE_S = 5.0  # assumed where a job's save was never measured. Source: SpeCon §III-C, less than 5 s
 CAUTION: Mapping[Category, float] = {
@@ -34,7 +34,6 @@ CAUTION: Mapping[Category, float] = {
 }
 """Required gain of a move, as a multiple of its cost."""
 LEAST_GAIN = 0.05  # of the sum of completion times on both nodes: jobs that come later are not predicted
-ROUNDING = 1e-9  # of sums of completion times, relative
 MAX_TRIED = 8  # jobs for which targets are tried, those with the largest gain of leaving
 
 
@@ -85,7 +84,7 @@ def _after(left: Sequence[float], done_s: float, now_s: float) -> tuple[list[flo
     """Of equally fast jobs, shortest first, what is left after so much of each,
     and how many have ended with it."""
     now_left = [left_s - done_s for left_s in left]
-    ended = bisect_right(now_left, 1e-9 * max(1.0, now_s))
+    ended = bisect_right(now_left, ROUNDING * max(1.0, now_s))
     return now_left[ended:], ended
 
 

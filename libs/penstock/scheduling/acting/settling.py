@@ -11,6 +11,7 @@ from collections import deque
 from collections.abc import Collection
 from typing import NamedTuple
 
+from penstock.model.nouns.types import MAX_MS
 from penstock.scheduling.acting.telemetry_windows import WINDOW_MS, TaskWindow
 
 AGREES = 0.05
@@ -18,11 +19,9 @@ AGREES = 0.05
 from the latest one's does not count as a change."""
 AGREES_POINTS = 10.0
 """The same for utilisation, in percent of a GPU."""
-QUIET_MS = 3 * WINDOW_MS
-"""How long, in addition to three steps, no change may arrive until a speed has settled: the windows of the
-SDK and of the node are two seconds each."""
-QUIET_STEPS = 3
-MAX_STEPS_MS = 1e10  # upper bound of the wait for three steps
+QUIET = 3
+"""For so many windows, and steps, no change may arrive until a speed has settled: the windows of the SDK and
+of the node are two seconds each."""
 OF_A_MEAN = 4
 """Number of changed reports in a mean."""
 MAX_REPORTS = 16
@@ -40,8 +39,8 @@ class Speed(NamedTuple):
     @property
     def quiet_ms(self) -> int:
         """How long no change may arrive until the speed has settled."""
-        steps_ms = QUIET_STEPS * 1_000 / self.per_s if self.by_steps else 0.0
-        return QUIET_MS + int(min(steps_ms, MAX_STEPS_MS))
+        steps_ms = QUIET * 1_000 / self.per_s if self.by_steps else 0.0
+        return QUIET * WINDOW_MS + int(min(steps_ms, MAX_MS))
 
 
 def speed_of(window: TaskWindow) -> Speed | None:

@@ -6,8 +6,7 @@ from collections.abc import Sequence
 from msgspec.structs import replace
 
 from penstock.cluster.assignment import place_on
-from penstock.cluster.reasons import why_not
-from penstock.cluster.refusal import Refusal, frozen, unknown
+from penstock.cluster.reasons import Refusal, frozen, unknown, why_not
 from penstock.cluster.view import ClusterView, living_places
 from penstock.ledger.derived.succession import followers
 from penstock.ledger.fold.plans import reserved_nodes

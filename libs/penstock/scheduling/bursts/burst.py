@@ -33,9 +33,8 @@ from penstock.scheduling.place.liquid import Network
 from penstock.scheduling.scheduling_pass import Starts, Trying, Waits, in_turn, scheduling_pass
 from penstock.scheduling.stages.protocols import Order, Policy
 
-MAX_TASKS = 2_048  # the placer accepts 4,096 in one plan
+MAX_TASKS = 2_048  # the placer accepts 4,096 in one plan; as many jobs are looked at, also such as do not fit
 MAX_NODES = 512  # of a problem: bounds its matrix of tasks and nodes
-MAX_LOOKED_AT = 2_048  # jobs in order, whether they fit or not
 
 
 class BurstQuestion(msgspec.Struct, frozen=True, gc=False, array_like=True):
@@ -112,7 +111,7 @@ class Burst:
         """Waiting jobs, each with the nodes on which the immediate path would start it now; empty: it would
         not start. `planned`: gets the undos of the jobs that the plan may place anew."""
         state = view.state
-        waiting = [state.jobs[job_id] for job_id in state.queue.values()[:MAX_LOOKED_AT]]
+        waiting = [state.jobs[job_id] for job_id in state.queue.values()[:MAX_TASKS]]
         turns = in_turn(waiting)
         if self._order is not None:
             turns = self._order.ranking(state, waiting).turns(state.now_ms)
@@ -232,7 +231,7 @@ def _fewest(job: JobState) -> JobState:
 def _has_room(state: CellState) -> bool:
     """Whether a node has room for a worker of one of the jobs that are looked at: else the immediate path
     starts none."""
-    waiting = (state.jobs[job_id] for job_id in state.queue.values()[:MAX_LOOKED_AT])
+    waiting = (state.jobs[job_id] for job_id in state.queue.values()[:MAX_TASKS])
     demands = {demand.key: demand for demand in (job.demand for job in waiting)}
     return any(state.index.candidates(one.worker, one.where) for one in demands.values())
 

@@ -11,8 +11,7 @@ from collections.abc import Iterator
 
 from penstock.scheduling.bursts.burst_plans import Change, Instance, Need, Plan
 from penstock.scheduling.place.liquid import FITNESS_UNITS
-
-LEAST_GAIN = 1e-9
+from penstock.scheduling.service import ROUNDING
 
 
 def improved(problem: Instance, plan: Plan, most: int) -> tuple[Plan, int]:
@@ -48,7 +47,7 @@ class _Exchanges:
         for node in sorted(nodes):
             for other in self._instead(one, node):
                 self.looked += 1
-                if self._gain(one, node, other) > LEAST_GAIN:
+                if self._gain(one, node, other) > ROUNDING:
                     self._make(one, node, other)
                     return True
         return False

@@ -21,24 +21,22 @@ from penstock.ledger.state.job.job_state import JobState
 from penstock.ledger.state.state import CellState
 from penstock.model.inputs.estimates import StagesProfiled
 from penstock.model.nouns.types import WHOLE_GPU, StageTimes
-from penstock.scheduling.groups.companions import Pairs, circle_of, marks_of, pairs_apart
 from penstock.scheduling.groups.gang_turns import why_no_turns
+from penstock.scheduling.groups.validate_groups import Pairs, circle_of, marks_of, pairs_apart
 from penstock.scheduling.order.job_rows import CONTENDING, Entry, JobRows, will_queue_again
 from penstock.scheduling.service import Key, attained_s, fixed_cost_s, loses, remaining_s, stop_cost_s
 from penstock.scheduling.stages.regroup import ALL_JOBS, Candidate, Question, Scope
 
 Item = TypeVar("Item")
 Shape = tuple[int, int, int, int]
-MAX_NEEDS = 16_384  # cached jobs
-NO_SHAPE: Shape = (0, 0, 0, 0)  # of jobs that no regroup stage plans: without GPUs, or with a part of one
 
 
-def shape_of(job: JobState) -> Shape:
-    """(workers, GPUs per worker, parameter servers, GPUs per server); `NO_SHAPE` for jobs without whole GPUs.
-    Only for jobs with an estimate."""
+def shape_of(job: JobState) -> Shape | None:
+    """(workers, GPUs per worker, parameter servers, GPUs per server); None for jobs without whole GPUs, which
+    no regroup stage plans. Only for jobs with an estimate."""
     estimate = job.estimate
     if estimate is None or not estimate.worker.gpus or estimate.worker.gpu_share_milli != WHOLE_GPU:
-        return NO_SHAPE
+        return None
     servers = job.spec.parameter_servers
     return job.workers, estimate.worker.gpus, servers, estimate.parameter_server.gpus if servers else 0
 
@@ -54,8 +52,8 @@ class _Needs(Struct, frozen=True, gc=False):
     profiles do."""
 
     version: int
-    gpus: int
-    shape: Shape
+    shape: Shape | None
+    """None: the stage does not plan the job."""
     stages: StageTimes | None
     gpu_memory_mib: int
     circle: str
@@ -66,8 +64,6 @@ class _Needs(Struct, frozen=True, gc=False):
     """As `Candidate.stop_cost_s`, but for what the job loses while it runs on."""
     loses: bool
     """Whether that cost rises with time."""
-    planned: bool
-    """Whether the stage plans the job."""
     stops: bool
     """Whether it may stop it."""
 
@@ -130,14 +126,16 @@ class Source(Generic[Item]):
         raise NotImplementedError
 
     def _row(self, state: CellState, job: JobState) -> tuple[Any, Any] | None:
-        """The row of a waiting job, and its key there."""
-        return self._shape(job), self._key_in_row(state, job)
+        """The row of a waiting job, and its key there; None: it is not planned."""
+        shape = self._shape(job)
+        return None if shape is None else (shape, self._key_in_row(state, job))
 
     def _key_in_row(self, state: CellState, job: JobState) -> tuple[float, ...]:
         return self._key(state, job), place_in_queue(job.rank)
 
-    def _shape(self, job: JobState) -> Shape:
-        return shape_of(job) if self._scope.plans(job) else NO_SHAPE
+    def _shape(self, job: JobState) -> Shape | None:
+        """None: the stage does not plan the job."""
+        return shape_of(job) if self._scope.plans(job) else None
 
     def _gathered(self, state: CellState) -> Gathered[Item] | None:
         """None: no job waits and no jobs share GPUs, or there are no GPUs."""
@@ -150,7 +148,7 @@ class Source(Generic[Item]):
         for job_id in self._of_waiting.keys() & changed:
             del self._of_waiting[job_id]
         rows = self._waiting_rows()
-        stopped = [job for job in state.stopping.values() if will_queue_again(job) and self._shape(job)[0]]
+        stopped = [job for job in state.stopping.values() if will_queue_again(job) and self._shape(job)]
         if not rows and not stopped and not state.groups:
             return None
         node_gpus = list(state.sound_gpus)
@@ -203,7 +201,7 @@ class Source(Generic[Item]):
 
     def _waiting_rows(self) -> Sequence[list[Entry[Any]]]:
         """Rows of the jobs that are planned."""
-        return [entries for shape, entries in self._rows.waiting.items() if shape != NO_SHAPE]
+        return list(self._rows.waiting.values())
 
     def _waiting(self, state: CellState, rows: Sequence[list[Entry[Any]]], gpus: int) -> list[Item]:
         found = []
@@ -233,7 +231,7 @@ class Source(Generic[Item]):
         others: set[tuple[int, int]] = set()
         closed = {node_id for node_id, node in state.nodes.items() if not node.placeable}
         for job in state.holding.values():
-            if job.status in CONTENDING and not job.target and (needs := self._needs_of(state, job)).planned:
+            if job.status in CONTENDING and not job.target and (needs := self._needs_of(state, job)).shape:
                 if not closed or not any(task.place.node_id in closed for task in job.tasks.values()):
                     running.append((job, needs))
                     continue
@@ -248,9 +246,10 @@ class Source(Generic[Item]):
         return running
 
     def _candidate(self, state: CellState, job: JobState, needs: _Needs) -> Candidate:
+        assert needs.shape is not None, job.job_id
         return Candidate(
             job.job_id,
-            needs.gpus,
+            gpus_in(needs.shape),
             needs.shape,
             needs.stages,
             remaining_s(state, job),
@@ -270,22 +269,20 @@ class Source(Generic[Item]):
         found = self._needs.get(job.order)
         if found is not None and found.version == job.version:
             return found
-        if len(self._needs) > MAX_NEEDS:
+        if len(self._needs) > 2 * len(state.jobs):  # most are of jobs that have ended
             self._needs.clear()
-        estimate, shape, runs = job.estimate, shape_of(job), job.status in CONTENDING
+        estimate, shape, runs = job.estimate, self._shape(job), job.status in CONTENDING
         assert estimate is not None, job.job_id
         found = self._needs[job.order] = _Needs(
             job.version,
-            gpus_in(shape),
             shape,
-            None if why_no_turns(shape[0], shape[2], ()) else stage_times(state, job),
+            None if shape is None or why_no_turns(shape[0], shape[2], ()) else stage_times(state, job),
             estimate.worker.gpu_memory_mib,
             circle_of(job),
             marks_of(self._apart, job),
             (job.group or f"{job.job_id}/alone") if runs else "",
             fixed_cost_s(job) if runs else 0.0,
             runs and loses(job),
-            self._shape(job) != NO_SHAPE,
             self._scope.stops(job),
         )
         return found
@@ -332,10 +329,7 @@ def _memory(state: CellState) -> int:
     )
 
 
-LAST = 1 << 53
-
-
-def place_in_queue(rank: tuple[int, int, int] | None) -> int:
+def place_in_queue(rank: tuple[int, int, int] | None) -> float:
     """Position among jobs with equal keys, where each job is added at the end of its queue; jobs without a
     rank come last."""
-    return LAST if rank is None else rank[2]
+    return inf if rank is None else rank[2]

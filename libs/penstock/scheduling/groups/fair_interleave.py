@@ -28,7 +28,7 @@ from msgspec import Struct
 from penstock.ledger.state.job.job_state import JobState
 from penstock.ledger.state.state import CellState
 from penstock.model.nouns.types import WHOLE_GPU
-from penstock.scheduling.groups.candidates import NO_SHAPE, Gathered, KeyOf, Source, first_of
+from penstock.scheduling.groups.candidates import Gathered, KeyOf, Source, first_of
 from penstock.scheduling.groups.group_plan import group_plan
 from penstock.scheduling.groups.interleave import Interleave
 from penstock.scheduling.order.fair import LARGE_GPUS, PATIENCE, response_r_s
@@ -111,7 +111,7 @@ class FairCandidates(Source[_Claim]):
 
     def _row(self, state: CellState, job: JobState) -> tuple[Any, Any] | None:
         shape = self._shape(job)
-        if shape != NO_SHAPE:
+        if shape is not None:
             return (shape, job.spec.owner), self._key_in_row(state, job)
         return (OTHERS, float(job.order)) if job.demand.worker.gpus else None
 

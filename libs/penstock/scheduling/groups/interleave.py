@@ -25,7 +25,6 @@ from penstock.ledger.state.state import CellState
 from penstock.model.decisions.ledger_events import MAX_RANK_LEVEL, MAX_RANKS, JobRank
 from penstock.model.nouns.types import StageTimes, within_ms
 from penstock.scheduling.groups.candidates import Candidates, Source
-from penstock.scheduling.groups.companions import clash
 from penstock.scheduling.groups.interleaving import (
     Interleaving,
     Times,
@@ -33,11 +32,12 @@ from penstock.scheduling.groups.interleaving import (
     credible_times,
 )
 from penstock.scheduling.groups.many_groups import many_speeds
-from penstock.scheduling.groups.planned_groups import FirstFit, PlannedGroups
+from penstock.scheduling.groups.planned_groups import MAX_CACHED, FirstFit, PlannedGroups
 from penstock.scheduling.groups.search.group_search import MAX_IN_ORDER, search
 from penstock.scheduling.groups.search.group_speeds import Computed, Kinds, Tables
 from penstock.scheduling.groups.search.group_weights import Job
-from penstock.scheduling.service import gpus_of, received_s, remaining_s
+from penstock.scheduling.groups.validate_groups import clash
+from penstock.scheduling.service import ROUNDING, gpus_of, received_s, remaining_s
 from penstock.scheduling.stages.regroup import Answer, Candidate, GroupPlan, Question
 
 LOSS = (1.0, 1.4, 1.4, 1.4)
@@ -52,11 +52,8 @@ LIMITS_GPU_S = tuple(FIRST_LIMIT_GPU_S * LIMITS_RATIO**queue for queue in range(
 """Attained service at which a job leaves each queue but the last."""
 ALIKE = 1.08  # stage times within 8 % are of one kind: profiles are not more accurate
 LEAST_SHARE = 0.01  # of an iteration; shorter stages are ignored
-MAX_KINDS = 4_096
-STAGE_BITS, WHOLE_BITS = 8, 16  # of a kind's number
-MARKS_AT = 64  # bits of a kind above its number: its marks (`companions.marks_of`)
-UNMARKED = (1 << MARKS_AT) - 1
-NEVER = 1e-9  # speed in a group that may not be formed: no such group gains anything
+TIME_BITS = 16  # of each of the five times in a kind's number: a step of `ALIKE` up or down, of any float
+MARKS_AT = 5 * TIME_BITS  # bits of a kind above its number: its marks (`validate_groups.marks_of`)
 # one plan in so many is also made from scratch, not only from current groups; at whole seconds every other
 # one
 AFRESH_EVERY = 16
@@ -91,7 +88,7 @@ class Interleave:
         return self._candidates.question(state)
 
     def solve(self, question: Question) -> Answer:
-        if len(self._kinds) > MAX_KINDS:
+        if len(self._kinds) > MAX_CACHED:
             self._kinds.clear()
             self._times.clear()
             self._tables = Tables(self._speeds, self._many_speeds)
@@ -188,24 +185,28 @@ class Interleave:
         if not any(times[:-1]):
             return None
         step = round(log(whole) / log(ALIKE))
-        kind, typical, stages = step + (1 << WHOLE_BITS - 1), ALIKE**step, [0.0] * (len(times) - 1)
+        kind, typical, stages = step + (1 << TIME_BITS - 1), ALIKE**step, [0.0] * (len(times) - 1)
         for number, time in enumerate(times[:-1]):
-            kind <<= STAGE_BITS
+            kind <<= TIME_BITS
             if time > whole * LEAST_SHARE:
                 step = round(log(time / whole) / log(ALIKE))
-                kind |= step + (1 << STAGE_BITS - 1)
+                kind |= step + (1 << TIME_BITS - 1)
                 stages[number] = typical * ALIKE**step
         storage, cpu, gpu, network = stages
         self._times[kind] = (storage, cpu, gpu, network, typical)
         return kind
 
+    def _times_of(self, kind: int) -> Times:
+        """Whatever its marks."""
+        return self._times[kind % (1 << MARKS_AT)]
+
     def _speeds(self, kinds: Kinds) -> tuple[float, ...]:
-        """See `group_speeds.Speeds`."""
+        """See `group_speeds.Speeds`. A group that may not be formed has such speeds that it gains nothing."""
         if len(kinds) == 1:
             return (1.0,)
-        if max(kinds) > UNMARKED and clash([kind >> MARKS_AT for kind in kinds]):
-            return (NEVER,) * len(kinds)
-        times = [self._times[kind & UNMARKED] for kind in kinds]
+        if max(kinds) >> MARKS_AT and clash([kind >> MARKS_AT for kind in kinds]):
+            return (ROUNDING,) * len(kinds)
+        times = [self._times_of(kind) for kind in kinds]
         order = sorted(range(len(kinds)), key=lambda index: (times[index], index))
         found = self._interleaving.predict(tuple(times[index] for index in order)).speeds
         speeds = [0.0] * len(kinds)
@@ -218,12 +219,12 @@ class Interleave:
         found: dict[Kinds, tuple[float, ...]] = {}
         of_size: dict[int, list[Kinds]] = {}
         for kinds in groups:
-            if max(kinds) > UNMARKED and clash([kind >> MARKS_AT for kind in kinds]):
-                found[kinds] = (NEVER,) * len(kinds)
+            if max(kinds) >> MARKS_AT and clash([kind >> MARKS_AT for kind in kinds]):
+                found[kinds] = (ROUNDING,) * len(kinds)
             else:
                 of_size.setdefault(len(kinds), []).append(kinds)
         for alike in of_size.values():
-            times = [[self._times[kind & UNMARKED] for kind in kinds] for kinds in alike]
+            times = [[self._times_of(kind) for kind in kinds] for kinds in alike]
             for kinds, speeds in zip(alike, many_speeds(self._interleaving, times), strict=True):
                 found[kinds] = tuple([min(1.0, speed) for speed in speeds])
         return [found[kinds] for kinds in groups]

@@ -25,11 +25,11 @@ from typing import NamedTuple
 from penstock.model.decisions.groups import MAX_GROUP_MEMBERS
 from penstock.model.nouns.types import StageTimes
 
-RESOURCES = 4
-MAX_CACHED = 65_536  # groups by their members' kinds
+RESOURCES = 4  # storage, CPU, GPU, network. Source: Muri §4.1
+MAX_KNOWN = 131_072  # groups by their members' kinds, in each cache: 40 MB; as many as pairs of 512 jobs
 SAME_PERIOD = 1e-3  # relative difference at which two periods count as equal, from the authors' program
-AUTHORS_STEPS = 8
-LEAST_PROFILED = 0.8
+AUTHORS_STEPS = 8  # two rotations: the program compares the last with the one before
+LEAST_PROFILED = 0.8  # see `credible_times`
 NO_JOB = (-inf, -inf, -inf, -inf, -inf)  # replaces an absent member
 MAX_SPEED = 4.0  # bound of `Turns.speeds`
 
@@ -143,7 +143,7 @@ class Interleaving:
         assert len(factors) == MAX_GROUP_MEMBERS, factors
         self.period, self.factors = period, tuple(factors)
         self.worst, self.bounded = worst, bounded
-        self.predict = lru_cache(maxsize=MAX_CACHED)(self._predict)
+        self.predict = lru_cache(maxsize=MAX_KNOWN)(self._predict)
         """For kinds in ascending order, 1 – 4 of them. Cached."""
 
     def _predict(self, kinds: tuple[Times, ...]) -> Prediction:

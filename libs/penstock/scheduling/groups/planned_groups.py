@@ -7,9 +7,7 @@ from penstock.model.nouns.types import StageTimes
 from penstock.scheduling.groups.interleaving import Interleaving, Times, times_of
 from penstock.scheduling.stages.regroup import Candidate, PlannedGroup
 
-MAX_PLANNED_CACHED = 4_096
-
-
+MAX_CACHED = 4_096  # planned groups, or kinds: some 2 KB each
 Shape = tuple[int, int, int, int]
 
 
@@ -71,7 +69,7 @@ class PlannedGroups:
         key = (*[job.job_id for job in members], *[job.stages for job in members])
         found = self._known.get(key)
         if found is None:
-            if len(self._known) >= MAX_PLANNED_CACHED:
+            if len(self._known) >= MAX_CACHED:
                 self._known.clear()
             found = self._known[key] = _planned_group(self._interleaving, members, self._times)
         return found

@@ -29,13 +29,12 @@ from penstock.model.decisions.plans import PlanUnit
 from penstock.model.nouns.settings import Coda
 from penstock.model.nouns.transitions import JobStatus
 from penstock.model.nouns.types import MAX_TEXT, WHOLE_GPU, ResourceVector
+from penstock.scheduling.make_room.clearing import MAX_LOOKED_AT
 from penstock.scheduling.make_room.preemption import node_ids
 from penstock.scheduling.order.job_rows import JobRows
 from penstock.scheduling.place.arrays import CPU, LARGE, SMALL, array_of, large_nodes, sized
 from penstock.scheduling.place.borrowing import reserved_for
 from penstock.scheduling.stages.reclaim import MovesOut, Reclaimed
-
-MAX_LOOKED_AT = 64  # nodes for which a reclaim is tried
 
 
 class ArrayReclaim:

@@ -15,7 +15,7 @@ from penstock.model.nouns.allowed import Where
 from penstock.model.nouns.transitions import JobStatus
 from penstock.model.nouns.types import WHOLE_GPU, ResourceVector
 
-MAX_LOOKED_AT = 64  # nodes that are tried for a worker, those with most free GPUs first
+MAX_LOOKED_AT = 64  # nodes that are tried for one worker, the most promising first
 
 
 def clear(view: ClusterView, demand: Demand, cheapest: Callable[[], Iterable[JobState] | None]) -> bool:

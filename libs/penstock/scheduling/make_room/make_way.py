@@ -26,8 +26,8 @@ from penstock.ledger.state.state import CellState
 from penstock.model.nouns.transitions import JobStatus
 from penstock.model.nouns.types import MAX_TEXT, ShapeOption
 from penstock.model.proposals import PlanProposed, ProposedJob, ProposedUnit
-from penstock.scheduling.make_room.preemption import node_ids
-from penstock.scheduling.make_room.reservation import KNOWN, by_end
+from penstock.scheduling.make_room.preemption import MAX_TRIALS, node_ids
+from penstock.scheduling.make_room.reservation import KNOWN, MAX_ENDS, by_end
 from penstock.scheduling.order.deadlines import urgent
 from penstock.scheduling.order.genie import Genie, on_each_node
 from penstock.scheduling.order.job_rows import JobRows
@@ -35,8 +35,6 @@ from penstock.scheduling.service import remaining_s, saves_in_time, stop_cost_s
 from penstock.scheduling.stages.regroup import regroups
 
 MAX_ASKED = 4  # waiting jobs, those with the least slack; each costs a trial per job that may make way
-MAX_MAKING_WAY = 32  # running jobs that are tried for one of them, those that end last
-MAX_ENDS = 256  # running jobs that are looked at from either end
 MAX_MOVED = 2  # attempts that a job has given up for others, or lost to nodes
 MIN_GAIN_MS = 1_000.0  # less is within the variation of launch times
 PRESSING: tuple[()] = ()
@@ -76,7 +74,7 @@ class MakeWay:
         self._genie = genie
         self._may_take = may_take
         self._waiting: JobRows[tuple[()]] = JobRows(_presses)
-        self._ends: JobRows[tuple[int]] = JobRows(runs=by_end)
+        self._ends: JobRows[tuple[str]] = JobRows(runs=by_end)
 
     def plan(self, state: CellState) -> PlanProposed | None:
         """The plan for the first waiting job with a gain. O(changes since the last call + waiting jobs that
@@ -183,7 +181,7 @@ class MakeWay:
             and job.infrastructure_retries < MAX_MOVED
             and not any(state.nodes[place.node_id].bit & avoid for place in living_places(job))
         )
-        return islice(found, MAX_MAKING_WAY)
+        return islice(found, MAX_TRIALS)
 
     def _way(self, state: CellState, waiting: Waiting, job: JobState, avoid: int) -> Way | None:
         """How the job would make way; None: it would not make room, or the loss would be too large."""

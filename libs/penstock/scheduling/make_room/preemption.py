@@ -29,8 +29,9 @@ from penstock.scheduling.make_room.clearing import clear_for
 from penstock.scheduling.scheduling_pass import Starts, Trying, Waits, in_turn, scheduling_pass
 from penstock.scheduling.stages.protocols import Preemption, Selection
 
-MAX_TRIALS = 32  # repeated selections in one plan because a demand does not fit; then no job is stopped
-MAX_GIVING_UP = 32  # running jobs tried as victims of one job that lacks another resource than GPUs
+MAX_TRIALS = 32
+"""Of one plan: selections because a demand does not fit, after which no job is stopped; running jobs as
+victims of one that waits; waiting jobs that may launch early."""
 
 
 class Stop(NamedTuple):
@@ -252,7 +253,7 @@ class _Arranging(Trying[DemandKey, Fit]):
         trial, demand = self._trial, job.demand
         suited = self._state.index.eligible(demand.worker, demand.where) & self._state.index.placeable
         released: list[tuple[JobState, Undo]] = []
-        for other in islice(self._stage.later(self._state, job), MAX_GIVING_UP):
+        for other in islice(self._stage.later(self._state, job), MAX_TRIALS):
             there = any(self._state.nodes[place.node_id].bit & suited for place in living_places(other))
             if other.job_id in trial.ended or not there:
                 continue

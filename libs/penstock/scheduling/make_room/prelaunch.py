@@ -28,7 +28,7 @@ from penstock.ledger.state.job.job_state import JobState
 from penstock.ledger.state.state import CellState
 from penstock.model.nouns.transitions import JobStatus, TaskStatus
 from penstock.model.nouns.types import within_ms
-from penstock.scheduling.make_room.preemption import node_ids
+from penstock.scheduling.make_room.preemption import MAX_TRIALS, node_ids
 from penstock.scheduling.make_room.succession import Succession
 from penstock.scheduling.place.borrowing import reserved_for
 from penstock.scheduling.scheduling_pass import (
@@ -43,7 +43,6 @@ from penstock.scheduling.scheduling_pass import (
 from penstock.scheduling.service import ends_s
 from penstock.scheduling.stages.protocols import Profile
 
-MAX_TRIED = 32  # jobs in the profile's order, at one moment
 MAX_ENDING = 64  # running jobs that come to their end at one moment, the first ones
 MAX_FITS = 512  # of one look ahead: trials of a job on what is free then, about 10 µs each
 MAX_FALSE_ENDS = 2  # of one attempt: after so many no job waits for its end any more
@@ -163,7 +162,7 @@ def _first(state: CellState, profile: Profile) -> Iterator[JobState]:
     """Jobs that wait, in the profile's order, up to one behind which all others wait."""
     waiting: Iterable[str] = profile.order.order(state) if profile.order is not None else state.queue.values()
     head = state.head_of_queue()
-    for job_id in islice(waiting, min(MAX_TRIED, state.settings.backfill_window)):
+    for job_id in islice(waiting, min(MAX_TRIALS, state.settings.backfill_window)):
         if job_id in state.planned and state.planned[job_id].proposed is not None:
             continue  # it starts with its unit
         yield state.jobs[job_id]

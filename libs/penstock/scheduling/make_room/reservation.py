@@ -41,7 +41,7 @@ from penstock.scheduling.place.together import Together
 from penstock.scheduling.service import ends_s, remaining_s
 from penstock.scheduling.stages.regroup import has_whole_gpus
 
-MAX_ENDS = 256  # ends that are examined
+MAX_ENDS = 256  # running jobs that are looked at, those that end first, or last (decision 59)
 
 
 class Reservation:
@@ -52,7 +52,7 @@ class Reservation:
         self._place, self._waits = place, waits
         self._made_for: tuple[int, int, PlanUnit] | None = None
         self._trial: ClusterView | None = None
-        self._ends: JobRows[tuple[int]] = JobRows(runs=by_end)
+        self._ends: JobRows[tuple[str]] = JobRows(runs=by_end)
         self._demands: JobRows[DemandKey] = JobRows(lambda _, job: (job.demand_key, job.order))
 
     def unit(self, state: CellState, job: JobState) -> PlanUnit | None:
@@ -235,10 +235,10 @@ class _Ended:
         return changed
 
 
-KNOWN, UNKNOWN = (0,), (1,)
+KNOWN, UNKNOWN = ("known",), ("unknown",)
 
 
-def by_end(state: CellState, job: JobState) -> tuple[tuple[int], float]:
+def by_end(state: CellState, job: JobState) -> tuple[tuple[str], float]:
     """(KNOWN, ledger time in s of its end), else (UNKNOWN, time of its start). A job that is being launched
     counts from its placement."""
     end_s = ends_s(job)

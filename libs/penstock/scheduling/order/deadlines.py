@@ -21,8 +21,8 @@ from penstock.model.nouns.types import Qos, ShapeOption
 LATENCIES: dict[Qos, float] = {"urgent": 0.0, "prior": 1.0, "normal": 2.0}
 """Expected completion, in multiples of the latency alone on one GPU. Source: eq. 4."""
 
-SURE = 0.95  # probability that counts as certain: the upper end of a 90 % interval
-NINE_IN_TEN = 1.6449  # half-width of a normal distribution's 90 % interval, in standard deviations
+SURE = 0.95  # probability that counts as certain: the upper end of a 90 % interval, as predictions have
+NINE_IN_TEN = 1.6449  # its half-width in standard deviations
 OVERDUE = 0.99  # quantile of the predicted run time; if the job has run longer, the prediction was wrong
 LEAST_MS = 1.0  # a time of 0 has no logarithm
 WIDEST = 1e12  # ratio of an interval's ends: an estimate may claim 0 beside a day, which has no logarithm

@@ -32,7 +32,6 @@ THETA = 0.5
 """θ of eq. 5: cost of a further node, beside its GPUs. The source gives no value; with this one a further
 node costs as much as half the GPUs of the largest node."""
 LEAST_STEP_MS = 1e-9  # a picosecond: no iteration takes less, whatever an estimate claims
-MIN_CACHED = 64  # cached jobs in addition to twice the living ones
 
 
 class Placement(NamedTuple):
@@ -130,7 +129,7 @@ class Genie:
         known = self._offers.get(job.job_id)
         if known is not None and known.estimate is job.estimate:
             return known
-        if len(self._offers) > MIN_CACHED + 2 * len(state.jobs):
+        if len(self._offers) > 2 * len(state.jobs):
             self._offers = {name: known for name, known in self._offers.items() if name in state.jobs}
         found = [
             Placement(

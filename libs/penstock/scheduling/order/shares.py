@@ -27,10 +27,10 @@ from penstock.scheduling.order.job_rows import Changes
 
 PARTS = lcm(*range(1, MAX_GROUP_MEMBERS + 1))
 """Parts of a unit: the lease of a group divides into them without remainder, whatever its size."""
-GPU = PARTS * WHOLE_GPU
+GPU = PARTS * WHOLE_GPU  # units of `Amounts` in one
 Amounts = tuple[int, int, int, int]
 """GPUs × `GPU`; cores, MiB of host memory and Mbit/s, each × `PARTS`."""
-NOTHING: Amounts = (0, 0, 0, 0)
+NOTHING: Amounts = (0, 0, 0, 0)  # of any resource
 Tenant = TypeVar("Tenant")
 
 

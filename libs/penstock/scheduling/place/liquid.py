@@ -27,6 +27,7 @@ node is removed when the next task no longer fits. Option `distinct_nodes=True`:
 """
 
 from collections.abc import Iterable
+from math import lcm
 
 from penstock.cluster.assignment import Plan
 from penstock.cluster.chance import LazyRng
@@ -36,9 +37,8 @@ from penstock.ledger.state.job.job_state import JobState
 from penstock.ledger.state.state import CellState
 from penstock.model.nouns.types import MAX_GPUS_PER_NODE
 
-FITNESS_UNITS = 720_720
-"""Least common multiple of 1 … 16 GPUs: fitness is summed in whole units, so equal plans tie exactly."""
-assert MAX_GPUS_PER_NODE == 16
+FITNESS_UNITS = lcm(*range(1, MAX_GPUS_PER_NODE + 1))
+"""Fitness is summed in whole units, so equal plans tie exactly."""
 
 
 class Network:

@@ -23,6 +23,7 @@ from penstock.ledger.state.job.job_state import JobState, TaskState
 from penstock.ledger.state.masks import take_lowest
 from penstock.ledger.state.node.node_state import NodeState
 from penstock.ledger.state.state import CellState
+from penstock.model.decisions.ledger_events import MAX_CANDIDATES
 from penstock.model.jobs.job_spec import JobSpec
 from penstock.model.nouns.types import WHOLE_GPU, PairSpeed
 from penstock.scheduling.stages.protocols import Policy
@@ -32,7 +33,6 @@ LEAST_TOGETHER = 1.05
 the other."""
 LEAST_EACH = 1 / 3
 """Minimum speed of each: no job is slowed down more, however much the other gains."""
-MAX_NAMED = 5  # jobs in a sentence
 
 
 class ByMeasuredPairs:
@@ -141,7 +141,7 @@ def holders(state: CellState, node: NodeState, gpu: int) -> list[JobState]:
 
 
 def names(jobs: Sequence[JobState]) -> str:
-    return ", ".join(job.job_id for job in jobs[:MAX_NAMED])
+    return ", ".join(job.job_id for job in jobs[:MAX_CANDIDATES])
 
 
 def sharing_text(state: CellState, job: JobState) -> str:
@@ -168,7 +168,7 @@ def _on(job: JobState, node_id: str, gpu: int) -> Iterator[TaskState]:
 
 
 def _measured(job: JobState, others: Sequence[JobState], gpu_model: str) -> Iterator[str]:
-    for other in others[:MAX_NAMED]:
+    for other in others[:MAX_CANDIDATES]:
         pair = pair_of(job, other, gpu_model)
         known = "the slowdown of this pair was not measured" if pair is None else speeds_text(pair)
         yield f"Beside {other.job_id}: {known}."
@@ -188,4 +188,4 @@ def apart_text(state: CellState, job: JobState) -> str:
         for gpu, left in sorted(node.offered.items())
         if left.holds(need) and (why := why_apart(state, node, gpu, job))
     ]
-    return "; ".join(found[:MAX_NAMED])
+    return "; ".join(found[:MAX_CANDIDATES])

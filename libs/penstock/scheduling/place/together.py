@@ -31,7 +31,7 @@ from penstock.model.decisions.ledger_events import MAX_CANDIDATES
 from penstock.model.nouns.types import MAX_GPUS_PER_NODE, WHOLE_GPU, ResourceVector
 from penstock.scheduling.place.liquid import Liquid, fitness_units
 
-MAX_RACKS = 8
+MAX_RACKS = 8  # each costs a run of Alg. 1
 
 
 class Together:

@@ -76,9 +76,9 @@ class Candidate(msgspec.Struct, frozen=True, gc=False, array_like=True):
     gpu_memory_mib: int
     """Memory reserved on each of its GPUs: the members' sum has to fit."""
     circle: str = ""
-    """Jobs of equal circles may share GPUs (`penstock.scheduling.groups.companions`)."""
+    """Jobs of equal circles may share GPUs (`penstock.scheduling.groups.validate_groups`)."""
     apart: int = 0
-    """Its marks (`companions.marks_of`): kinds that it shares no GPUs with."""
+    """Its marks (`validate_groups.marks_of`): kinds that it shares no GPUs with."""
 
 
 class Question(msgspec.Struct, frozen=True, gc=False, array_like=True):

@@ -10,7 +10,7 @@ from rich.console import Console
 
 from penstock.commandline import takes
 from penstock.exits import BadCommand, Exit
-from penstock.scheduling.profiles import DEFAULT
+from penstock.model.nouns.settings import OWN_PROFILE
 from penstock.scheduling.profiles import names as profile_names
 from penstock.screen import bar, console, write_json
 from penstock.simulator.assumptions import Variant, variants_of
@@ -35,7 +35,7 @@ REDRAW_EVERY_S = 0.1
 class SimulateOptions(SimulationOptions, ReportOptions):
     """Options of `penstock simulate`."""
 
-    profile: Annotated[str, typer.Option(help=f"One of {', '.join(profile_names())}.")] = DEFAULT
+    profile: Annotated[str, typer.Option(help=f"One of {', '.join(profile_names())}.")] = OWN_PROFILE
     durations: Annotated[
         Durations,
         typer.Option(

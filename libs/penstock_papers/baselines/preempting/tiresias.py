@@ -32,7 +32,7 @@ from penstock.scheduling.service import attained_s, gpus_of
 from penstock.scheduling.stages.protocols import NO_LIMITS, Selection
 from penstock_papers.baselines.preempting.ordered import NO_MORE, Head, go_on, heads, in_order
 
-POSITIONS_PER_RECORD = 1 << 12
+POSITIONS_PER_RECORD = 1 << 12  # above `MAX_RANKED`
 MAX_RANKED = 1_024
 """Moves written at once; the rest of a larger change (a cell restarted full of jobs) is written with the next
 plan."""

@@ -23,9 +23,8 @@ from penstock.scheduling.acting.settling import Settling, Speed
 from penstock.scheduling.acting.telemetry_windows import TaskWindow
 from penstock.text.counting import count
 
-MEASURES_MS = 120_000
-"""A probe whose speed has not settled after so long, and after `MEASURES_STEPS` steps, never does."""
-MEASURES_STEPS = 32
+MEASURES_MS, MEASURES_STEPS = 120_000, 32
+"""A probe whose speed has not settled after so long and so many steps never does."""
 
 
 @dataclass(slots=True)

@@ -1,7 +1,6 @@
 """Main loop of the contention-guard service (`penstock.runtime.following.proposing`): reads windows of
 telemetry, proposes cores and caps of memory bandwidth."""
 
-import asyncio
 import logging
 from collections.abc import Sequence
 from typing import Any
@@ -12,7 +11,7 @@ from penstock.ledger.state.state import CellState
 from penstock.log.port import Log
 from penstock.model.nouns.settings import PlacerSettings
 from penstock.model.proposals import CoresProposed
-from penstock.runtime.following.proposing import Proposing, run_attempts
+from penstock.runtime.following.proposing import Proposing, service_of
 from penstock.runtime.settings import Settings
 from penstock.runtime.tracing.tracer import Tracing
 from penstock.scheduling.acting.telemetry_windows import NodeWindow
@@ -86,17 +85,4 @@ class Watcher(Proposing[NodeWindow, Adjusting]):
         }
 
 
-async def run(
-    settings: Settings,
-    stop: asyncio.Event,
-    *,
-    log: Log | None = None,
-    ready: asyncio.Event | None = None,
-) -> None:
-    """Works until `stop` is set; see penstock.runtime.service. The topics must exist.
-    Raises `NotAllowed`, `ConfigurationError`."""
-
-    async def attempt(used: Log, traces: Tracing, replica: Replica, is_ready: asyncio.Event) -> None:
-        await Watcher(settings, used, traces, replica).work(is_ready)
-
-    await run_attempts(NAME, settings, stop, attempt, log, ready)
+run = service_of(NAME, Watcher)

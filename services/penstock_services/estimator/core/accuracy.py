@@ -8,18 +8,16 @@ from statistics import median
 from types import MappingProxyType
 from typing import NamedTuple
 
-from penstock_services.estimator.core.eta.quantiles import LEVEL
+from penstock_services.estimator.core.eta.quantiles import LEVEL, MAX_LEFT_MS
 from penstock_services.estimator.core.records.conditions import comparable, reasons
 from penstock_services.estimator.core.records.runs import EtaAtHalf, FinishedRun
 from penstock_services.estimator.core.resources.memory_kills import REASON
 
-WORST = 10
-OWNERS = 10
+ROWS = 10  # of a table: the worst estimates, the owners who ask for most
 STRETCHES = 8  # over which drift is shown
 MIN_RUNS = 3  # of an owner, to be named as over-asking
 OVER_ASKED = 1.5  # times the measured use, by the median
 USER = "user"
-MAX_LEFT_MS = 100 * 366 * 86_400_000.0
 NORMAL_95 = 1.96  # standard deviations around the mean that hold 95 %
 
 
@@ -168,7 +166,7 @@ def _worst(pairs: Sequence[Pair]) -> list[Pair]:
     found: dict[tuple[bytes, str], Pair] = {}
     for pair in sorted(pairs, key=lambda pair: (-pair.off, pair.run.job_id, pair.field)):
         found.setdefault((pair.run.info.key, pair.field), pair)
-    return list(found.values())[:WORST]
+    return list(found.values())[:ROWS]
 
 
 def pairs_of(runs: Sequence[FinishedRun]) -> list[Pair]:
@@ -257,4 +255,4 @@ def _over_asking(pairs: Sequence[Pair]) -> list[OverAsking]:
         for (owner, field), ratios in by_owner.items()
         if len(ratios) >= MIN_RUNS and median(ratios) >= OVER_ASKED
     ]
-    return sorted(found, key=lambda one: (-one.asked_to_used, one.owner, one.field))[:OWNERS]
+    return sorted(found, key=lambda one: (-one.asked_to_used, one.owner, one.field))[:ROWS]

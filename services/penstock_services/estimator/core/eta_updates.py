@@ -12,7 +12,7 @@ from statistics import median
 from penstock.model.inputs import estimates
 from penstock.model.inputs.estimates import EtaEstimated
 from penstock_services.estimator.core.eta.curves import curve
-from penstock_services.estimator.core.eta.quantiles import LEVEL
+from penstock_services.estimator.core.eta.quantiles import LEVEL, MAX_LEFT_MS
 from penstock_services.estimator.core.eta.remaining import Asked, Bounds, Eta, Learned, Step, eta
 from penstock_services.estimator.core.fold.live import LiveJob
 from penstock_services.estimator.core.fold.progress import Progress, Published
@@ -26,8 +26,7 @@ from penstock_services.estimator.core.step_time.training_set import cell_of, kin
 MOVED = 0.1  # of the time left: smaller changes do not alter a plan
 EDGE_MOVED = 0.25  # of the time left, for either end of the interval
 MIN_MOVED_MS = 1_000.0  # near the end of a job every change exceeds a tenth
-MAX_LEFT_MS = 3.2e12  # a hundred years
-MAX_STEPS = float(1 << 53)
+MAX_STEPS = float(1 << 53)  # whole numbers up to here are exact
 RUNS_APART = 0.15  # standard deviation of ln step between runs of one job on as many GPUs
 CONDITIONS_APART = 0.42
 """Standard deviation of ln step between conditions: nine in ten within a factor of two, the loss of two jobs

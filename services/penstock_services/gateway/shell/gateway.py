@@ -14,6 +14,7 @@ from fastapi import Request
 from fastapi.responses import Response
 
 from penstock.log.port import Log
+from penstock.model.schema.topics import MAX_EVENT_BYTES
 from penstock.runtime.pool import WorkerPool
 from penstock.runtime.settings import Settings
 from penstock.runtime.tracing.tracer import Tracing
@@ -140,6 +141,16 @@ async def read_body(request: Request, limit: int = MAX_BODY_BYTES) -> bytes:
             raise too_large
         parts.append(part)
     return b"".join(parts)
+
+
+async def json_body(request: Request, like: str = "", *, optional: bool = False) -> bytes:
+    """The body, of an event's size at most. Raises `Problem` 413, and 415 unless it is JSON. `like`: an
+    example; `optional`: it may be empty."""
+    body = await read_body(request, MAX_EVENT_BYTES)
+    if (body or not optional) and content_type(request) != "application/json":
+        more = ", or no body" if optional else like and f": {like}"
+        raise Problem(415, "content_type", f"send application/json{more}")
+    return body
 
 
 def content_type(request: Request) -> str:

@@ -5,7 +5,6 @@ After a restart it reads the retained telemetry of all attempts of the jobs that
 follow from that.
 """
 
-import asyncio
 from collections.abc import Iterator
 from typing import Any
 
@@ -15,7 +14,7 @@ from penstock.ledger.state.state import CellState
 from penstock.log.port import Log
 from penstock.model.nouns.settings import PlacerSettings
 from penstock.model.proposals import MigrationProposed
-from penstock.runtime.following.proposing import Evidence, Proposing, run_attempts
+from penstock.runtime.following.proposing import Evidence, Proposing, service_of
 from penstock.runtime.following.telemetry import Sampled, TelemetryReader
 from penstock.runtime.settings import Settings
 from penstock.runtime.tracing.tracer import Tracing
@@ -60,17 +59,4 @@ class Watcher(Proposing[Sampled, MigrationProposed]):
             yield Evidence("loss_window", began_ms, ended_ms, {"penstock.job_id": proposal.job_id, **found})
 
 
-async def run(
-    settings: Settings,
-    stop: asyncio.Event,
-    *,
-    log: Log | None = None,
-    ready: asyncio.Event | None = None,
-) -> None:
-    """Works until `stop` is set; see penstock.runtime.service. The topics must exist.
-    Raises `NotAllowed`, `ConfigurationError`."""
-
-    async def attempt(used: Log, traces: Tracing, replica: Replica, is_ready: asyncio.Event) -> None:
-        await Watcher(settings, used, traces, replica).work(is_ready)
-
-    await run_attempts(NAME, settings, stop, attempt, log, ready)
+run = service_of(NAME, Watcher)

@@ -54,12 +54,15 @@ def _estimated(state: CellState, event: JobEstimated) -> str | None:
     return "late_estimate" if late else "duplicate_estimate"
 
 
+def _no_job(state: CellState, job_id: str) -> str:
+    """Why there is no such job."""
+    return "job_ended" if job_id in state.ended else "unknown_job"
+
+
 def _cancel(state: CellState, event: external_events.JobCancelRequested) -> str | None:
-    if event.job_id in state.ended:
-        return "job_ended"
     job = state.jobs.get(event.job_id)
     if job is None:
-        return "unknown_job"
+        return _no_job(state, event.job_id)
     if event.tenant not in (None, job.spec.owner):
         return "other_tenant"
     return "already_stopping" if job.stop_reason in FINAL_STOPS else None
@@ -69,7 +72,7 @@ def _command(state: CellState, event: Command) -> str | None:
     """Checks that holds and releases share."""
     job = state.jobs.get(event.job_id)
     if job is None:
-        return "job_ended" if event.job_id in state.ended else "unknown_job"
+        return _no_job(state, event.job_id)
     if event.tenant not in (None, job.spec.owner):
         return "other_tenant"
     return "old_command" if 0 < event.after < job.commanded_seq else None
@@ -87,7 +90,7 @@ def _hold(state: CellState, event: external_events.JobHoldRequested) -> str | No
 def _save(state: CellState, event: external_events.JobCheckpointRequested) -> str | None:
     job = state.jobs.get(event.job_id)
     if job is None:
-        return "job_ended" if event.job_id in state.ended else "unknown_job"
+        return _no_job(state, event.job_id)
     if event.tenant not in (None, job.spec.owner):
         return "other_tenant"
     if job.spec.checkpoint == "none":
@@ -106,7 +109,7 @@ def _command_run(state: CellState, event: JobCommandRun) -> str | None:
 def _follower(state: CellState, event: FollowerChanged) -> str | None:
     job = state.jobs.get(event.job_id)
     if job is None:
-        return "job_ended" if event.job_id in state.ended else "unknown_job"
+        return _no_job(state, event.job_id)
     if job.spec.tied_to is None:
         return "not_tied"
     if event.after < job.followed_seq:
@@ -142,11 +145,9 @@ def _replayed(node: NodeState, said: int) -> str | None:
 
 def _eta(state: CellState, event: EtaEstimated) -> str | None:
     """Remaining time is of one attempt: a report after its end does not apply to the next."""
-    if event.job_id in state.ended:
-        return "job_ended"
     job = state.jobs.get(event.job_id)
     if job is None:
-        return "unknown_job"
+        return _no_job(state, event.job_id)
     return None if event.attempt == job.attempt else "stale_attempt"
 
 
@@ -201,21 +202,27 @@ def _node(state: CellState, event: external_events.NodeSuspected) -> str | None:
     return None if event.node_id in state.nodes else "unknown_node"
 
 
-def _cordoned(state: CellState, event: external_events.NodeCordoned) -> str | None:
+def _commanded(
+    state: CellState, event: external_events.NodeCordoned | external_events.NodeUncordoned
+) -> NodeState | str:
+    """The node; else why the command does not count."""
     node = state.nodes.get(event.node_id)
     if node is None:
         return "unknown_node"
-    if 0 < event.after < node.commanded_seq:
-        return "stale_command"
+    return "stale_command" if 0 < event.after < node.commanded_seq else node
+
+
+def _cordoned(state: CellState, event: external_events.NodeCordoned) -> str | None:
+    node = _commanded(state, event)
+    if isinstance(node, str):
+        return node
     return "already_cordoned" if node.cordon is not None and node.cordon.drain == event.drain else None
 
 
 def _uncordoned(state: CellState, event: external_events.NodeUncordoned) -> str | None:
-    node = state.nodes.get(event.node_id)
-    if node is None:
-        return "unknown_node"
-    if 0 < event.after < node.commanded_seq:
-        return "stale_command"
+    node = _commanded(state, event)
+    if isinstance(node, str):
+        return node
     return "not_cordoned" if node.cordon is None and node.distrust is None else None
 
 

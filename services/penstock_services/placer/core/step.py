@@ -24,9 +24,8 @@ from penstock_services.placer.core.common import RESCHEDULE, wake_up
 from penstock_services.placer.core.decide import Decider
 from penstock_services.placer.core.guard import join_refusal, refusal
 
-FIRST_RETRY_MS = 1_000
+FIRST_RETRY_MS = 1_000  # before the first further try
 MAX_RETRY_MS = 600_000  # between two tries while deciding fails and nothing else happens
-MAX_DOUBLINGS = 10  # of FIRST_RETRY_MS: 1,024 s, above MAX_RETRY_MS
 MAX_REASON = 1_024  # characters: MAX_TEXT, as many as a record's reason holds
 UNDECIDED = "undecided: "
 """Begins the reason of a record in which a choice is missing."""
@@ -143,4 +142,4 @@ def _until(decisions: Iterator[Event], failure: Failure | None) -> Iterator[Even
 
 def retry_ms(failures: int) -> int:
     """Time after which placing is tried again without an event."""
-    return min(FIRST_RETRY_MS << min(max(0, failures - 1), MAX_DOUBLINGS), MAX_RETRY_MS)
+    return min(FIRST_RETRY_MS << min(max(0, failures - 1), MAX_RETRY_MS.bit_length()), MAX_RETRY_MS)

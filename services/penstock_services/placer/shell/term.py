@@ -20,13 +20,13 @@ from penstock.ledger.state.state import CellState
 from penstock.log.lookup import records_at
 from penstock.log.port import Headers, Log, Message, Partition, Reader, Record
 from penstock.model.decisions.ledger_events import LedgerRecord, TermStarted
-from penstock.model.nouns.settings import PlacerSettings
+from penstock.model.nouns.settings import OWN_PROFILE, PlacerSettings
 from penstock.model.schema.event import Event
 from penstock.model.schema.validation import describe
 from penstock.model.wire.envelope import headers
 from penstock.runtime.failpoints import hit
 from penstock.runtime.following.snapshots import Written, head_id_at
-from penstock.scheduling.profiles import DEFAULT, UnknownProfile, UnusedSetting, own_names, settings_of
+from penstock.scheduling.profiles import UnknownProfile, UnusedSetting, own_names, settings_of
 from penstock_services.placer.shell.history import check_ledger
 from penstock_services.placer.shell.inputs import check_inputs
 from penstock_services.placer.shell.ledger_time import begin_time
@@ -52,9 +52,9 @@ def placer_settings(env: Mapping[str, str] = os.environ) -> PlacerSettings:
     """The decision settings of this process. Raises `ConfigurationError` naming the variable."""
     variables = dict(ENVIRONMENT)
     try:
-        own = own_names(env.get("PENSTOCK_PROFILE") or DEFAULT)
+        own = own_names(env.get("PENSTOCK_PROFILE") or OWN_PROFILE)
         variables |= {f"PENSTOCK_{name.upper()}": name for name in (*PlacerSettings.FORMER, *own)}
-        given = {"profile": DEFAULT} | {
+        given = {"profile": OWN_PROFILE} | {
             field: _value(variable, env[variable])
             for variable, field in variables.items()
             if env.get(variable)

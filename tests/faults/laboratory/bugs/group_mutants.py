@@ -13,7 +13,7 @@ from penstock.ledger.replica import snapshot
 from penstock.ledger.state.state import CellState
 from penstock.model.decisions.groups import GroupDecided
 from penstock.model.decisions.ledger_events import PlacementDecided
-from penstock.proposals import allocation
+from penstock.proposals import validate_plans
 from penstock.scheduling.groups import validate_groups
 from penstock_services.node_reporter.core import gpu_shares
 from penstock_services.placer.core.common import stop
@@ -149,7 +149,7 @@ def _() -> None:
 
 @mutant("a group that waits starts before the stops are proven", faults=FAULTS, **CELL)
 def _() -> None:
-    real = allocation.Allocation.form
+    real = validate_plans.Allocation.form
 
     def form(self: Any, members: Any, *, waits: bool, fit_then: bool = False) -> Any:
         with posing(self, "_now", self.then):

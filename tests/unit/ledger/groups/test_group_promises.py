@@ -13,7 +13,8 @@ from penstock.model.nouns.settings import PlacerSettings
 from penstock.model.nouns.transitions import JobStatus
 from penstock.model.nouns.types import Estimate, ResourceVector, StageTimes
 from penstock.model.proposals import PlanProposed, ProposedJob, ProposedUnit
-from penstock.proposals.dissolution import APART_MS, LOSES_S, PATIENCE_MS
+from penstock.proposals.dissolution import APART_MS, PATIENCE_MS
+from penstock.scheduling.service import LOSES_MS
 from penstock.why.explain import explain
 from penstock_services.batcher.core.batcher import Batcher, solve
 from penstock_services.placer.core.step import Step
@@ -281,7 +282,7 @@ def test_a_job_that_does_not_save_is_not_stopped_after_an_hour() -> None:
     cell.enter("slow", COMPUTER, runs=True, checkpoint="none")
     cell.enter("quick", checkpoint="none")
     cell.group("slow", "quick")
-    cell.passes(int(1_000 * LOSES_S))
+    cell.passes(LOSES_MS)
     cell.reports("quick", 0.01)
     assert cell.passes(PATIENCE_MS) == []
 

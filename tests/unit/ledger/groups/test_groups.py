@@ -8,7 +8,7 @@ import pytest
 from msgspec.structs import replace
 
 from penstock.cli.queries.tables import gpu_state
-from penstock.cluster.refusal import Refusal
+from penstock.cluster.reasons import Refusal
 from penstock.cluster.view import ClusterView
 from penstock.ledger.check.check import check
 from penstock.ledger.replica.snapshot import dump, load

@@ -26,7 +26,7 @@ from penstock.model.nouns.settings import PlacerSettings
 from penstock.model.nouns.transitions import JobStatus
 from penstock.model.nouns.types import Estimate, StageTimes
 from penstock.model.proposals import PlanProposed
-from penstock.scheduling.groups.candidates import NO_SHAPE, Candidates, first_of, shape_of
+from penstock.scheduling.groups.candidates import Candidates, first_of, shape_of
 from penstock.scheduling.groups.fair_interleave import FairInterleave
 from penstock.scheduling.groups.group_plan import group_plan
 from penstock.scheduling.groups.interleave import Interleave
@@ -223,7 +223,7 @@ def test_of_jobs_that_are_not_listed_those_of_earlier_queues_come_before_it_and_
             continue
         listed = {job.job_id for job in question.jobs}
         waiting = [cell.job(job_id) for job_id in cell.state.queue.values() if job_id not in listed]
-        others = [key(cell.state, job) for job in waiting if shape_of(job) != NO_SHAPE]
+        others = [key(cell.state, job) for job in waiting if shape_of(job)]
         for job, ahead in zip(question.jobs, question.ahead or (0.0,) * len(listed), strict=True):
             own = key_of(job.remaining_s, job.attained_s, job.gpus)
             expected = sum((other < own) + 0.5 * (other == own) for other in others)

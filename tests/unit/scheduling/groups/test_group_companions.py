@@ -6,8 +6,8 @@ from random import Random
 import pytest
 
 from penstock.model.nouns.types import StageTimes
-from penstock.scheduling.groups.companions import clash, marks_of
 from penstock.scheduling.groups.interleave import Interleave
+from penstock.scheduling.groups.validate_groups import clash, marks_of
 from penstock.scheduling.profiles import profile_for
 from penstock.scheduling.stages.regroup import Candidate, Question
 from penstock.why.explain import explain

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from penstock.cluster.chance import LazyRng
-from penstock.cluster.refusal import Refusal
+from penstock.cluster.reasons import Refusal
 from penstock.ledger.check.check import check
 from penstock.ledger.derived.stages import profile_of
 from penstock.ledger.replica.snapshot import dump, load

@@ -33,11 +33,11 @@ from penstock.model.decisions.groups import MAX_GROUP_MEMBERS
 from penstock.scheduling.groups.search.group_speeds import MANY, Computed, Kinds, Tables
 from penstock.scheduling.groups.search.group_weights import Job, weights
 from penstock.scheduling.groups.search.searched_group import Group, Merge, by_weight, group_of, value_of
+from penstock.scheduling.service import ROUNDING
 
 STAY = 0.03  # relative gain required of a plan from scratch over one from the current groups
 MAX_IN_ORDER = 512  # jobs that are examined
 MAX_ADMITTED = 8  # groups admitted in one search
-NO_KIND = -1  # less than every kind
 AHEAD = 16  # jobs in order whose unions are predicted at once
 
 
@@ -90,7 +90,7 @@ class _Bucket:
 
     def join(self, new: Group) -> tuple[float, Group] | None:
         """The group that gains most from a new member, if any does: (gain, group)."""
-        best, found = 1e-9, None
+        best, found = ROUNDING, None
         most, memory_mib = self._most - len(new.kinds), self._memory_mib
         unions, weight = self._tables.unions[new.kinds], new.heaviest
         for kinds, groups in self.of_kinds.items():
@@ -165,7 +165,6 @@ class _Listed:
     def __init__(self, jobs: Sequence[Job], behind: int, gpus: int) -> None:
         self.jobs = jobs
         self.weights = weights(jobs, behind, gpus)
-        self.kinds = [NO_KIND if job.kind is None else job.kind for job in jobs]
         self.fixed = {number for number, job in enumerate(jobs) if job.fixed}
         self.single: Computed[int, Group] = Computed(partial(_single, jobs, self.weights))
 
@@ -223,11 +222,10 @@ class _Search:
         if len(members) == 1:
             group = self._listed.single[members[0]]
         else:
-            kinds_of, weights_of = self._listed.kinds, self._weights
-            by_kind = tuple(sorted(sorted(members), key=kinds_of.__getitem__))
-            kinds = tuple([kinds_of[number] for number in by_kind])
-            weights = tuple([weights_of[number] for number in by_kind])
-            assert kinds[0] != NO_KIND, members
+            pairs = sorted([(kind, one) for one in members if (kind := jobs[one].kind) is not None])
+            assert len(pairs) == len(members), members
+            kinds, by_kind = tuple([kind for kind, _ in pairs]), tuple([one for _, one in pairs])
+            weights = tuple([self._weights[one] for one in by_kind])
             value = sum(map(mul, self._tables.speeds(kinds), weights))
             fixed = not self._listed.fixed.isdisjoint(members)
             memory_mib = sum([jobs[number].memory_mib for number in members]) if self._memory_mib else 0
@@ -290,7 +288,7 @@ class _Search:
 
     def _replaced(self, bucket: _Bucket, new: Group) -> tuple[Group, Group | None, int] | None:
         """(group, its remaining part, the member that leaves)."""
-        best, found = 1e-9, None
+        best, found = ROUNDING, None
         jobs, memory_mib, weight = self._jobs, self._memory_mib, new.weights[0]
         replacements = self._tables.instead[new.kinds[0]] if new.kinds else {}
         for groups in (bucket.alone, *bucket.of_kinds.values()):
@@ -335,7 +333,7 @@ class _Search:
 
     def _admit(self) -> bool:
         """Step 3: admits the group of waiting jobs that gains most, if any does."""
-        best, found = 1e-9, None
+        best, found = ROUNDING, None
         for shape, of_kind in self._waiting.items():
             if not of_kind:
                 continue
@@ -377,7 +375,7 @@ class _Search:
         first = min(numbers[0] for numbers in of_kind.values())
         group = self._listed.single[first]
         while group.kinds and len(group.members) < self._most:
-            best, found, unions = 1e-9, None, self._tables.unions[group.kinds]
+            best, found, unions = ROUNDING, None, self._tables.unions[group.kinds]
             self._tables.foresee([group.kinds], of_kind)
             for kind, numbers in of_kind.items():
                 if kind is None:
@@ -429,7 +427,7 @@ class _Search:
     def _spread(self) -> None:
         """Step 4."""
         while self.free > 0:
-            best, found = 1e-9, None
+            best, found = ROUNDING, None
             for bucket in self.buckets.values():
                 if bucket.gpus > self.free:
                     continue

@@ -7,6 +7,8 @@ from typing import NamedTuple, TypeVar
 
 from msgspec import Struct
 
+from penstock.scheduling.groups.interleaving import MAX_KNOWN
+
 Asked = TypeVar("Asked")
 Found = TypeVar("Found")
 Kinds = tuple[int, ...]
@@ -16,8 +18,6 @@ Speeds = Callable[[Kinds], tuple[float, ...]]
 equal speeds."""
 ManySpeeds = Callable[[Sequence[Kinds]], Sequence[tuple[float, ...]]]
 """`Speeds` of many groups at once."""
-MAX_KNOWN = 262_144  # groups; 80 MB
-MAX_COMPUTED = 131_072  # unions and replacements; 40 MB
 MANY = 64  # fewer are as fast one by one
 NO_KINDS: frozenset[int] = frozenset()
 
@@ -74,7 +74,7 @@ class Tables:
         )
         """Each kind in place of each member, in turn, of each group;
         and the largest of the sums of speeds."""
-        self.without = lru_cache(maxsize=65_536)(self._without)
+        self.without = lru_cache(maxsize=MAX_KNOWN)(self._without)
 
     def union(self, first: Kinds, second: Kinds) -> Union:
         return self.unions[first][second]
@@ -115,7 +115,7 @@ class Tables:
     def _count(self) -> None:
         """Drops the tables that grow with pairs of groups once they are full."""
         self._computed += 1
-        if self._computed > MAX_COMPUTED:
+        if self._computed > MAX_KNOWN:
             self._computed = 1
             self.unions.clear()
             self.instead.clear()

@@ -6,6 +6,7 @@ from statistics import NormalDist
 
 NORMAL = NormalDist()
 LEVEL = 0.9  # of every interval of remaining time
+MAX_LEFT_MS = 3.2e12  # a hundred years
 ENOUGH_ERRORS = 40  # fewer give no quantile of 90 %
 MAX_ERRORS = 10_000  # of each kind
 

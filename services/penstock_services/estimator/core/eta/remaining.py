@@ -30,8 +30,7 @@ from penstock_services.estimator.core.learning.new_group import ends_of_new_grou
 OUTLIVED = 0.99  # a run past this part of its kind is of another kind
 
 # Used until enough errors are known; chosen by hand, wide on purpose, of ln.
-RUN_SPREAD = 0.2
-STEP_SPREAD = 0.1
+RUN_SPREAD, STEP_SPREAD = 0.2, 0.1
 MAX_LOG = 100.0  # of a number of iterations: no job is so long, and e^100 · e^100 is still finite
 MIN_STEP_SPREAD = 0.01  # of ln: even if the training runs were steady, clocks and neighbours are not
 RUN_CONFIDENCE = 0.95  # of unseen kinds 1 in 20 may exceed an end more often

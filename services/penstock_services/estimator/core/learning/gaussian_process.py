@@ -17,8 +17,8 @@ Integers = NDArray[np.int64]
 Indexes = NDArray[np.intp]
 Mask = NDArray[np.bool_]
 
-MIN_VARIANCE = 1e-12
-WITHOUT_DENSITY = 1e12
+MIN_VARIANCE = 1e-12  # a difference of variances near 1 is below 0 by rounding errors up to this
+WITHOUT_DENSITY = 1e12  # nats: above any likelihood, so that a search turns back
 
 
 class Posterior:

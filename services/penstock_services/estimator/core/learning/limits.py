@@ -7,8 +7,8 @@ measured the same.
 
 # Memory quotas: a sweep that names every run anew evicts at most a quarter of other owners' entries.
 HISTORY_KEYS, HISTORY_KEYS_OF_ONE = 10_000, 2_500
-NEAREST_NETWORKS, NEAREST_NETWORKS_OF_ONE = 1_000, 250
-STAGE_KEYS, STAGE_KEYS_OF_ONE = 2_000, 500
+NEAREST_NETWORKS, NEAREST_NETWORKS_OF_ONE = 1_000, 250  # likewise
+STAGE_KEYS, STAGE_KEYS_OF_ONE = 2_000, 500  # likewise; the ledger's state has as many (decision 16)
 KILLS, KILLS_OF_ONE = 32_000, 32  # they raise the owner's own promises only
 CORE_OWNERS, CORE_RUNS_OF_ONE = 1_000, 64  # they set the owner's own cores only; older runs used older data
 

@@ -12,7 +12,7 @@ import msgspec
 import numpy as np
 
 FORMAT = 3  # rises when the fields of a saved model change their meaning
-MAX_BYTES = 1 << 28
+MAX_BYTES = 1 << 28  # a value of Postgres holds four times as many
 VERSION_DIGITS = 12  # of the digest, in a version
 
 Saved = TypeVar("Saved")

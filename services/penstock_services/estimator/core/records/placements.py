@@ -11,9 +11,7 @@ from penstock_services.estimator.core.learning.gaussian_process import Floats, I
 Placement = tuple[int, ...]
 """GPUs on each node, in ring order; every entry ≥ 1."""
 
-MAX_NODES = 4_096
-MAX_GPUS_PER_NODE = 64
-MAX_LOCAL_BATCH = 1 << 31
+MAX_NODES, MAX_GPUS_PER_NODE, MAX_LOCAL_BATCH = 4_096, 64, 1 << 31  # more are taken for errors
 MIN_STEP_S = 1e-6  # below any kernel launch
 MAX_STEP_S = 86_400.0  # a step of a day is a job that hangs
 

@@ -25,17 +25,17 @@ SHARES = 5
 ON_GPU = slice(3, 5)
 """Terms that count on the same GPU model only."""
 T_WORK, T_HALF, T_HALF_SHARED, T_WORK_GPU, T_HALF_GPU = range(SHARES, SHARES + 5)
-RATES = SHARES + 5
+RATES = SHARES + 5  # the first of the rates
 FIRST = (0.0, 0.0, 0.0, -1.0, -2.0, 0.0, -0.5, -1.0, 0.0, -0.5)
 """Mean of the prior on the logarithms, and start of the search:
 the GPU model's own share is small until measured."""
-FIRST_RATE, FIRST_NOISE = -2.0, -2.0
+FIRST_RATE, FIRST_NOISE = -2.0, -2.0  # one more or less of either: no R² changes by 0.006
 PRIOR_VARIANCE = 2.0  # a factor of 4 costs half a unit of likelihood
-PRIOR_VARIANCE_NOISE = 4.0
-JITTER = 1e-6
+PRIOR_VARIANCE_NOISE = 4.0  # half or twice: no R² changes by 0.002
+JITTER = 1e-6  # of a variance of 1: the matrix stays positive definite where cells repeat
 WIDEST = 14.0  # logarithms beyond e^±14 make no difference; the search's long steps would overflow
 SEARCH_STEPS = 30  # the last of 100 change R² by less than 0.002
-ABSENT = -1
+ABSENT = -1  # no hyperparameter
 
 
 def _layout(columns: int) -> Indexes:

@@ -28,14 +28,14 @@ GPUS, CARD, RATE, BANDWIDTH, YEAR, BATCH, FILL = range(7)
 """Columns: log₂ of the GPUs; logarithms of card memory, arithmetic rate at the job's precision and memory
 bandwidth; year of the GPU's generation; batch size against the workload's median; line / card memory, as a
 logarithm."""
-WIDTH = 7
+WIDTH = FILL + 1  # number of these columns
 MIN_RUNS = 4  # for a line of its own, or a median
 ROUNDS = 8  # of reweighting: least squares becomes least absolute error
 TIGHTEST = 0.02  # relative error below which a run is not weighted up any more
 MIN_FILL = math.exp(-8.0)  # 0.03 % of the card
 LINE_SHARES = (0.5, 1.0)  # lower and upper bound
 NO_LINE = (math.nan, math.nan, math.nan)
-NEW_GPU, NEW_GENERATION = -1, -2
+NEW_GPU, NEW_GENERATION = -1, -2  # in place of the index of a GPU model
 
 Key = tuple[str, bool]
 """Workload, whether 16 bits wide."""

@@ -23,7 +23,7 @@ LABELS = (MEMORY, UTILISATION, UTILISATION_STD, BANDWIDTH, THROUGHPUT)
 """GPU memory: the largest measured on one GPU; utilisation: mean and standard deviation over the run,
 percent; bandwidth: of the network; throughput: of the whole job, per second, in the workload's own unit."""
 
-MIB_PER_GIB = 1_024
+MIB_PER_GIB = 1_024  # a unit
 
 
 @dataclass(frozen=True, slots=True)

@@ -49,7 +49,7 @@ UNTESTED_GENERATION = 10.0  # and for an unseen generation, where all GPU models
 GENERATION_CONFIDENCE = 0.95  # as the next one, of generations
 GPU_CONFIDENCE = 0.99  # 1 unseen GPU model in 100 may exceed an end more often: promises are enforced
 SHRINK_SCORES = 10.0  # weight, in runs, of the average spread to which a workload's own is shrunk
-MIN_SPREAD = 1e-6
+MIN_SPREAD = 1e-6  # of labels that are all the same
 OUTLIER = 3.0  # standard deviations from the prediction by all others; beyond, a cell loses weight (Huber)
 LINE_NUMBERS = 2  # effective parameters of a workload's line: one of its two slopes is nearly always 0
 

@@ -18,7 +18,7 @@ from types import MappingProxyType
 from typing import NamedTuple
 
 from penstock.model.jobs.job_spec import JobSpec
-from penstock.model.nouns.types import Category
+from penstock.model.nouns.types import MAX_CORES_PER_NODE, Category
 from penstock.scheduling.acting.core_search import ACROSS_NODES
 from penstock_services.estimator.core.learning.limits import CORE_OWNERS, CORE_RUNS_OF_ONE
 from penstock_services.estimator.core.learning.owner_table import OwnerTable
@@ -36,7 +36,6 @@ MOVES = (
     ("heavy_preprocessing", +1),  # between iterations
 )
 """Trait of the job → cores more or less. Source: CODA §V-B1."""
-MAX_CORES = 1_024
 
 
 class PastJob(NamedTuple):
@@ -103,8 +102,8 @@ class PastCores:
         if not comparable("busy_cores", run.disturbed):
             return
         busy = run.busy_cores
-        cores = math.ceil(busy * CORES_HEADROOM) if 0 < busy <= MAX_CORES else allocation.cores
-        if allocation.gpus < 1 or not 1 <= cores <= MAX_CORES:
+        cores = math.ceil(busy * CORES_HEADROOM) if 0 < busy <= MAX_CORES_PER_NODE else allocation.cores
+        if allocation.gpus < 1 or not 1 <= cores <= MAX_CORES_PER_NODE:
             return
         past = self._owners.get(info.owner, info.owner)
         if past is None:
@@ -129,7 +128,7 @@ class CoresTier:
         if not gpus:
             return None
         largest = self._nodes.max(spec, gpus)
-        at_most = MAX_CORES if largest is None else largest.cores
+        at_most = MAX_CORES_PER_NODE if largest is None else largest.cores
         nodes = 1 if largest is None else math.ceil(spec.workers * gpus / max(1, largest.gpus))
         start = n_start(
             spec.category, spec.traits, self._past.of(spec.owner), at_most, gpus=gpus, nodes=nodes

@@ -35,10 +35,10 @@ NewKind = Literal["network", "gpu_model"]
 # cut to
 # the smallest node known: nodes come and go, and an estimate must not depend on when it was made.
 DEFAULT_GPUS = 1  # whole: whether it could share one is not known
-DEFAULT_CORES = 1
+DEFAULT_CORES = 1  # see above
 DEFAULT_HOST_MEMORY_MIB = 2_048  # a framework and a loader's buffers
 DEFAULT_GPU_MEMORY_MIB = 0  # no demand on the GPU's size; it is not shared, so all of its memory is the job's
-DEFAULT_UTILISATION_PERCENT = 100.0
+DEFAULT_UTILISATION_PERCENT = 100.0  # as of a job that needs the whole GPU
 DEFAULT_CONFIDENCE = 0.1  # between no run and one run
 PARAMETER_SERVER = ResourceVector(gpus=0, cores=1, host_memory_mib=1_024, gpu_utilisation_percent=0.0)
 NO_SERVER = ResourceVector()

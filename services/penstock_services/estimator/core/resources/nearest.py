@@ -36,7 +36,7 @@ from penstock_services.estimator.core.resources.estimate import (
 NEAREST = 8  # runs of all owners together; odd counts are as good, further runs have other batch sizes
 FARTHEST = 4.0  # times the batch size, or a quarter: beyond, memory and time differ
 DOUBLE = 1 << 30  # of a distance: twice the batch size; whole numbers, so that twice and half are equally far
-MAX_DISTANCE = round(math.log2(FARTHEST) * DOUBLE)
+MAX_DISTANCE = round(math.log2(FARTHEST) * DOUBLE)  # the same as a distance
 MAX_CACHED = 1_024  # answers; each holds up to `NEAREST` runs, about 4 KiB
 RANK = itemgetter(0, 1, 2)
 DISCOUNT = 0.5  # of the confidence: another command, perhaps of another owner

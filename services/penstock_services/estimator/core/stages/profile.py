@@ -17,7 +17,7 @@ MIN_ITERATIONS = 10  # "tens of iterations" make a stable profile
 
 Usage = tuple[float, float, float, float]
 """Of each of RESOURCES, ≥ 0, each in a unit of its own."""
-NOTHING: Usage = (0.0, 0.0, 0.0, 0.0)
+NOTHING: Usage = (0.0, 0.0, 0.0, 0.0)  # of any resource
 
 
 class Sample(NamedTuple):

@@ -20,16 +20,16 @@ from penstock_services.estimator.core.step_time.prior import WIDE, Located, Prio
 MAX_CELLS = 1_000  # a fit costs cells³, an answer cells²: about 0.3 ms with so many
 MAX_ROUNDS = 30  # of Gauss-Newton; it ends after about 10
 MIN_GAIN = 1e-4  # nats: minimum gain of a round
-MAX_HALVINGS = 8
+MAX_HALVINGS = 8  # 16 change nothing; with 4 p95 of 15 measured cells is 18.2 % instead of 17.2 %
 SEARCH_STEP = 0.5  # in ln of a scale
-SEARCH_ROUNDS = 6
+SEARCH_ROUNDS = 6  # 3 are as good; with 12 that p95 is 19.3 %
 CELLS_PER_PLACEMENT = 4  # in that sample, on average
 
 TEACHING_CELLS = 250  # per network for its parameters
 SCALE_CELLS = 150  # per network for the scales of the residual
 SCALE_BELIEF = 1.0  # prior standard deviation of ln of a scale around the one set by hand
 MEAN_MODELS = 1.0  # weight, in networks, of the means set by hand
-SPREAD_MODELS = 2.0
+SPREAD_MODELS = 2.0  # the same for spreads; with 1 or 4 that p95 is 18.0 or 18.6 %
 
 
 def fit(table: Table, prior: Prior, reference_batch: float) -> StepModel:

@@ -34,10 +34,10 @@ PARAMETERS = (
     "nodes_slope",
     "overlap",
 )
-LEVEL = 0
+LEVEL = 0  # the place of the first of them
 _NO_SYNC = -40.0  # e^-40 of a step
 _OVERLAP_RANGE = (-5.0, 3.0)  # γ from 1.007 to 21
-_HOST_RANGE = (-20.0, 5.0)
+_HOST_RANGE = (-20.0, 5.0)  # e^-20 of a step are none; e^5 are 150
 _STEP = 1e-4  # of the numeric derivative; the parameters are of order 1
 
 

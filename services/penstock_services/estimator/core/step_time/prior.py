@@ -27,8 +27,8 @@ and GPUs."""
 
 # Set by hand, wide on purpose: a step takes 1 ms to a day; a factor of 4 either way on its synchronisation.
 _MEAN = (0.0, 0.0, -2.5, -0.5, -1.5, 0.3, 1.0, 0.5, 0.3, 0.0, 0.0)
-_SPREAD = (5.0, 1.5, 1.0, 1.5, 1.0, 0.4, 0.5, 0.3, 0.2, 0.3, 1.0)
-_RESIDUAL = (0.15, 0.5, 0.7, 1.0, 0.06, 0.06, 1.0, 0.03, 0.7, 1.5, 0.06, 0.03)
+_SPREAD = (5.0, 1.5, 1.0, 1.5, 1.0, 0.4, 0.5, 0.3, 0.2, 0.3, 1.0)  # likewise
+_RESIDUAL = (0.15, 0.5, 0.7, 1.0, 0.06, 0.06, 1.0, 0.03, 0.7, 1.5, 0.06, 0.03)  # likewise
 
 
 class Prior(NamedTuple):

@@ -19,7 +19,7 @@ from penstock_services.estimator.core.step_time.model import StepModel
 from penstock_services.estimator.core.step_time.prior import covariance, noise_variance
 
 MAX_CANDIDATES = 3_000  # the covariance over them takes 8 · candidates² bytes
-MAX_PLANNED = 64
+MAX_PLANNED = 64  # runs that somebody has to make: with 15 half of the errors are below 4.8 %
 
 
 class Probe(NamedTuple):

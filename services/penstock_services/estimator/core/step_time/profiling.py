@@ -11,6 +11,7 @@ from math import exp, log, sqrt
 from typing import Any, NamedTuple
 
 from penstock.text.counting import count
+from penstock_services.estimator.core.eta.quantiles import LEVEL
 from penstock_services.estimator.core.node_capacity import NodeCapacity, densest
 from penstock_services.estimator.core.records.placements import Cell, Placement, table
 from penstock_services.estimator.core.records.runs import FinishedRun
@@ -18,7 +19,6 @@ from penstock_services.estimator.core.step_time.fit import fit, reference_batch
 from penstock_services.estimator.core.step_time.model import StepModel
 from penstock_services.estimator.core.step_time.prior import Prior
 from penstock_services.estimator.core.step_time.profile_plan import MAX_PLANNED, profile_plan
-from penstock_services.estimator.core.step_time.training import LEVEL
 from penstock_services.estimator.core.step_time.training_set import (
     SHARED,
     cell_of,

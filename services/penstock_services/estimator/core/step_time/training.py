@@ -8,7 +8,7 @@ from typing import NamedTuple
 import numpy as np
 
 from penstock_services.estimator.core.eta.curves import learn_curves
-from penstock_services.estimator.core.eta.quantiles import normal_quantile
+from penstock_services.estimator.core.eta.quantiles import LEVEL, normal_quantile
 from penstock_services.estimator.core.eta.remaining import (
     Learned,
     learn_runs,
@@ -35,9 +35,8 @@ from penstock_services.estimator.core.step_time.training_set import (
 MIN_TEACHING = 10  # runs that report a step time with its placement; for fewer the history is enough
 MIN_NEW = 20  # runs; step times scatter by a few percent, resources do not: fewer runs suffice
 MAX_EVALUATED = 500  # an answer takes 0.3 ms
-LEVEL = 0.9
 NORMAL_WIDTH = normal_quantile((1.0 + LEVEL) / 2.0)
-SEED = 0
+SEED = 0  # any: the same runs give the same models
 
 
 class Durations(NamedTuple):

@@ -26,7 +26,6 @@ from penstock.model.inputs.external_events import (
 )
 from penstock.model.jobs.job_spec import JobSpec
 from penstock.model.nouns.transitions import TERMINAL, JobStatus
-from penstock.model.schema.topics import MAX_EVENT_BYTES
 from penstock.model.schema.validation import checked
 from penstock.model.wire.envelope import Envelope
 from penstock.runtime.tracing.tracer import Attributes
@@ -46,9 +45,8 @@ from penstock_services.gateway.shell.answers.starts import start_of
 from penstock_services.gateway.shell.gateway import (
     Gateway,
     answer,
-    content_type,
     gateway_of,
-    read_body,
+    json_body,
     require_live,
     row_json,
 )
@@ -112,10 +110,7 @@ def accepted(
 @router.post("/{job_id}/cancel", status_code=202, dependencies=[needs(Role.SUBMIT, Role.OPERATE)])
 async def cancel(job_id: str, request: Request) -> Response:
     """Ask for the job to be stopped. Body (optional): `{"reason": "…"}`. Ended jobs: 409."""
-    body = await read_body(request, MAX_EVENT_BYTES)
-    if body and content_type(request) != "application/json":
-        raise Problem(415, "content_type", "send application/json, or no body")
-    return await _cancel(request, job_id, read_act(body))
+    return await _cancel(request, job_id, read_act(await json_body(request, optional=True)))
 
 
 @router.delete("/{job_id}", status_code=202, dependencies=[needs(Role.SUBMIT, Role.OPERATE)])

@@ -18,7 +18,7 @@ from penstock_services.placer.core.waiting.attempts import Attempts
 
 MAX_NODES_PER_RECORD = 16  # whose departure is accepted in one record
 MAX_DRAINED_PER_RECORD = 32  # jobs stopped
-MAX_RECONSIDERED_PER_RECORD = 256
+MAX_RECONSIDERED_PER_RECORD = 256  # waiting jobs; the next record goes on
 
 
 class Membership:

@@ -3,7 +3,7 @@ the target is lost."""
 
 from collections.abc import Iterator
 
-from penstock.cluster.refusal import Refusal
+from penstock.cluster.reasons import Refusal
 from penstock.ledger.state.job.job_state import JobState
 from penstock.ledger.state.masks import full_mask, mask_of
 from penstock.ledger.state.state import CellState

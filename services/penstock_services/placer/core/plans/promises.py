@@ -18,7 +18,7 @@ from penstock.model.nouns.transitions import JobStatus
 from penstock.model.nouns.types import MAX_TEXT, within_ms
 from penstock.model.schema.event import Event
 from penstock.proposals.dissolution import APART_MS, PATIENCE_MS, Dissolution, dissolution
-from penstock.scheduling.groups.companions import bound
+from penstock.scheduling.groups.validate_groups import bound
 from penstock.scheduling.stages.protocols import Profile
 from penstock_services.placer.core.common import stop, timer
 

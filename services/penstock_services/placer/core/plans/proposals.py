@@ -4,7 +4,7 @@
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from penstock.cluster.refusal import Refusal
+from penstock.cluster.reasons import Refusal
 from penstock.cluster.view import Placed
 from penstock.ledger.fold.evolve_jobs import rank_of
 from penstock.ledger.fold.plans import proposal_key, units_of_profile

@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from penstock.cluster.assignment import Plan
 from penstock.cluster.chance import LazyRng
-from penstock.cluster.refusal import Refusal
+from penstock.cluster.reasons import Refusal
 from penstock.cluster.view import ClusterView, Gangs, Placed
 from penstock.ledger.fold.plans import reserved_nodes, units_of_proposals
 from penstock.ledger.state.index import set_of
@@ -20,7 +20,7 @@ from penstock.ledger.state.job.job_state import JobState
 from penstock.ledger.state.state import CellState
 from penstock.model.decisions.plans import PlanUnit, Waiting
 from penstock.model.schema.event import Event
-from penstock.proposals.allocation import Allocation
+from penstock.proposals.validate_plans import Allocation
 from penstock.scheduling.groups.validate_groups import Formed
 from penstock.scheduling.make_room.preemption import Start, fit_of, place_as_tried
 from penstock.scheduling.stages.protocols import Choose

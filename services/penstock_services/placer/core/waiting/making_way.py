@@ -3,7 +3,7 @@ answered like a plan of the batcher."""
 
 from collections.abc import Callable, Iterator
 
-from penstock.cluster.refusal import Refusal
+from penstock.cluster.reasons import Refusal
 from penstock.ledger.state.state import CellState
 from penstock.model.decisions.ledger_events import ChoiceFailed
 from penstock.model.schema.event import Event

@@ -3,7 +3,7 @@ until it starts."""
 
 from collections.abc import Collection, Iterator, Sequence
 
-from penstock.cluster.refusal import Refusal
+from penstock.cluster.reasons import Refusal
 from penstock.cluster.view import living_places
 from penstock.ledger.fold.evolve_arrays import without_gpus
 from penstock.ledger.fold.plans import units_of_profile, units_of_reclaim

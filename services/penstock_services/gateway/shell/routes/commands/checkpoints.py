@@ -10,12 +10,11 @@ from penstock.ledger.state.job.checkpoints import Checkpoint, Unsaved
 from penstock.ledger.views import checkpoint as row_of
 from penstock.model.inputs.external_events import JobCheckpointRequested
 from penstock.model.nouns.transitions import JobStatus
-from penstock.model.schema.topics import MAX_EVENT_BYTES
 from penstock_services.gateway.core.access import Role
 from penstock_services.gateway.core.problems import Problem
 from penstock_services.gateway.core.requests.acts import read_act
 from penstock_services.gateway.shell.access.roles import caller_of, needs
-from penstock_services.gateway.shell.gateway import Gateway, answer, content_type, gateway_of, read_body
+from penstock_services.gateway.shell.gateway import Gateway, answer, gateway_of, json_body
 from penstock_services.gateway.shell.routes.jobs import append_event, as_asked_by, commanded
 
 router = APIRouter(prefix="/v1/jobs", tags=["jobs"])
@@ -32,10 +31,7 @@ async def checkpoint(job_id: str, request: Request) -> Response:
     200 with the checkpoint once it is reported; 202 with null if that takes longer, or if the job saves in a
     place of its own; 409 `not_saved` with the reason if no process of the job saves.
     """
-    body = await read_body(request, MAX_EVENT_BYTES)
-    if body and content_type(request) != "application/json":
-        raise Problem(415, "content_type", "send application/json, or no body")
-    reason = read_act(body).reason or ""
+    reason = read_act(await json_body(request, optional=True)).reason or ""
     await commanded(request, job_id)
     gateway, caller = gateway_of(request), caller_of(request)
     job = gateway.follower.state.jobs.get(job_id)

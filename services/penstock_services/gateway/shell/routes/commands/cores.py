@@ -13,7 +13,6 @@ from penstock.ledger.state.state import CellState
 from penstock.ledger.views import Row
 from penstock.model.nouns.transitions import TaskStatus
 from penstock.model.proposals import CoresProposed
-from penstock.model.schema.topics import MAX_EVENT_BYTES
 from penstock.model.wire.envelope import Envelope
 from penstock.proposals.validate import validate
 from penstock_services.gateway.core.access import Role
@@ -21,7 +20,7 @@ from penstock_services.gateway.core.problems import Problem
 from penstock_services.gateway.core.requests.acts import CoresAct, read_cores
 from penstock_services.gateway.shell.access.roles import caller_of, needs
 from penstock_services.gateway.shell.document import request_body
-from penstock_services.gateway.shell.gateway import Gateway, answer, content_type, gateway_of, read_body
+from penstock_services.gateway.shell.gateway import Gateway, answer, gateway_of, json_body
 from penstock_services.gateway.shell.routes.jobs import SOURCE, commanded
 
 router = APIRouter(prefix="/v1/jobs", tags=["operators"])
@@ -43,10 +42,7 @@ async def cores(job_id: str, request: Request) -> Response:
     Body: `{"cores": 4, "task": "w0", "reason": "…"}`. 200 once the nodes have answered; 202 if that takes
     longer: `tasks` lists the answers so far.
     """
-    body = await read_body(request, MAX_EVENT_BYTES)
-    if content_type(request) != "application/json":
-        raise Problem(415, "content_type", 'send application/json: {"cores": 4}')
-    act = read_cores(body)
+    act = read_cores(await json_body(request, '{"cores": 4}'))
     await commanded(request, job_id)
     gateway = gateway_of(request)
     state = gateway.follower.state

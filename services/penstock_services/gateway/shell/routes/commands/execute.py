@@ -11,7 +11,6 @@ from fastapi.responses import Response, StreamingResponse
 from penstock.ledger.state.job.job_state import JobState, TaskState
 from penstock.model.inputs.command_runs import JobCommandRun
 from penstock.model.nouns.types import MAX_TEXT, Value
-from penstock.model.schema.topics import MAX_EVENT_BYTES
 from penstock.runtime.http.http_switch import switch_of
 from penstock.runtime.keys.log_keys import ATTACH_PATH, EXEC_PATH
 from penstock.session_lines import PROTOCOL
@@ -21,7 +20,7 @@ from penstock_services.gateway.core.problems import Problem
 from penstock_services.gateway.core.requests.acts import AttachAct, ExecAct, read_fields
 from penstock_services.gateway.shell.access.roles import caller_of, needs
 from penstock_services.gateway.shell.document import request_body
-from penstock_services.gateway.shell.gateway import Gateway, content_type, gateway_of, read_body
+from penstock_services.gateway.shell.gateway import Gateway, gateway_of, json_body
 from penstock_services.gateway.shell.routes.commands.sessions import MEDIA_TYPE, Asked, begun
 from penstock_services.gateway.shell.routes.jobs import as_asked_by, commanded
 
@@ -105,10 +104,7 @@ A = TypeVar("A", bound=Value)
 
 async def _asked(request: Request, kind: type[A]) -> A:
     """Raises `Problem`."""
-    body = await read_body(request, MAX_EVENT_BYTES)
-    if content_type(request) != "application/json":
-        raise Problem(415, "content_type", "send application/json")
-    return read_fields(body, kind)
+    return read_fields(await json_body(request), kind)
 
 
 def _demand_upgrade(request: Request) -> None:

@@ -7,12 +7,11 @@ from fastapi import APIRouter, Request
 from fastapi.responses import Response
 
 from penstock.model.inputs.external_events import JobHoldRequested, JobReleaseRequested
-from penstock.model.schema.topics import MAX_EVENT_BYTES
 from penstock_services.gateway.core.access import Role
 from penstock_services.gateway.core.problems import Problem
 from penstock_services.gateway.core.requests.acts import read_act
 from penstock_services.gateway.shell.access.roles import caller_of, needs
-from penstock_services.gateway.shell.gateway import Gateway, content_type, gateway_of, read_body
+from penstock_services.gateway.shell.gateway import Gateway, gateway_of, json_body
 from penstock_services.gateway.shell.routes.jobs import accepted, append_event, as_asked_by, commanded
 
 router = APIRouter(prefix="/v1/jobs", tags=["jobs"])
@@ -60,10 +59,7 @@ async def release(job_id: str, request: Request) -> Response:
 
 
 async def _reason(request: Request) -> str:
-    body = await read_body(request, MAX_EVENT_BYTES)
-    if body and content_type(request) != "application/json":
-        raise Problem(415, "content_type", "send application/json, or no body")
-    return read_act(body).reason or ""
+    return read_act(await json_body(request, optional=True)).reason or ""
 
 
 async def _order(gateway: Gateway, act: str, event: JobHoldRequested | JobReleaseRequested) -> Response:

@@ -11,7 +11,6 @@ from penstock.clock import wall_ms
 from penstock.ledger.state.state import CellState
 from penstock.ledger.views import Row, move
 from penstock.model.proposals import MigrationProposed
-from penstock.model.schema.topics import MAX_EVENT_BYTES
 from penstock.model.wire.envelope import Envelope
 from penstock.proposals.validate import validate
 from penstock_services.gateway.core.access import Role
@@ -19,7 +18,7 @@ from penstock_services.gateway.core.problems import Problem
 from penstock_services.gateway.core.requests.acts import MoveAct, read_move
 from penstock_services.gateway.shell.access.roles import caller_of, needs
 from penstock_services.gateway.shell.document import request_body
-from penstock_services.gateway.shell.gateway import Gateway, answer, content_type, gateway_of, read_body
+from penstock_services.gateway.shell.gateway import Gateway, answer, gateway_of, json_body
 from penstock_services.gateway.shell.routes.jobs import SOURCE, commanded
 
 router = APIRouter(prefix="/v1/jobs", tags=["operators"])
@@ -38,10 +37,7 @@ async def move_job(job_id: str, request: Request) -> Response:
     Body: `{"to": ["node-b1"], "reason": "…"}`, a node for each task in rank order or one for all. 200 once it
     is decided; 202 if that takes longer.
     """
-    body = await read_body(request, MAX_EVENT_BYTES)
-    if content_type(request) != "application/json":
-        raise Problem(415, "content_type", 'send application/json: {"to": ["node-b1"]}')
-    act = read_move(body)
+    act = read_move(await json_body(request, '{"to": ["node-b1"]}'))
     await commanded(request, job_id)
     gateway = gateway_of(request)
     state = gateway.follower.state
