@@ -22,7 +22,7 @@ from tests.support.waiting import await_until
 pytestmark = [pytest.mark.postgres, pytest.mark.slow]
 
 ROUNDS, PIPELINES = 3, 4
-GRACE = "20s"
+GRACE = "60s"
 
 
 def free_port() -> int:
