@@ -5,7 +5,7 @@ import math
 from collections.abc import Iterable, Mapping
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Annotated, Any, Literal, NamedTuple
+from typing import Annotated, Any, Literal
 
 import typer
 
@@ -13,6 +13,8 @@ from penstock.text.installing import installing
 from penstock.charts import files
 from penstock.charts.report import Table
 from penstock.exits import BadCommand
+from penstock.ledger.record.record import RawRecord
+from penstock.ledger.replica.replica import Replica
 from penstock.model.schema.event import Event, wire_type
 from penstock.model.schema.topics import Topic
 from penstock.runtime.files.csv_import import BadFile
@@ -27,16 +29,14 @@ BARS = "▁▂▃▄▅▆▇█"
 FULL_BAR = math.log(4)  # a median that is off by a factor of four or more fills the bar
 
 
-class _Fold(NamedTuple):
+class _Fold:
     """The estimator's state, fed by `read_ledger` or `read_events`."""
 
-    state: State
+    def __init__(self, state: State) -> None:
+        self.replica, self._state = Replica(), state
 
-    def take(self, value: bytes) -> bool:
-        return self.state.fold(value)
-
-    def take_event(self, seq: int, at_ms: int, event: Event) -> None:
-        evolve(self.state, At(seq, at_ms), wire_type(type(event)), event)
+    def see(self, record: RawRecord, n: int, event: Event) -> None:
+        evolve(self._state, At(record.seq, record.now_ms), wire_type(type(event)), event)
 
 
 def report(
