@@ -13,30 +13,17 @@ from penstock.text.installing import installing
 from penstock.charts import files
 from penstock.charts.report import Table
 from penstock.exits import BadCommand
-from penstock.ledger.record.record import RawRecord
-from penstock.ledger.replica.replica import Replica
-from penstock.model.schema.event import Event, wire_type
 from penstock.model.schema.topics import Topic
 from penstock.runtime.files.csv_import import BadFile
 from penstock.runtime.files.event_import import read_events, read_ledger
 from penstock.screen import console, plain_table, write_json
 from penstock_services.estimator import report_tables
 from penstock_services.estimator.core.accuracy import Accuracy, accuracy_of
-from penstock_services.estimator.core.fold.live import At
-from penstock_services.estimator.core.fold.state import State, evolve
+from penstock_services.estimator.core.fold.state import State
+from penstock_services.estimator.core.fold.streamed import Streamed
 
 BARS = "▁▂▃▄▅▆▇█"
 FULL_BAR = math.log(4)  # a median that is off by a factor of four or more fills the bar
-
-
-class _Fold:
-    """The estimator's state, fed by `read_ledger` or `read_events`."""
-
-    def __init__(self, state: State) -> None:
-        self.replica, self._state = Replica(), state
-
-    def see(self, record: RawRecord, n: int, event: Event) -> None:
-        evolve(self._state, At(record.seq, record.now_ms), wire_type(type(event)), event)
 
 
 def report(
@@ -68,8 +55,8 @@ def report(
     errors, runs = console(stderr=True, soft_wrap=True), state.finished
     try:
         if ledger is None:
-            read_events(session.events(), _Fold(state))
-        elif remark := read_ledger(ledger, _Fold(state)):
+            read_events(session.events(), Streamed(state))
+        elif remark := read_ledger(ledger, state):
             errors.print(f"penstock: {remark}", markup=False)
     except BadFile as error:
         raise BadCommand(str(error)) from error

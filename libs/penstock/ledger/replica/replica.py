@@ -38,8 +38,7 @@ class Replica:
         return record
 
     def take_fact(self, seq: int, now_ms: int, fact: Event, hook: Hook) -> None:
-        """Folds one fact of record `seq`, for readers of a stream of facts: it has no records, and so no
-        chain."""
+        """Folds one fact of record `seq`, from a stream without the records: it has no chain."""
         term = self.state.term
         begin(self.state, seq, now_ms, term)
         hook(RawRecord(seq, "", term, now_ms, RawCause(), "", None, (), msgspec.Raw()), 0, fact)
