@@ -8,12 +8,16 @@ import pytest
 
 from penstock.ledger.replica.replica import Replica
 from penstock.ledger.replica.snapshot import dump, load
+from penstock.model.decisions.ledger_events import NodeLost
+from penstock.model.inputs.external_events import NodeChanged
 from penstock.model.nouns.settings import PlacerSettings
 from penstock.model.schema.topics import Topic
 from penstock_services.estimator.core.fold.from_snapshot import begin_at, recall, recall_from
 from penstock_services.estimator.core.fold.live import LiveJob
 from penstock_services.estimator.core.fold.state import State
 from penstock_services.estimator.core.fold.streamed import Streamed
+from penstock_services.estimator.core.records.runs import Card
+from tests.support.cluster.driver import node_spec
 from tests.support.cluster.random_cell import RandomCell
 from tests.unit.estimator.service.test_estimator import ids
 
@@ -113,3 +117,14 @@ def test_a_report_on_events_whose_first_ones_are_gone_counts_the_jobs_that_came_
         assert repr(found) == repr([one for one in all_of_them if one[0] in late])
         assert len(found) == len(all_of_them) or part > 0
         assert found or part > PARTS[0]
+
+
+def test_a_node_that_changes_is_known_from_then_on() -> None:
+    """It joined before the first event that is still stored, and got other cards since."""
+    state = State(Topic.JOBS, 0)
+    reader = Streamed(state)
+    changed = NodeChanged(node=node_spec("n1", 2, model="T4", memory_mib=15_360))
+    reader.replica.take_fact(70, 1_000, changed, reader.see)
+    assert state.nodes.cards() == (Card("T4", 15_360),)
+    reader.replica.take_fact(71, 2_000, NodeLost(node_id="elsewhere"), reader.see)
+    assert list(state.cell.nodes) == ["n1"]

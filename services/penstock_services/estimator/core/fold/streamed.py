@@ -15,7 +15,7 @@ from penstock.ledger.record.record import RawRecord
 from penstock.ledger.replica.replica import Replica
 from penstock.model.decisions.ledger_events import JobQueued, PlacementDecided, StopDecided
 from penstock.model.inputs.estimates import JobEstimated
-from penstock.model.inputs.external_events import JobSubmitted, NodeJoined
+from penstock.model.inputs.external_events import JobSubmitted, NodeChanged, NodeJoined
 from penstock.model.nouns.nodes import Gpu, NodeSpec
 from penstock.model.nouns.types import MAX_CORES_PER_NODE, MAX_GPUS_PER_NODE
 from penstock.model.schema.event import Event
@@ -56,9 +56,10 @@ class Streamed:
             return known
         if hasattr(event, "task_id"):
             return job_of_task(cell, event.node_id, event.task_id) is not None
-        node = getattr(event, "node", None)
-        node_id = getattr(event, "node_id", None) if node is None else node.node_id
-        return kind is NodeJoined or node_id is None or node_id in cell.nodes
+        if kind is NodeChanged:
+            self._enter(event.node.node_id)
+        node_id = getattr(event, "node_id", None)
+        return node_id is None or node_id in cell.nodes
 
     def _enter(self, node_id: str) -> None:
         if node_id not in self._state.cell.nodes:
