@@ -13,15 +13,28 @@ from penstock.ledger.fold.evolve import evolve
 from penstock.ledger.fold.evolve_tasks import job_of_task
 from penstock.ledger.record.record import RawRecord
 from penstock.ledger.replica.replica import Replica
-from penstock.model.decisions.ledger_events import JobQueued, PlacementDecided, StopDecided
+from penstock.model.decisions.ledger_events import (
+    JobQueued,
+    NodeRestored,
+    PlacementDecided,
+    StopDecided,
+)
 from penstock.model.inputs.estimates import JobEstimated
-from penstock.model.inputs.external_events import JobSubmitted, NodeChanged, NodeJoined
+from penstock.model.inputs.external_events import (
+    JobSubmitted,
+    NodeChanged,
+    NodeJoined,
+    NodeLeft,
+    NodeSuspected,
+)
 from penstock.model.nouns.nodes import Gpu, NodeSpec
 from penstock.model.nouns.types import MAX_CORES_PER_NODE, MAX_GPUS_PER_NODE
 from penstock.model.schema.event import Event
 from penstock_services.estimator.core.fold.state import HANDLERS, OF_CELL, State
 
-NEEDED = {JobEstimated, JobQueued, StopDecided, *HANDLERS, *OF_CELL}
+STATUS = {JobEstimated, JobQueued, StopDecided, NodeSuspected, NodeLeft, NodeRestored}
+"""Without these the status of a job or node would be another one than later facts expect."""
+NEEDED = {*STATUS, *HANDLERS, *OF_CELL}
 
 
 class Streamed:
