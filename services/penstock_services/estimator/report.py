@@ -5,7 +5,7 @@ import math
 from collections.abc import Iterable, Mapping
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Annotated, Any, Literal, NamedTuple
+from typing import Annotated, Any, Literal
 
 import typer
 
@@ -13,30 +13,17 @@ from penstock.text.installing import installing
 from penstock.charts import files
 from penstock.charts.report import Table
 from penstock.exits import BadCommand
-from penstock.model.schema.event import Event, wire_type
 from penstock.model.schema.topics import Topic
 from penstock.runtime.files.csv_import import BadFile
 from penstock.runtime.files.event_import import read_events, read_ledger
 from penstock.screen import console, plain_table, write_json
 from penstock_services.estimator import report_tables
 from penstock_services.estimator.core.accuracy import Accuracy, accuracy_of
-from penstock_services.estimator.core.fold.live import At
-from penstock_services.estimator.core.fold.state import State, evolve
+from penstock_services.estimator.core.fold.state import State
+from penstock_services.estimator.core.fold.streamed import Streamed
 
 BARS = "▁▂▃▄▅▆▇█"
 FULL_BAR = math.log(4)  # a median that is off by a factor of four or more fills the bar
-
-
-class _Fold(NamedTuple):
-    """The estimator's state, fed by `read_ledger` or `read_events`."""
-
-    state: State
-
-    def take(self, value: bytes) -> bool:
-        return self.state.fold(value)
-
-    def take_event(self, seq: int, at_ms: int, event: Event) -> None:
-        evolve(self.state, At(seq, at_ms), wire_type(type(event)), event)
 
 
 def report(
@@ -68,8 +55,8 @@ def report(
     errors, runs = console(stderr=True, soft_wrap=True), state.finished
     try:
         if ledger is None:
-            read_events(session.events(), _Fold(state))
-        elif remark := read_ledger(ledger, _Fold(state)):
+            read_events(session.events(), Streamed(state))
+        elif remark := read_ledger(ledger, state):
             errors.print(f"penstock: {remark}", markup=False)
     except BadFile as error:
         raise BadCommand(str(error)) from error

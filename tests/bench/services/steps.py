@@ -13,6 +13,7 @@ import numpy as np
 
 from penstock.ledger.record.record import GENESIS, Draft, write
 from penstock.model.decisions.ledger_events import PlacementDecided, TermStarted
+from penstock.model.inputs.estimates import JobEstimated
 from penstock.model.inputs.external_events import JobSubmitted, NodeJoined, StepsMeasured, TaskStarted
 from penstock.model.jobs.job_parts import ResourceRequest
 from penstock.model.jobs.job_spec import JobSpec
@@ -27,6 +28,7 @@ from penstock_services.estimator.core.model_lifecycle import InUse
 from penstock_services.estimator.core.node_capacity import NodeCapacity
 from penstock_services.estimator.core.records.history import History, Run, key_of
 from penstock_services.estimator.core.records.runs import Allocation, Card, FinishedRun, Steps, job_info
+from penstock_services.estimator.core.resources.estimate import estimate
 from penstock_services.estimator.core.resources.nearest import Nearest
 from penstock_services.estimator.core.step_time.tier import StepTier
 from penstock_services.estimator.core.step_time.training import STEPS, Durations
@@ -151,6 +153,7 @@ def _report_steps(found: Found, learned: InUse[Durations], rng: np.random.Genera
         place = TaskPlacement(task_id=f"{number}/1/0", role="worker", rank=0, node_id="node", gpus=(0, 1))
         record(
             JobSubmitted(job_id=str(number), spec=spec),
+            JobEstimated(job_id=str(number), estimate=estimate(spec, ())),
             PlacementDecided(job_id=str(number), attempt=1, tasks=(place,)),
             TaskStarted(node_id="node", task_id=place.task_id, token=1, pid=1, started_ms=0),
         )

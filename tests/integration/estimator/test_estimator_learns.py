@@ -21,6 +21,7 @@ from penstock.model.wire.envelope import from_wire
 from penstock.runtime.pool import WorkerPool
 from penstock.runtime.settings import Settings
 from penstock_services.estimator.core.resource_model.training import MIN_NEW
+from penstock_services.estimator.core.resources.estimate import estimate
 from penstock_services.estimator.shell.store import RunStore, estimator_schema
 from tests.integration.estimator.test_estimator_service import ESTIMATES, Placer, prepared, serving
 from tests.support.cluster.driver import node_spec
@@ -54,6 +55,7 @@ async def finish(placer: Placer, number: int) -> None:
     )
     await placer.record(
         JobSubmitted(job_id=job_id, spec=spec(model, batch, f"user-{number % 5}")),
+        JobEstimated(job_id=job_id, estimate=estimate(spec(model, batch), ())),
         PlacementDecided(job_id=job_id, attempt=1, tasks=(place,)),
         exited,
         JobEnded(job_id=job_id, outcome="succeeded", exit_code=0),

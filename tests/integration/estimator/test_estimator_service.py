@@ -16,7 +16,7 @@ from penstock.log.port import Headers, Log, Message, Partition
 from penstock.log.postgres.embedded import EmbeddedLog
 from penstock.model.decisions.ledger_events import JobEnded, PlacementDecided, TermStarted
 from penstock.model.inputs.estimates import JobEstimated
-from penstock.model.inputs.external_events import JobCancelRequested, JobSubmitted, TaskExited
+from penstock.model.inputs.external_events import JobCancelRequested, JobSubmitted, NodeJoined, TaskExited
 from penstock.model.jobs.job_spec import JobSpec
 from penstock.model.nouns.settings import PlacerSettings
 from penstock.model.nouns.types import Estimate, TaskPlacement, Usage
@@ -25,11 +25,13 @@ from penstock.model.schema.topics import CELL_TOPICS, Topic
 from penstock.model.wire.envelope import Envelope, from_wire, to_wire
 from penstock.runtime.settings import Settings
 from penstock.runtime.tracing.context import job_context, to_traceparent
+from penstock_services.estimator.core.resources.estimate import estimate
 from penstock_services.estimator.shell import learner, publisher
 from penstock_services.estimator.shell.service import run
 from tests.support.installation.services import beside
 from tests.support.log.memory_log import MemoryBroker, MemoryLog
 from tests.unit.estimator.reports import JOB, Reports
+from tests.unit.estimator.service.test_estimator import unlike
 
 SETTINGS = Settings(log_url="unused: the log is given", cell_index=1)
 SPEC = JobSpec(owner="ada", command=("python", "train.py"))
@@ -61,7 +63,8 @@ class Placer:
         await self.log.append([Message(LEDGER, value)])
 
     async def start_term(self) -> None:
-        await self.record(TermStarted(term=1, placer_id="placer-1", settings=PlacerSettings()), term=1)
+        began = TermStarted(term=1, placer_id="placer-1", settings=PlacerSettings())
+        await self.record(began, NodeJoined(node=unlike()), term=1)
 
     async def finish(self, job_id: str, memory_mib: int, offset: int) -> None:
         """A whole successful job, from submission to exit."""
@@ -77,7 +80,10 @@ class Placer:
             usage=Usage(host_memory_mib=memory_mib),
         )
         await self.record(JobSubmitted(job_id=job_id, spec=SPEC), offset=offset)
-        await self.record(PlacementDecided(job_id=job_id, attempt=1, tasks=(place,)))
+        await self.record(
+            JobEstimated(job_id=job_id, estimate=estimate(SPEC, ())),
+            PlacementDecided(job_id=job_id, attempt=1, tasks=(place,)),
+        )
         await self.record(exited, JobEnded(job_id=job_id, outcome="succeeded", exit_code=0))
 
 

@@ -28,7 +28,7 @@ from penstock.model.schema.topics import CELL_TOPICS, Topic
 from penstock.model.wire.envelope import Envelope, from_wire
 from penstock.runtime.database.migrations import load_migrations, migrate, schema_of
 from penstock.runtime.following.snapshots import save_snapshot
-from penstock_services.estimator.core.fold.recall import recall
+from penstock_services.estimator.core.fold.from_snapshot import recall
 from penstock_services.estimator.core.fold.state import State
 from penstock_services.estimator.core.resources.estimate import estimate
 from penstock_services.estimator.core.step_time.training import MIN_NEW
@@ -39,6 +39,7 @@ from tests.integration.estimator.test_estimator_service import ESTIMATES, LEDGER
 from tests.support.cluster.driver import node_spec
 from tests.support.log.memory_log import MemoryBroker, MemoryLog
 from tests.support.waiting import await_until
+from tests.unit.estimator.service.test_estimator import unlike
 
 pytestmark = pytest.mark.postgres
 
@@ -86,6 +87,8 @@ class Cell(Placer):
         """Submitted, placed, started and training; the worker's task id."""
         task, gpus = f"{job_id}.1.w0", tuple(range(job.resources.gpus or 0))
         place = TaskPlacement(task_id=task, role="worker", rank=0, node_id=node_id, gpus=gpus)
+        if node_id not in ("node-1", *self.nodes.values()):
+            await self.record(NodeJoined(node=unlike(node_id)))
         self.nodes[task] = node_id
         await self.record(JobSubmitted(job_id=job_id, spec=job))
         await self.record(JobEstimated(job_id=job_id, estimate=estimate(job, ())))

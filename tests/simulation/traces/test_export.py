@@ -225,7 +225,7 @@ def test_nodes_of_several_kinds_of_gpus_are_reported(tmp_path: Path) -> None:
     gpus = tuple(Gpu(index=at, uuid=f"GPU-{at}", model=model, memory_mib=1) for at, model in enumerate("AB"))
     node = NodeSpec(node_id="n", boot_id="b", cores=8, host_memory_mib=9, bandwidth_mbps=25_000, gpus=gpus)
     history = History()
-    history.take_event(1, 1, external_events.NodeJoined(node=node))
+    history.replica.take_fact(1, 1, external_events.NodeJoined(node=node), history.see)
     assert mixed(history.nodes["n"])
     write_lines(tmp_path / "nodes.csv", node_rows(history.nodes))
     assert cluster_of(str(tmp_path / "nodes.csv")).nodes[0].bandwidth_mbps == 25_000

@@ -48,10 +48,10 @@ class Readers:
     def agree_with(self, state: CellState) -> None:
         """Every fold is the placer's own, and a snapshot holds all of it."""
         own = dump(state)
-        for reader in (self.cell, self.gateway.replica, self.projection.replica):
+        for reader in (self.cell, self.gateway.replica, self.projection.replica, self.estimator.replica):
             assert dump(reader.state) == own
+            assert reader.head == self.cell.head
         assert dump(load(own)) == own
-        assert self.estimator.head == self.cell.head
 
     def _see(self, record: RawRecord, n: int, fact: Event) -> None:
         state = self.cell.state

@@ -61,13 +61,13 @@ class Disturbed(Reports):
         self.record(*facts)
 
     def stopped(self, job_id: str, attempt: int = 1, used: Usage = USED, reason: str = "preempted") -> None:
-        """The task saves, exits with 75, and the job queues again."""
+        """Its tasks save, exit with 75, and the job queues again."""
         if reason != "node_lost":
             self.record(StopDecided(job_id=job_id, attempt=attempt, reason=reason, grace_ms=10_000))
-        self.record(
+        exits = [
             TaskExited(
-                node_id="node-1",
-                task_id=f"{job_id}/{attempt}/0",
+                node_id=task.place.node_id,
+                task_id=task_id,
                 token=1,
                 cause="exited",
                 exit_code=75,
@@ -75,7 +75,9 @@ class Disturbed(Reports):
                 exited_ms=1,
                 usage=used,
             )
-        )
+            for task_id, task in self.ledger.cell.jobs[job_id].tasks.items()
+        ]
+        self.record(*exits)
         self.record(JobRequeued(job_id=job_id, attempt=attempt, reason=reason))
 
     def saved(

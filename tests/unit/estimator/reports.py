@@ -67,7 +67,7 @@ class Reports(Cell):
             )
             for rank, gpus in enumerate(ring)
         )
-        self.record(PlacementDecided(job_id=job_id, attempt=attempt, tasks=tasks))
+        self.record(*self.over(job_id), PlacementDecided(job_id=job_id, attempt=attempt, tasks=tasks))
         started_ms, opened_ms = self.node_ms, None
         if early_ms is not None:
             launch_ms, wait_ms = early_ms
@@ -95,10 +95,11 @@ class Reports(Cell):
         rank: int = 0,
     ) -> None:
         self.now_ms += after_ms
+        task_id = f"{job_id}/{attempt}/{rank}"
         self.record(
             TaskPhaseChanged(
-                node_id="node-1",
-                task_id=f"{job_id}/{attempt}/{rank}",
+                node_id=self.node_of(task_id),
+                task_id=task_id,
                 token=1,
                 phase=phase,
                 at_ms=self.node_ms,
@@ -117,10 +118,11 @@ class Reports(Cell):
     ) -> None:
         """After the time that the window took, unless it is said that another one passed."""
         self.now_ms += round(steps * step_ms) if lasted_ms is None else lasted_ms
+        task_id = f"{job_id}/{attempt}/0"
         self.record(
             StepsMeasured(
-                node_id="node-1",
-                task_id=f"{job_id}/{attempt}/0",
+                node_id=self.node_of(task_id),
+                task_id=task_id,
                 token=1,
                 at_ms=self.node_ms,
                 done=done,

@@ -14,7 +14,7 @@ from penstock.model.inputs.external_events import (
 )
 from penstock.model.jobs.job_spec import JobSpec
 from penstock_services.estimator.core.accuracy import accuracy_of
-from penstock_services.estimator.core.fold.recall import recall, recall_from
+from penstock_services.estimator.core.fold.from_snapshot import recall, recall_from
 from penstock_services.estimator.core.records.conditions import Disturbance, comparable
 from penstock_services.estimator.core.records.history import History, Run, key_of
 from penstock_services.estimator.core.records.runs import FinishedRun

@@ -11,6 +11,7 @@ from penstock.model.decisions.ledger_events import (
     JobRequeued,
     NodeLost,
     PlacementDecided,
+    TaskLost,
 )
 from penstock.model.inputs.estimates import JobEstimated
 from penstock.model.inputs.external_events import NodeJoined, TaskExited
@@ -28,7 +29,7 @@ from penstock_services.estimator.core.resources.estimate import Guess, HistoryTi
 from penstock_services.estimator.core.resources.memory_kills import FIRST_WORKER_MIB, MemoryKills
 from penstock_services.estimator.core.resources.nearest import NearestTier
 from tests.support.cluster.driver import node_spec
-from tests.unit.estimator.service.test_estimator import SPEC, Cell, usage
+from tests.unit.estimator.service.test_estimator import SPEC, Cell, ids, usage
 
 NODE_MIB = 131_072
 
@@ -137,10 +138,10 @@ def test_a_retry_is_estimated_anew() -> None:
     cell.record(killed_exit("job-1"))
     assert cell.ledger.forgotten() == []
     cell.record(JobRequeued(job_id="job-1", attempt=1, reason="failed", estimate_again=True))
-    [(job_id, job, spec)] = cell.ledger.forgotten()
-    assert (job_id, job.attempt) == ("job-1", 2)
-    found = estimate(spec, (), job.info.key, Bounds(cell.ledger.kills, cell.ledger.nodes))
-    assert found == cell.predicted(), "without its command and environment it is estimated as with them"
+    [live] = cell.ledger.forgotten()
+    assert (live.job.job_id, live.job.awaited_estimate) == ("job-1", 2)
+    found = estimate(live.job.spec, (), live.info.key, Bounds(cell.ledger.kills, cell.ledger.nodes))
+    assert found == cell.predicted()
     assert found.worker.host_memory_mib == FIRST_WORKER_MIB
     cell.record(JobEstimated(job_id="job-1", estimate=found, attempt=2))
     assert cell.ledger.unestimated() == []
@@ -156,7 +157,8 @@ def test_an_estimator_that_restarts_meanwhile_estimates_the_retry() -> None:
     cell.begin("job-1")
     cell.record(killed_exit("job-1"))
     cell.record(JobRequeued(job_id="job-1", attempt=1, reason="failed", estimate_again=True))
-    assert [(job_id, job.attempt) for job_id, job, _ in cell.restarted().unestimated()] == [("job-1", 2)]
+    [live] = cell.restarted().unestimated()
+    assert (live.job.job_id, live.job.awaited_estimate) == ("job-1", 2)
 
 
 def failed_once() -> Memory:
@@ -178,9 +180,9 @@ def test_a_retry_after_another_failure_is_estimated_anew() -> None:
     cell.record(JobEnded(job_id="other", outcome="succeeded"))
     cell.exit("failed", usage(), code=1)
     cell.record(JobRequeued(job_id="failed", attempt=1, reason="failed", not_before_ms=1_000))
-    [(job_id, job, spec)] = cell.ledger.forgotten()
-    assert (job_id, job.attempt) == ("failed", 2)
-    found = estimate(spec, (HistoryTier(cell.ledger.history),), job.info.key)
+    [live] = cell.ledger.forgotten()
+    assert (live.job.job_id, live.job.awaited_estimate) == ("failed", 2)
+    found = estimate(live.job.spec, (HistoryTier(cell.ledger.history),), live.info.key)
     assert (found.worker.host_memory_mib, found.tier) == (9_900, "history")
 
 
@@ -188,10 +190,10 @@ def test_what_a_retry_was_promised_counts_until_it_is_estimated_anew() -> None:
     """Its back-off ends before the answer: it runs with the old estimate, and nothing is left to estimate,
     also after a restart."""
     cell = failed_once()
-    [(_, job, _)] = cell.ledger.forgotten()
-    assert job.estimate is not None
-    assert job.estimate.host_memory_mib == 2_048
-    assert [job_id for job_id, _, _ in cell.restarted().unestimated()] == ["failed"]
+    [live] = cell.ledger.forgotten()
+    assert live.job.estimate is not None
+    assert live.job.estimate.worker.host_memory_mib == 2_048
+    assert ids(cell.restarted().unestimated()) == ["failed"]
     cell.record(JobQueued(job_id="failed"))
     assert (cell.ledger.unestimated(), cell.restarted().unestimated()) == ([], [])
 
@@ -201,8 +203,10 @@ def test_a_retry_that_queues_at_once_keeps_its_estimate() -> None:
     the same record."""
     cell = Memory()
     cell.begin("job-1")
-    for reason in ("node_lost", "preempted", "migrated", "drained"):
-        cell.record(JobRequeued(job_id="job-1", attempt=1, reason=reason))
+    for attempt, reason in enumerate(("node_lost", "preempted", "migrated", "drained"), start=1):
+        cell.record(TaskLost(task_id=f"job-1/{attempt}/0", node_id="node-1", reason=reason))
+        cell.record(JobRequeued(job_id="job-1", attempt=attempt, reason=reason))
+        cell.place("job-1", attempt=attempt + 1)
     assert (cell.ledger.forgotten(), cell.ledger.unestimated()) == ([], [])
 
 
@@ -356,6 +360,7 @@ def test_a_parameter_server_that_ran_out_of_memory_gets_more_in_the_next_job() -
         )
         cell.record(PlacementDecided(job_id=job_id, attempt=1, tasks=(worker, server)))
         cell.record(killed_exit(job_id, rank=1))
+        cell.exit(job_id, usage(), code=143)
         cell.record(JobEnded(job_id=job_id, outcome="failed"))
         found = cell.predicted(servers)
         assert (found.parameter_server.host_memory_mib, found.worker.host_memory_mib) == (next_mib, 2_048)
@@ -429,13 +434,7 @@ def test_a_placement_that_names_nobody_is_no_kill() -> None:
     """An exit of a task that the fold does not know (its job had ended) changes nothing."""
     cell = Memory()
     cell.record(killed_exit("gone"))
-    cell.submit("job-1")
-    place = TaskPlacement(task_id="job-1/1/0", role="worker", rank=0, node_id="node-1", gpus=(0,))
-    cell.record(PlacementDecided(job_id="job-1", attempt=1, tasks=(place,)))
-    cell.record(killed_exit("job-1"))
-    assert cell.predicted().worker.host_memory_mib == 2_048, (
-        "without an estimate nothing is known to have been promised"
-    )
+    assert cell.predicted().worker.host_memory_mib == 2_048
 
 
 def test_a_member_that_was_held_to_its_promise_is_promised_twice_of_it() -> None:

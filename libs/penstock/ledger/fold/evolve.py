@@ -1,8 +1,8 @@
 """The one fold of the ledger: `evolve(state, fact)` is mechanical and makes no choices.
 
-Every reader (placer, gateway, projector, simulator, replay) folds with this function, so all of them agree. A
-fact that the tables of legal transitions forbid raises `IllegalTransition`: it is a bug, and readers stop
-before its record until that is amended (`penstock.ledger.record.amendment`).
+Every reader (placer, gateway, projector, estimator, simulator, replay) folds with this function, so all of
+them agree. A fact that the tables of legal transitions forbid raises `IllegalTransition`: it is a bug, and
+readers stop before its record until that is amended (`penstock.ledger.record.amendment`).
 """
 
 from collections.abc import Callable, Mapping

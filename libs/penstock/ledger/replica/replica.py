@@ -2,9 +2,12 @@
 
 from dataclasses import dataclass, field
 
-from penstock.ledger.fold.evolve import Hook, fold
-from penstock.ledger.record.record import GENESIS, Head, RawRecord, read_valid
+import msgspec
+
+from penstock.ledger.fold.evolve import Hook, begin, fold
+from penstock.ledger.record.record import GENESIS, Head, RawCause, RawRecord, read_valid
 from penstock.ledger.state.state import CellState
+from penstock.model.schema.event import Event
 
 
 @dataclass(slots=True)
@@ -33,3 +36,9 @@ class Replica:
         fold(self.state, record, hook, offset)
         self.head, self.offset, self.head_offset = head, offset + 1, offset
         return record
+
+    def take_fact(self, seq: int, now_ms: int, fact: Event, hook: Hook) -> None:
+        """Folds one fact of record `seq`, from a stream without the records: it has no chain."""
+        term = self.state.term
+        begin(self.state, seq, now_ms, term)
+        hook(RawRecord(seq, "", term, now_ms, RawCause(), "", None, (), msgspec.Raw()), 0, fact)

@@ -7,7 +7,8 @@ from typing import Protocol
 
 import msgspec
 
-from penstock.ledger.record.record import UndecodableRecord
+from penstock.ledger.record.record import RawRecord, UndecodableRecord
+from penstock.ledger.replica.replica import Replica
 from penstock.model.schema.errors import EventError
 from penstock.model.schema.event import REGISTRY, Event
 from penstock.model.wire.codec import decode_fact
@@ -20,14 +21,15 @@ TYPES = {model.TYPE: name for name, model in REGISTRY.items()}
 
 
 class Fold(Protocol):
-    """A fold of a ledger, such as a report."""
+    """A reader of a ledger, such as a report."""
 
-    def take(self, value: bytes) -> bool:
-        """Folds one record; False for a void one."""
+    @property
+    def replica(self) -> Replica:
+        """Holds the chain and the cell's state."""
         ...
 
-    def take_event(self, seq: int, at_ms: int, event: Event) -> None:
-        """Folds one event of record `seq`. Raises `KeyError` for an id that no earlier event introduced."""
+    def see(self, record: RawRecord, n: int, event: Event) -> None:
+        """The replica's hook. Raises `KeyError` for an id that no earlier event introduced."""
         ...
 
 
@@ -71,7 +73,7 @@ def read_ledger(path: Path, fold: Fold) -> str:
     with _blames(str(path)) as lines:
         for line, value in json_lines(path):
             lines[:] = [line]
-            if fold.take(value):
+            if fold.replica.take(value, fold.replica.offset, fold.see) is not None:
                 valid += 1
             else:
                 void.append(line)
@@ -97,6 +99,7 @@ def read_events(events: Iterable[bytes], fold: Fold) -> None:
             streamed = decode(value)
             kind = TYPES.get(streamed.type)
             if kind is not None:
-                fold.take_event(streamed.seq, streamed.at_ms, decode_fact(kind, streamed.data))
+                event = decode_fact(kind, streamed.data)
+                fold.replica.take_fact(streamed.seq, streamed.at_ms, event, fold.see)
     if not lines[0]:
         raise BadFile(CELL, [Problem(0, "", "empty: events were expected")])

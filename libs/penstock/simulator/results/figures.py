@@ -20,7 +20,7 @@ def figures_of(timeline: Timeline) -> Mapping[str, float | str]:
     waited = sum(job.jct_ms - job.ran_ms for job in done) / 1_000
     count = len(done)
     last_ms = max((job.ended_ms for job in done), default=timeline.now_ms)
-    steps = timeline.steps[timeline.steps["at_ms"] < last_ms]
+    steps, head = timeline.steps[timeline.steps["at_ms"] < last_ms], timeline.replica.head
     passed_s = np.diff(steps["at_ms"], append=last_ms) / 1_000
     idle = (steps["gpus"] - steps["held"]) * (steps["waiting"] > 0)
     capacity_s = float(steps["gpus"] @ passed_s) or 1.0
@@ -36,9 +36,7 @@ def figures_of(timeline: Timeline) -> Mapping[str, float | str]:
         "unfinished_jobs": len(timeline.jobs) - count,
         **unfinished(timeline),
         "preemptions": timeline.preemptions,
-        **(
-            {"records": timeline.records, "ledger_hash": timeline.replica.head.id} if timeline.records else {}
-        ),
+        **({"records": head.seq, "ledger_hash": head.id} if head.seq else {}),
     }
 
 

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from penstock.ledger.derived.succession import predecessors, successors
-from penstock.ledger.fold.evolve import begin, evolve
+from penstock.ledger.fold.evolve import evolve
 from penstock.ledger.fold.evolve_tasks import job_of_task
 from penstock.ledger.record.record import RawRecord
 from penstock.ledger.replica.replica import Replica
@@ -119,13 +119,12 @@ class Block(NamedTuple):
 
 @dataclass(slots=True)
 class Timeline:
-    """Fold of a ledger: call `take` with each record's bytes in order, or `take_event`;
-    then read the fields."""
+    """Fold of a ledger: call `take` with each record's bytes in order, or give `see` to the replica; then
+    read the fields."""
 
     replica: Replica = field(default_factory=Replica)
     state: CellState = field(init=False)
     """The replica's state."""
-    records: int = 0
     now_ms: int = 0
     preemptions: int = 0
     core_changes: int = 0
@@ -192,20 +191,8 @@ class Timeline:
         return np.array(self._steps).view(STEP)
 
     def take(self, value: bytes) -> bool:
-        """Folds one record; False for a void one.
-
-        Raises `EventError` for an unreadable event, `KeyError` with an id that no earlier event introduced.
-        """
-        record = self.replica.take(value, self.records, self._fold)
-        if record is None:
-            return False
-        self.records += 1
-        return True
-
-    def take_event(self, seq: int, at_ms: int, event: Event) -> None:
-        """Folds one event of record `seq`. Raises `KeyError` as `take`."""
-        begin(self.state, seq, at_ms, self.state.term)
-        self._fact(event)
+        """Folds one record; False for a void one. Raises `UndecodableRecord`."""
+        return self.replica.take(value, self.replica.offset, self.see) is not None
 
     def until(self, at_ms: int) -> None:
         """Advances the time to `at_ms` without changes: jobs ran and waited on."""
@@ -252,10 +239,8 @@ class Timeline:
 
     # ------------------------------------------------------------------------------------------ facts
 
-    def _fold(self, record: RawRecord, n: int, event: Event) -> None:
-        self._fact(event)
-
-    def _fact(self, event: Event) -> None:
+    def see(self, record: RawRecord, n: int, event: Event) -> None:
+        """The replica's hook."""
         state = self.state
         if self._zero_ms is None:
             self._zero_ms = state.now_ms

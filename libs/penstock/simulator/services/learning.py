@@ -51,8 +51,8 @@ class SimulatedEstimator:
         state.finished.clear()  # nothing is stored
         state.stage_rows.clear()
         job_id = next(reversed(state.live), "")  # a record submits one job at most
-        if job_id in self._needs and (spec := state.live[job_id].spec) is not None:
-            found.append(self._estimated(job_id, spec))
+        if job_id in self._needs and (job := state.live[job_id].job).awaited_estimate is not None:
+            found.append(self._estimated(job_id, job.spec))
         while state.stepped:
             if (eta := self._etas.next(state.stepped.popitem()[0])) is not None:
                 found.append(eta)

@@ -80,20 +80,14 @@ class History:
         """Time of the first record; None: there was none."""
         self.last_ms = 0
         """Time of the last record, or the cell's present time."""
-        self._replica = Replica()
+        self.replica = Replica()
         self._lives: dict[str, _Life] = {}
         self._owners: dict[str, str] = {}
         self._unknown: set[str] = set()
 
-    def take(self, value: bytes) -> bool:
-        """Folds one record of a ledger; False for a void one. Raises `UndecodableRecord`."""
-
-        def take_fact(record: RawRecord, n: int, event: Event) -> None:
-            self.take_event(record.seq, record.now_ms, event)
-
-        return self._replica.take(value, 0, take_fact) is not None
-
-    def take_event(self, seq: int, at_ms: int, event: Event) -> None:
+    def see(self, record: RawRecord, n: int, event: Event) -> None:
+        """The replica's hook."""
+        at_ms = record.now_ms
         self.first_ms = at_ms if self.first_ms is None else self.first_ms
         self.last_ms = max(self.last_ms, at_ms)
         match event:

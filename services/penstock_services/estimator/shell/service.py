@@ -33,8 +33,8 @@ from penstock.runtime.following.snapshots import check_beginning
 from penstock.runtime.race import first_of
 from penstock.runtime.settings import Settings
 from penstock.runtime.tracing.tracer import Attribute, Tracing, tracing
+from penstock_services.estimator.core.fold.from_snapshot import recall, recall_from
 from penstock_services.estimator.core.fold.live import LiveJob
-from penstock_services.estimator.core.fold.recall import recall, recall_from
 from penstock_services.estimator.core.fold.state import State
 from penstock_services.estimator.core.model_lifecycle import InUse
 from penstock_services.estimator.core.records.history import key_of
@@ -95,8 +95,8 @@ class Estimator:
             {self._jobs: self.state.jobs_offset, self._ledger_partition: offset}, batch_ms=BATCH_MS
         )
         unestimated = self.state.unestimated()
-        self._prepare([spec for _, _, spec in unestimated])
-        missing = [self._again(*found) for found in unestimated]
+        self._prepare([live.job.spec for live in unestimated])
+        missing = [self._again(live) for live in unestimated]
         self.state.forgotten()  # included above
         LOG.info(
             "folded the ledger to seq %d (%d void records), %d live jobs, %d of them not estimated",
@@ -171,7 +171,7 @@ class Estimator:
                 self._message(submitted.job_id, submitted.spec, envelope.id, envelope.traceparent)
                 for submitted, envelope in submissions
             ]
-            messages += [self._again(*found) for found in self.state.forgotten()]
+            messages += [self._again(live) for live in self.state.forgotten()]
             messages += self._stages()
             if messages:
                 await self._send(messages)
@@ -192,11 +192,12 @@ class Estimator:
         submitted = envelope.data
         return (submitted, envelope) if isinstance(submitted, JobSubmitted) else None
 
-    def _again(self, job_id: str, job: LiveJob, spec: JobSpec) -> Message:
+    def _again(self, live: LiveJob) -> Message:
         """The estimate of a job that is in the ledger: its first,
         or that of the attempt after a failed one."""
-        key = job.info.key if spec.min_workers is None else None
-        return self._message(job_id, spec, job.event_id, None, key, job.attempt)
+        job = live.job
+        key = live.info.key if job.spec.min_workers is None else None
+        return self._message(job.job_id, job.spec, live.event_id, None, key, job.awaited_estimate or 0)
 
     def _message(
         self,

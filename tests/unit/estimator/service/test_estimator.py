@@ -1,23 +1,33 @@
 """What the estimator says about a job, from what it has seen."""
 
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import msgspec
 import pytest
 
+from penstock.ledger.fold import evolve_jobs
 from penstock.ledger.record.record import GENESIS, Draft, Head, write
 from penstock.ledger.replica.replica import Replica
-from penstock.model.decisions.ledger_events import JobEnded, JobRequeued, PlacementDecided, TermStarted
+from penstock.model.decisions.ledger_events import (
+    JobEnded,
+    JobRequeued,
+    PlacementDecided,
+    TaskLost,
+    TermStarted,
+)
 from penstock.model.inputs.estimates import JobEstimated
 from penstock.model.inputs.external_events import JobSubmitted, NodeJoined, TaskExited
 from penstock.model.jobs.job_parts import ResourceRequest
 from penstock.model.jobs.job_spec import JobSpec
+from penstock.model.nouns.nodes import NodeSpec
 from penstock.model.nouns.settings import PlacerSettings
 from penstock.model.nouns.types import WHOLE_GPU, ResourceVector, TaskPlacement, Usage
 from penstock.model.schema.event import Event
 from penstock.model.schema.topics import Topic
 from penstock_services.estimator.core.fold import state as follow
 from penstock_services.estimator.core.fold.from_snapshot import begin_at
+from penstock_services.estimator.core.fold.live import LiveJob
 from penstock_services.estimator.core.fold.state import State
 from penstock_services.estimator.core.learning.limits import HISTORY_KEYS
 from penstock_services.estimator.core.records.history import RUNS_PER_KEY, History, Run, Runs, key_of
@@ -30,6 +40,13 @@ SPEC = JobSpec(owner="ada", command=("python", "train.py"), model="resnet18", ba
 ENDED_MS = 1_700_000_000_000  # 2023-11-14T22:13:20Z
 
 
+def unlike(node_id: str = "node-1") -> NodeSpec:
+    """A node whose cards have no name in common, and all the memory that a job may ask for."""
+    spec = node_spec(node_id, 8, memory_mib=1 << 30)
+    gpus = tuple(msgspec.structs.replace(gpu, model=f"model-{gpu.index}") for gpu in spec.gpus)
+    return msgspec.structs.replace(spec, gpus=gpus)
+
+
 class Cell:
     """A ledger in the making and the estimator's fold of it."""
 
@@ -39,7 +56,8 @@ class Cell:
         self.values: list[bytes] = []
         self.now_ms = ENDED_MS
         self.tiers = (HistoryTier(self.ledger.history),)
-        self.record(TermStarted(term=1, placer_id="placer-1", settings=PlacerSettings()), term=1)
+        began = TermStarted(term=1, placer_id="placer-1", settings=PlacerSettings())
+        self.record(began, NodeJoined(node=unlike()), term=1)
 
     def restart(self) -> int:
         """The estimator begins at a snapshot of all that was recorded. The offset after it."""
@@ -69,7 +87,12 @@ class Cell:
         }
         self.record(JobSubmitted(job_id=job_id, spec=spec), cause=cause)
 
-    def place(self, job_id: str, gpus: int = 1, workers: int = 1, attempt: int = 1, servers: int = 1) -> None:
+    def place(self, job_id: str, gpus: int = 1, workers: int = 1, attempt: int = 1, servers: int = 0) -> None:
+        """Estimated by nothing but the job's own request, unless it has its estimate."""
+        job = self.ledger.cell.jobs[job_id]
+        if job.awaited_estimate is not None:
+            self.record(JobEstimated(job_id=job_id, estimate=estimate(job.spec, ()), attempt=attempt - 1))
+
         def task(rank: int, role: Any) -> TaskPlacement:
             own = tuple(range(gpus)) if role == "worker" else ()
             return TaskPlacement(
@@ -79,12 +102,30 @@ class Cell:
         tasks = tuple(task(rank, "worker" if rank < workers else "ps") for rank in range(workers + servers))
         self.record(PlacementDecided(job_id=job_id, attempt=attempt, tasks=tasks))
 
+    def node_of(self, task_id: str) -> str:
+        """Where the task was placed; of one that nobody knows node-1."""
+        jobs = [job for job in self.ledger.cell.jobs.values() if task_id in job.tasks]
+        return jobs[0].tasks[task_id].place.node_id if jobs else "node-1"
+
+    def over(self, job_id: str, reason: str = "node_lost") -> Sequence[Event]:
+        """What ends the job's present attempt, if it has one."""
+        job = self.ledger.cell.jobs[job_id]
+        if not job.tasks:
+            return ()
+        lost = [
+            TaskLost(task_id=task_id, node_id=task.place.node_id, reason=reason)
+            for task_id, task in job.tasks.items()
+            if task.exited_ms is None
+        ]
+        return (*lost, JobRequeued(job_id=job_id, attempt=job.attempt, reason=reason))
+
     def exit(
         self, job_id: str, usage: Usage, run_ms: int = 60_000, rank: int = 0, code: int = 0, attempt: int = 1
     ) -> None:
+        task_id = f"{job_id}/{attempt}/{rank}"
         exited = TaskExited(
-            node_id="node-1",
-            task_id=f"{job_id}/{attempt}/{rank}",
+            node_id=self.node_of(task_id),
+            task_id=task_id,
             token=1,
             cause="exited",
             exit_code=code,
@@ -102,6 +143,10 @@ class Cell:
         self.place(job_id, gpus)
         self.exit(job_id, usage, run_ms)
         self.record(JobEnded(job_id=job_id, outcome="succeeded"))
+
+
+def ids(found: Iterable[LiveJob]) -> list[str]:
+    return [live.job.job_id for live in found]
 
 
 def usage(host_memory_mib: int = 1_000, cpu_ms: int = 120_000, **more: Any) -> Usage:
@@ -185,7 +230,7 @@ def test_medians_of_runs_and_the_largest_memory() -> None:
     assert (found.run_ms, found.tier) == (60_000, "history")
     assert found.source == (
         "median of 5 runs with the same owner, command, model and batch size, newest ended "
-        "2023-11-14T22:13:40Z (ledger seq 20); memory: the largest of them + 10 %"
+        "2023-11-14T22:13:45Z (ledger seq 25); memory: the largest of them + 10 %"
     )
 
 
@@ -223,7 +268,7 @@ def test_a_gang_is_one_run() -> None:
     """Two workers and a parameter server: the largest need of a worker counts, the server is no worker."""
     cell = Cell()
     cell.submit("job-1")
-    cell.place("job-1", workers=2)
+    cell.place("job-1", workers=2, servers=1)
     cell.exit("job-1", usage(500, gpu_utilisation_percent=40.0), rank=0, run_ms=50_000)
     cell.exit("job-1", usage(700, gpu_utilisation_percent=60.0), rank=1, run_ms=70_000)
     cell.exit("job-1", usage(9_000), rank=2)
@@ -251,16 +296,16 @@ def test_only_attempts_that_succeeded_teach() -> None:
     cell.submit("job-2")
     cell.place("job-2", workers=2)
     cell.exit("job-2", usage(5_000), rank=0)
+    cell.record(TaskLost(task_id="job-2/1/1", node_id="node-1", reason="it was fenced"))
     cell.record(JobRequeued(job_id="job-2", attempt=1, reason="node_lost"))
-    cell.place("job-2", attempt=2)
+    cell.place("job-2", workers=2, attempt=2)
     cell.exit("job-2", usage(800), attempt=2)
-    cell.exit("job-2", usage(7_000), attempt=2, code=143)
+    cell.exit("job-2", usage(7_000), rank=1, attempt=2, code=143)
     cell.record(JobEnded(job_id="job-2", outcome="succeeded"))
     found = estimate(SPEC, cell.tiers)
     assert found.worker.host_memory_mib == 880
     assert "1 run " in found.source
     assert not cell.ledger.live
-    assert not cell.ledger.job_of_task
 
 
 def test_what_was_not_measured_stays_open() -> None:
@@ -346,7 +391,7 @@ def test_a_snapshot_of_the_cell_spares_the_ledger_before_it() -> None:
     cell.restart()
     stored = cell.ledger.finished
     assert cell.ledger.jobs_offset == 6
-    assert [job_id for job_id, _, _ in cell.ledger.unestimated()] == ["waits"]
+    assert ids(cell.ledger.unestimated()) == ["waits"]
     for job_id, rank in (("runs", 0), ("gang", 1)):
         cell.exit(job_id, usage(777), rank=rank)
         cell.record(JobEnded(job_id=job_id, outcome="succeeded"))
@@ -399,26 +444,25 @@ def test_after_a_restart_the_ledger_says_what_is_open_and_where_to_read_on() -> 
     cell.submit("job-3", offset=7)
     other: dict[str, object] = {"topic": Topic.JOBS, "partition": 3, "offset": 99, "event_id": "elsewhere"}
     cell.record(cause=other)
-    assert [(job_id, job.event_id) for job_id, job, _ in cell.ledger.unestimated()] == [
-        ("job-2", "submit-job-2")
-    ]
+    [live] = cell.ledger.unestimated()
+    assert (live.job.job_id, live.event_id) == ("job-2", "submit-job-2")
     assert cell.ledger.jobs_offset == 8
-    (_, _, spec), *_ = cell.ledger.unestimated()
-    assert estimate(spec, cell.tiers) == answer
+    assert estimate(live.job.spec, cell.tiers) == answer
 
 
 def test_an_estimate_that_the_placer_had_to_forget_is_sent_again(monkeypatch: pytest.MonkeyPatch) -> None:
     """The placer was away over a weekend: it reads estimates faster than the jobs in front of them, and keeps
     only so many. A job whose estimate was let go would wait for it for ever."""
-    monkeypatch.setattr(follow, "MAX_EARLY", 2)
+    for reader in (follow, evolve_jobs):
+        monkeypatch.setattr(reader, "MAX_EARLY_ESTIMATES", 2)
     cell = Cell()
     for number in range(4):
         cell.record(JobEstimated(job_id=f"j{number}", estimate=estimate(SPEC, cell.tiers)))
     for number in range(5):
         cell.submit(f"j{number}", offset=number)
-    assert [job_id for job_id, _, _ in cell.ledger.forgotten()] == ["j0", "j1"]
+    assert ids(cell.ledger.forgotten()) == ["j0", "j1"]
     assert cell.ledger.forgotten() == []
-    assert [job_id for job_id, _, _ in cell.ledger.unestimated()] == ["j0", "j1", "j4"]
+    assert ids(cell.ledger.unestimated()) == ["j0", "j1", "j4"]
 
 
 def test_a_learned_tier_goes_before_and_leaves_the_rest_open() -> None:

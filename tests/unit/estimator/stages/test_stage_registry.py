@@ -9,7 +9,7 @@ from penstock.model.decisions.ledger_events import JobEnded
 from penstock.model.inputs.estimates import StagesProfiled
 from penstock.model.inputs.external_events import StageSample, StagesMeasured
 from penstock.model.jobs.job_spec import JobSpec
-from penstock.model.nouns.types import StageTimes
+from penstock.model.nouns.types import StageTimes, Usage
 from penstock.model.schema.validation import checked
 from penstock_services.estimator.core.learning.limits import STAGE_KEYS, STAGE_KEYS_OF_ONE, STAGE_OWNERS
 from penstock_services.estimator.core.records.runs import JobInfo, job_info
@@ -33,7 +33,7 @@ def samples(stages_ms: Sequence[float], iterations: int = 20) -> StagesMeasured:
         if lasted
     )
     return StagesMeasured(
-        node_id="n",
+        node_id="node-1",
         task_id="t",
         token=1,
         at_ms=1,
@@ -196,7 +196,7 @@ def test_the_fold_knows_whose_samples_they_are() -> None:
     four GPUs."""
     cell = Cell()
     cell.submit("job-1")
-    cell.place("job-1", gpus=2, workers=2)
+    cell.place("job-1", gpus=2, workers=2, servers=1)
     by_task = {
         task: msgspec.structs.replace(samples((20, 10, 60, 10)), task_id=task)
         for task in ("job-1/1/1", "job-1/1/2", "x")
@@ -205,6 +205,8 @@ def test_the_fold_knows_whose_samples_they_are() -> None:
         cell.record(fact)
     [(event, _)] = cell.ledger.stages.news()
     assert (key_of(event), event.iterations) == (StageKey("resnet18", 64, 4), 20)
+    for rank in range(3):
+        cell.exit("job-1", Usage(), rank=rank, code=1)
     cell.record(JobEnded(job_id="job-1", outcome="failed"))
     cell.record(by_task["job-1/1/1"])
     assert known(cell.ledger.stages).iterations == 20

@@ -7,13 +7,14 @@ from collections.abc import Sequence
 import pytest
 
 from penstock.ledger.record.record import Draft, Head, write
-from penstock.model.decisions.ledger_events import JobEnded, JobRequeued
+from penstock.model.decisions.ledger_events import JobEnded
 from penstock.model.inputs import estimates, external_events
 from penstock.model.inputs.estimates import EtaEstimated
 from penstock.model.inputs.external_events import StepsMeasured
 from penstock.model.nouns.types import TaskPlacement
 from penstock.model.schema.topics import Topic
 from penstock_services.estimator.core.eta.remaining import Bounds
+from penstock_services.estimator.core.fold.from_snapshot import MAX_RECALLED, recall, recall_from
 from penstock_services.estimator.core.fold.progress import (
     MAX_PUBLISHED,
     MAX_SPANS,
@@ -24,7 +25,6 @@ from penstock_services.estimator.core.fold.progress import (
     Windows,
     ring_of,
 )
-from penstock_services.estimator.core.fold.recall import MAX_RECALLED, recall, recall_from
 from penstock_services.estimator.core.fold.state import State
 from penstock_services.estimator.core.model_lifecycle import MAX_MISSED, Due
 from penstock_services.estimator.core.records.runs import EtaAtHalf
@@ -70,7 +70,7 @@ def test_a_whole_job_shows_its_phases_steps_and_losses() -> None:
     for rank, began in enumerate(began_ms):
         assert began is not None
         exited = external_events.TaskExited(
-            node_id="node-1",
+            node_id=cell.node_of(f"job/1/{rank}"),
             task_id=f"job/1/{rank}",
             token=1,
             cause="exited",
@@ -110,7 +110,7 @@ def test_a_preempted_job_goes_on_from_its_checkpoint() -> None:
     cell.begin("job", (2,))
     cell.report("job", 100, steps=99, step_ms=200.0, loss=3.0)
     cell.report("job", 600, steps=500, step_ms=200.0, loss=2.0)
-    cell.record(JobRequeued(job_id="job", attempt=1, reason="preempted"))
+    cell.record(*cell.over("job", "preempted"))
     cell.begin("job", (4,), attempt=2)
     waiting = cell.progress("job")
     assert (waiting.done, waiting.at_ms, waiting.windows.parts) == (600, 0, [])
@@ -378,7 +378,6 @@ def test_tasks_that_nobody_knows_change_nothing() -> None:
     """A stray of an attempt long over still writes."""
     cell = Reports()
     cell.report("ghost", 5, steps=4, step_ms=10.0)
-    cell.phase("ghost", "train")
     cell.record(predicted("ghost", 1, 1.0))
     assert (cell.ledger.live, cell.ledger.stepped) == ({}, {})
 

@@ -187,16 +187,14 @@ def test_the_event_stream_shows_who_amended_what_and_why() -> None:
     assert (event["data"]["offset"], event["data"]["facts"]) == (offset, [0])
 
 
-def test_the_estimator_stops_where_a_fact_that_it_reads_is_broken() -> None:
-    """It decodes no others, and folds past them."""
-    timers, ends = ledger(LATE), ledger(JobEnded(job_id="j", outcome="cancelled", exit_code=300, reason=""))
-    state = State(Topic.JOBS, 0)
-    assert [state.fold(value, offset) for offset, value in enumerate(timers)] == [True] * 3
-    state = State(Topic.JOBS, 0)
-    state.fold(ends[0], 0)
-    with pytest.raises(UndecodableRecord) as error:
-        state.fold(ends[1], 1)
-    assert error.value.offset == 1
+def test_the_estimator_stops_where_every_reader_stops() -> None:
+    """Also at a fact that estimates do not need: its state is the cell's (LAW 3)."""
+    for broken in (LATE, JobEnded(job_id="j", outcome="cancelled", exit_code=300, reason="")):
+        values, state = ledger(broken), State(Topic.JOBS, 0)
+        state.fold(values[0], 0)
+        with pytest.raises(UndecodableRecord) as error:
+            state.fold(values[1], 1)
+        assert (error.value.offset, state.seq) == (1, 1)
 
 
 def test_hooks_see_the_amended_facts() -> None:

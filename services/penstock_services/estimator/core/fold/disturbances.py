@@ -1,36 +1,35 @@
 """Tracks the run conditions of live jobs: jobs that come to their GPUs and leave them, changes of their
 cores, bandwidth caps.
 
-O(GPUs of the tasks that come or go, and jobs on them) per fact.
+O(tasks on the nodes of a job that comes or goes, and of its neighbours) per fact.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from math import nan
 
+from penstock.ledger.state.job.job_state import JobState
+from penstock.ledger.state.state import CellState
 from penstock.model.decisions.adjustments import BandwidthDecided, CoresDecided
+from penstock.model.nouns.transitions import TaskStatus
 from penstock.model.nouns.types import WHOLE_GPU, TaskPlacement
 from penstock_services.estimator.core.fold.live import LiveJob
 from penstock_services.estimator.core.interference import Interference, Measured, kind_of
-from penstock_services.estimator.core.records.conditions import Conditions, Holders
+from penstock_services.estimator.core.records.conditions import Conditions
 
 
-def came(
-    live: Mapping[str, LiveJob], holders: Holders, job_id: str, places: Iterable[TaskPlacement], now_ms: int
-) -> None:
-    """Tasks of a live job are placed, and its progress is that of this attempt."""
-    holders.take(job_id, places)
-    job = live[job_id]
-    for other in sorted({job_id, *holders.neighbours(job_id, job.workers)}):
-        _meet(live, holders, other, now_ms)
+def came(cell: CellState, live: Mapping[str, LiveJob], job_id: str) -> None:
+    """The job is placed, and its progress is that of this attempt."""
+    for other in sorted({job_id, *_neighbours(cell, cell.jobs[job_id])}):
+        _meet(cell, live, other)
 
 
-def left(live: Mapping[str, LiveJob], holders: Holders, tasks: Iterable[str], now_ms: int) -> None:
-    """These tasks hold nothing any more; tasks that already held nothing are skipped."""
-    for other in sorted({job_id for task_id in tasks for job_id in holders.give_back(task_id)}):
-        _meet(live, holders, other, now_ms)
+def left(cell: CellState, live: Mapping[str, LiveJob], place: TaskPlacement) -> None:
+    """A worker holds this place no more."""
+    for other in sorted(_holders(cell, place)):
+        _meet(cell, live, other)
 
 
-def measured(live: Mapping[str, LiveJob], learned: Interference, job_id: str, job: LiveJob) -> None:
+def measured(live: Mapping[str, LiveJob], learned: Interference, job: LiveJob) -> None:
     """An attempt is over: learns its step times alone, and beside each other job that still lives. A pair is
     learned when the first of the two jobs ends."""
     progress = job.progress
@@ -43,7 +42,7 @@ def measured(live: Mapping[str, LiveJob], learned: Interference, job_id: str, jo
         other_id = conditions.neighbours[0]
         other = live.get(other_id)
         if other is not None and _one_gpu(other) and _has_a_share(other):
-            mine, its = _beside(job, other_id), _beside(other, job_id)
+            mine, its = _beside(job, other_id), _beside(other, job.job.job_id)
             if its is not None:
                 learned.alone(its.kind, its.alone_ms)
             if mine is not None and its is not None and mine.kind.gpu_model == its.kind.gpu_model:
@@ -73,11 +72,30 @@ def _beside(job: LiveJob, other_id: str) -> Measured | None:
     return Measured(kind_of(job.info, progress.gpu), progress.undisturbed.mean_ms, beside_ms)
 
 
-def _meet(live: Mapping[str, LiveJob], holders: Holders, job_id: str, now_ms: int) -> None:
-    job = live.get(job_id)
-    if job is not None and job.progress is not None:
-        neighbours = tuple(sorted(holders.neighbours(job_id, job.workers)))
-        job.progress.meet(job.progress.conditions._replace(neighbours=neighbours), now_ms)
+def _meet(cell: CellState, live: Mapping[str, LiveJob], job_id: str) -> None:
+    progress = live[job_id].progress
+    if progress is not None:
+        neighbours = tuple(sorted(_neighbours(cell, cell.jobs[job_id])))
+        progress.meet(progress.conditions._replace(neighbours=neighbours), cell.now_ms)
+
+
+def _neighbours(cell: CellState, job: JobState) -> set[str]:
+    """Other jobs on the GPUs of its living workers."""
+    living = (task.place for task in job.tasks.values() if task.status is not TaskStatus.EXITED)
+    found = {other for place in living if place.role == "worker" for other in _holders(cell, place)}
+    return found - {job.job_id}
+
+
+def _holders(cell: CellState, place: TaskPlacement) -> set[str]:
+    """Jobs of which a living worker has one of these GPUs, whole or in part. O(tasks of the node)."""
+    found: set[str] = set()
+    if place.gpus:
+        apart = set(place.gpus).isdisjoint
+        for task_id, job_id in cell.nodes[place.node_id].tasks.items():
+            other = cell.jobs[job_id].tasks[task_id].place
+            if other.role == "worker" and not apart(other.gpus):
+                found.add(job_id)
+    return found
 
 
 def adjusted(job: LiveJob, fact: CoresDecided | BandwidthDecided, now_ms: int) -> None:

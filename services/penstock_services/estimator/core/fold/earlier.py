@@ -8,6 +8,7 @@ that counted: of each earlier attempt the work in its checkpoint, and the whole 
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+from penstock.ledger.state.job.checkpoints import Checkpoint
 from penstock_services.estimator.core.fold.progress import Progress
 from penstock_services.estimator.core.records.conditions import NONE, Disturbance
 from penstock_services.estimator.core.records.history import UNKNOWN, Run
@@ -29,19 +30,9 @@ class Peak(NamedTuple):
 NO_PEAK = Peak()
 
 
-class Saved(NamedTuple):
-    """The latest checkpoint of the job, from any attempt."""
-
-    at_ms: int
-    """Ledger time."""
-    node_id: str
-    found_elsewhere: bool
-    """Whether tasks on other nodes can find it."""
-
-
 @dataclass(slots=True)
 class Earlier:
-    """Of one live job."""
+    """Of one live job. `saved`: its latest checkpoint, from any attempt."""
 
     ran: bool = False
     """An earlier attempt ran, or a snapshot does not record whether one did."""
@@ -51,7 +42,6 @@ class Earlier:
     """Of the attempts that did that work."""
     workers: set[int] = field(default_factory=set)
     """Numbers of workers of these attempts."""
-    saved: Saved | None = None
     awaited: tuple[float, Disturbance, set[int]] | None = None
     """Work in a checkpoint on another node, which the present attempt's node may fetch; as `kept_ms`,
     `disturbed`, `workers`."""
@@ -61,7 +51,9 @@ class Earlier:
     """(workers, card) → peaks of the attempts whose work was saved in that shape; few shapes, since attempts
     are few."""
 
-    def over(self, progress: Progress, workers: int, card: Card, now_ms: int, *, saves: bool) -> None:
+    def over(
+        self, progress: Progress, card: Card, saved: Checkpoint | None, now_ms: int, *, saves: bool
+    ) -> None:
         """The present attempt is over at `now_ms`, and another one follows. `saves`: it was asked to stop,
         and saves then."""
         began_ms, peak = progress.started_ms, self.peak
@@ -69,27 +61,26 @@ class Earlier:
         if began_ms is None:
             return
         self.ran = True
-        saved_ms = now_ms if saves else 0 if self.saved is None else min(self.saved.at_ms, now_ms)
+        saved_ms = now_ms if saves else 0 if saved is None else min(saved.at_ms, now_ms)
         if saved_ms > began_ms:
             self.kept_ms += saved_ms - began_ms
             self.disturbed |= progress.met(now_ms)
+            workers = len(progress.tasks)
             self.workers.add(workers)
             self.peaks[workers, card] = peak.or_more(self.peaks.get((workers, card), NO_PEAK))
 
-    def begin(self, nodes: set[str], contract: str) -> None:
+    def begin(self, nodes: set[str], contract: str, saved: Checkpoint | None) -> None:
         """An attempt begins on these nodes. Work in a checkpoint that it does not find is done again."""
-        saved, self.awaited = self.saved, None
-        lost = saved is not None and not saved.found_elsewhere and nodes != {saved.node_id}
+        self.awaited = None
+        lost = saved is not None and not saved.shared and nodes != {saved.node_id}
         if contract == "sdk" and lost:
             self.awaited = self.kept_ms, self.disturbed, self.workers
             self.kept_ms, self.disturbed, self.workers = 0.0, NONE, set()
 
-    def fetched(self, node_id: str, *, whole: bool) -> None:
+    def fetched(self, *, whole: bool) -> None:
         """The attempt's node has fetched the checkpoint from another one, or could not."""
-        if whole and self.saved is not None:
-            self.saved = self.saved._replace(node_id=node_id)
-            if self.awaited is not None:
-                self.kept_ms, self.disturbed, self.workers = self.awaited
+        if whole and self.awaited is not None:
+            self.kept_ms, self.disturbed, self.workers = self.awaited
         self.awaited = None
 
     def with_peaks(self, run: Run, workers: int, card: Card) -> Run:

@@ -1,17 +1,24 @@
-"""State of a live job in the estimator: the spec to estimate, and its latest attempt's allocation, progress
-and exits."""
+"""What the estimator adds to the cell's state of a live job: its latest attempt's allocation, progress and
+exits."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import NamedTuple
 
-from msgspec.structs import replace
-
-from penstock.model.jobs.job_spec import JobSpec
+from penstock.ledger.state.job.job_state import JobState
 from penstock_services.estimator.core.fold.earlier import Earlier
-from penstock_services.estimator.core.fold.progress import Progress
+from penstock_services.estimator.core.fold.progress import Progress, TaskPhases
 from penstock_services.estimator.core.records.history import Run
-from penstock_services.estimator.core.records.runs import Allocation, EstimateSummary, JobInfo, job_info
+from penstock_services.estimator.core.records.runs import (
+    Allocation,
+    EstimateSummary,
+    JobInfo,
+    estimate_summary,
+    job_info,
+)
+
+NO_WORKERS: Mapping[str, TaskPhases] = MappingProxyType({})
 
 
 class At(NamedTuple):
@@ -25,25 +32,16 @@ class At(NamedTuple):
 
 @dataclass(slots=True)
 class LiveJob:
-    """A submitted job that has not ended."""
+    """A submitted job that has not ended. `job`: what every reader folds."""
 
+    job: JobState
     info: JobInfo
-    spec: JobSpec | None
-    """The spec to estimate; None once it is estimated, or once it is too late for a retry."""
+    """Of its latest attempt, as far as the job is moldable."""
     event_id: str
     """Id of its submission."""
-    estimate: EstimateSummary | None = None
-    asked: JobSpec | None = None
-    """The spec for an attempt that is estimated anew; without command, environment and labels."""
-    attempt: int = 0
-    """The attempt to estimate; 0: its first."""
-    servers: tuple[str, ...] = ()
-    """Parameter servers of the latest attempt, as `workers`."""
-    limits_mib: Mapping[str, int] = field(default_factory=dict)
-    """Role → the smallest cap on host memory in the latest attempt."""
-    workers: dict[str, None] = field(default_factory=dict)
-    """Worker tasks of the latest attempt; a new placement replaces them, their allocations, and the exits."""
     allocation: Allocation | None = None
+    """Of each worker of the latest attempt; a new placement replaces it, and the exits. None: it was never
+    placed."""
     exits: list[Run] = field(default_factory=list)
     partly: bool = False
     """Some of its workers had exited before this fold began: it teaches nothing."""
@@ -52,9 +50,14 @@ class LiveJob:
     earlier: Earlier = field(default_factory=Earlier)
 
     @property
-    def contract(self) -> str:
-        """How it saves (`JobSpec.checkpoint`)."""
-        return "none" if self.asked is None else self.asked.checkpoint
+    def workers(self) -> Mapping[str, TaskPhases]:
+        """Worker tasks of the latest attempt, also once that is over."""
+        return NO_WORKERS if self.progress is None else self.progress.tasks
+
+    def info_of_attempt(self, workers: int) -> JobInfo:
+        """Runs of a moldable job in one shape teach about that shape."""
+        spec = self.job.spec
+        return self.info if spec.min_workers is None else job_info(spec.shaped(workers))
 
     def disturbed_since(self, ms: int) -> bool:
         """Whether there was a neighbour, a cap, or another number of cores than the settled one since then,
@@ -65,22 +68,6 @@ class LiveJob:
         return found.conditions != found.usual or found.since_ms > ms
 
 
-def without_texts(spec: JobSpec) -> JobSpec:
-    """The retained part of each live job's spec: the key of its command is in `JobInfo`. A moldable one has a
-    key for each shape."""
-    return replace(
-        spec,
-        command=("-",) if spec.min_workers is None else spec.command,
-        env={},
-        secrets={},
-        labels={},
-        workdir=None,
-        environment=None,
-        code=None,
-    )
-
-
-def info_of_attempt(job: LiveJob, workers: int) -> JobInfo:
-    """Runs of a moldable job in one shape teach about that shape."""
-    asked = job.asked
-    return job.info if asked is None or asked.min_workers is None else job_info(asked.shaped(workers))
+def summary_of(job: JobState) -> EstimateSummary | None:
+    """Of the estimate with which the job runs."""
+    return None if job.estimate is None else estimate_summary(job.estimate)

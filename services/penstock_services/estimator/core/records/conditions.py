@@ -6,7 +6,7 @@ A step time holds for the conditions in which it was measured, as for its placem
 GPUs and nodes.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from enum import IntFlag
 from types import MappingProxyType
 from typing import NamedTuple
@@ -109,41 +109,3 @@ UNKNOWN_CONDITIONS = Conditions()
 def placed(workers: Sequence[TaskPlacement]) -> Conditions:
     """The conditions at the start of an attempt, alone on its GPUs."""
     return Conditions(cores=tuple(len(place.cores) for place in workers))
-
-
-class Holders:
-    """Which living tasks hold each GPU of the cell, whole or in part."""
-
-    def __init__(self) -> None:
-        self._tasks: dict[tuple[str, int], dict[str, str]] = {}
-        """(node, slot) → task → its job."""
-        self._held: dict[str, tuple[tuple[str, int], ...]] = {}
-        """Task → the (node, slot) pairs that it holds."""
-
-    def take(self, job_id: str, places: Iterable[TaskPlacement]) -> None:
-        for place in places:
-            if place.gpus:
-                held = self._held[place.task_id] = tuple((place.node_id, gpu) for gpu in place.gpus)
-                for gpu in held:
-                    self._tasks.setdefault(gpu, {})[place.task_id] = job_id
-
-    def give_back(self, task_id: str) -> set[str]:
-        """Jobs that held a part of a GPU of this task. A second call for the task returns none."""
-        found: set[str] = set()
-        for gpu in self._held.pop(task_id, ()):
-            tasks = self._tasks[gpu]
-            del tasks[task_id]
-            found.update(tasks.values())
-            if not tasks:
-                del self._tasks[gpu]
-        return found
-
-    def neighbours(self, job_id: str, tasks: Iterable[str]) -> set[str]:
-        """Other jobs on the GPUs of these tasks of the job."""
-        found = {
-            other
-            for task_id in tasks
-            for gpu in self._held.get(task_id, ())
-            for other in self._tasks[gpu].values()
-        }
-        return found - {job_id}
