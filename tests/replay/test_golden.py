@@ -31,6 +31,16 @@ from tests.support.data import DATA_ROOT
 DATA = DATA_ROOT / "muri"
 RENAMED = {"told_ms": "progress_ms", "overtaken": "backfill_count", "strays": "orphan_tasks"}
 """Fields of the state: the name in `golden/state.json.gz` → the name now."""
+PARTS = {
+    "retries": {
+        "losses": "losses",
+        "infrastructure_retries": "infrastructure",
+        "memory_retries": "memory",
+        "short_of": "short_of",
+        "failed_on": "failed_on",
+    },
+}
+"""Parts of a job's state: its field in that version, as `RENAMED` → its name in the part now."""
 ADDED_TO_NODES = {
     "epoch": 0,
     "cordon": None,
@@ -168,6 +178,8 @@ def expected_state() -> Any:
         if job["estimate"] is not None:
             job["estimate"] |= {"guessed": [], "first_of_kind": [], "options": []}
             job["estimate"] |= {"pairs": [], "stages": None, "launch_ms": None}
+        for part, fields in PARTS.items():
+            job[part] = {now: job.pop(was) for was, now in fields.items()}
     for node_id, node in state["nodes"].items():
         node |= ADDED_TO_NODES | {"commanded_seq": FIRST_JOINED[node_id]}
         node["spec"] |= {"machine_id": None, "isolation": None, "logs": None, "measures": None, "labels": {}}

@@ -55,7 +55,7 @@ def job_row(job: JobState, seq: int, ending: Ending | None = None) -> Row:
         "workers": job.workers,
         "parameter_servers": spec.parameter_servers,
         "attempt": job.attempt,
-        "infrastructure_retries": job.infrastructure_retries,
+        "infrastructure_retries": job.retries.infrastructure,
         "submitted_seq": job.order,
         "token": job.token or None,
         "submitted_ms": job.submitted_ms,

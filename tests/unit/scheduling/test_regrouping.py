@@ -54,7 +54,7 @@ def test_a_running_job_makes_way_and_the_other_starts_after_it(cell: CellDriver)
     made_way(cell, "long")
     cell.start("short")
     assert cell.job("long").in_line
-    assert cell.job("long").infrastructure_retries == 1
+    assert cell.job("long").retries.infrastructure == 1
     assert cell.job("short").status is JobStatus.RUNNING
 
 

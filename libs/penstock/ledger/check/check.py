@@ -183,7 +183,7 @@ def _job(state: CellState, job: JobState) -> Iterator[str]:
         node = state.nodes.get(job.tasks[task_id].place.node_id)
         if node is None or node.tasks.get(task_id) != job.job_id:
             yield f"task {task_id} lives, but its node does not hold it"
-    if job.attempt - job.infrastructure_retries > job.spec.retry.max_attempts:
+    if job.attempt - job.retries.infrastructure > job.spec.retry.max_attempts:
         yield f"job {job.job_id} is at attempt {job.attempt}, more than it may have"
 
 

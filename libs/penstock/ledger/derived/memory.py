@@ -66,7 +66,7 @@ def outgrown_mib(cap_mib: int, promised_mib: int, fact: TaskExited) -> int:
 def raisable(state: CellState, job: JobState) -> bool:
     """Whether the attempt ran out of guessed memory, had more of it than the previous attempt, and some node
     has more still."""
-    if job.memory_retries >= MAX_RAISES:
+    if job.retries.memory >= MAX_RAISES:
         return False
     return any(
         _more_exists(state, job, task)
@@ -81,7 +81,7 @@ def _more_exists(state: CellState, job: JobState, task: TaskState) -> bool:
     if task.exhausted == HOST and not place.cap_mib:
         return False
     had_mib = limit_mib(here, task, task.exhausted)
-    if had_mib <= job.short_of.get(short_key(place, task.exhausted), 0):
+    if had_mib <= job.retries.short_of.get(short_key(place, task.exhausted), 0):
         return False
     return any(
         (node.spec.host_memory_mib if task.exhausted == HOST else node.gpu_memory_mib) > had_mib
@@ -93,7 +93,7 @@ def _more_exists(state: CellState, job: JobState, task: TaskState) -> bool:
 
 
 def short_key(place: TaskPlacement, memory: str) -> str:
-    """A key of `JobState.short_of`."""
+    """A key of `Retries.short_of`."""
     return f"{place.role}:{memory}"
 
 

@@ -15,6 +15,7 @@ from penstock.ledger.fold.evolve_moves import end_move
 from penstock.ledger.fold.plans import arrived
 from penstock.ledger.state.job.job_state import HOLDING, MAX_RUNS, JobState, Run, TaskState
 from penstock.ledger.state.job.remaining import begun_again, begun_at_0, remaining_of
+from penstock.ledger.state.job.retries import Retries
 from penstock.ledger.state.job.sharing import ALONE
 from penstock.ledger.state.state import MAX_EARLY_ESTIMATES, MAX_ENDED_REMEMBERED, CellState
 from penstock.ledger.state.timers import compact_timers, drop_timers
@@ -179,12 +180,8 @@ def job_requeued(state: CellState, fact: ledger_events.JobRequeued) -> None:
         job.kept_ms += max(0, saved_ms - job.running_ms)
     if job.eta is not None:
         job.eta = begun_again(job.eta, job.running_ms, saved_ms, state.now_ms)
-    if fact.estimate_again:
-        for task in job.tasks.values():
-            if task.exhausted:
-                had_mib = limit_mib(state.nodes[task.place.node_id], task, task.exhausted)
-                key = short_key(task.place, task.exhausted)
-                job.short_of[key] = max(had_mib, job.short_of.get(key, 0))
+    if fact.reason in INFRASTRUCTURE or fact.estimate_again:
+        job.retries = _retried(state, job, fact)
     if fact.reason != "migrated":
         end_move(state, job, f"it queues again: {fact.reason}")
     leave(state, job)
@@ -194,10 +191,6 @@ def job_requeued(state: CellState, fact: ledger_events.JobRequeued) -> None:
     job.workers = job.spec.fewest_workers
     job.stop_reason, job.borrows = None, False
     drop_timers(state, job.job_id, *ATTEMPT_TIMERS)
-    if fact.reason in INFRASTRUCTURE or fact.estimate_again:
-        job.infrastructure_retries += 1
-        job.losses += fact.reason in LOSSES
-        job.memory_retries += fact.estimate_again
     if fact.estimate_again:
         job.estimate = None
         evolve_arrays.asked(state, job)
@@ -205,6 +198,23 @@ def job_requeued(state: CellState, fact: ledger_events.JobRequeued) -> None:
     else:
         set_job(state, job, JobStatus.QUEUED if fact.not_before_ms is None else JobStatus.BACKOFF)
     job.placed_ms = job.running_ms = None
+
+
+def _retried(state: CellState, job: JobState, fact: ledger_events.JobRequeued) -> Retries:
+    """The job's retries with the attempt that is over, while its tasks are still known."""
+    before, short_of = job.retries, dict(job.retries.short_of)
+    for task in job.tasks.values() if fact.estimate_again else ():
+        if task.exhausted:
+            had_mib = limit_mib(state.nodes[task.place.node_id], task, task.exhausted)
+            key = short_key(task.place, task.exhausted)
+            short_of[key] = max(had_mib, short_of.get(key, 0))
+    return replace(
+        before,
+        losses=before.losses + (fact.reason in LOSSES),
+        infrastructure=before.infrastructure + 1,
+        memory=before.memory + fact.estimate_again,
+        short_of=short_of,
+    )
 
 
 def _saved_ms(job: JobState) -> int | None:

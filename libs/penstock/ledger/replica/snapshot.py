@@ -25,6 +25,7 @@ from penstock.ledger.state.job.job_state import HOLDING, JobState, TaskState
 from penstock.ledger.state.node.node_state import NodeState
 from penstock.ledger.state.state import CellState, Timer
 from penstock.model.nouns.transitions import JobStatus, NodeStatus
+from penstock.model.nouns.types import Value
 
 SLICE = (
     256  # entries of a mapping that are written or read at once: this blocks other threads for a millisecond
@@ -51,6 +52,9 @@ DERIVED = {
     ),
     NodeState: frozenset({"entered", "gpu_memory_mib", "gpu_uuids", "named", "reserved"}),
 }
+
+USUAL = {each.name: each.default for each in dataclasses.fields(JobState) if isinstance(each.default, Value)}
+"""Parts that most jobs have in common: one object for all of them."""
 
 
 class Damaged(Exception):
@@ -226,6 +230,9 @@ def _object(model: type[Any], found: Any) -> Any:
 def _job(found: Any) -> JobState:
     job = cast(JobState, _object(JobState, found))
     job.tasks = {task_id: _object(TaskState, task) for task_id, task in found.tasks.items()}
+    for name, usual in USUAL.items():
+        if getattr(job, name) == usual:
+            setattr(job, name, usual)
     return job
 
 

@@ -109,7 +109,7 @@ def test_a_guess_that_was_too_small_costs_one_attempt_and_none_of_the_users_own(
     cell.start("j")
     assert exhausted(cell, "j.1.w0", **KILLED) == ["task.exited", "job.requeued"]
     job = cell.job("j")
-    assert (job.status, job.infrastructure_retries, job.estimate) == (JobStatus.SUBMITTED, 1, None)
+    assert (job.status, job.retries.infrastructure, job.estimate) == (JobStatus.SUBMITTED, 1, None)
     found = explain(cell.state, "j")
     assert found.reason == "awaiting_estimate"
     assert "its node ran short while it had 9000 MiB, and was promised 2048 MiB" in found.detail
@@ -118,7 +118,7 @@ def test_a_guess_that_was_too_small_costs_one_attempt_and_none_of_the_users_own(
     step = cell.feed(JobEstimated(job_id="j", estimate=raised, attempt=2))
     assert kinds(step) == ["job.estimated", "placement.decided", "timer.set"]
     assert job.tasks["j.2.w0"].place.host_memory_mib == 18_000
-    assert job.short_of == {"worker:host_memory": 9_000}
+    assert job.retries.short_of == {"worker:host_memory": 9_000}
     cell.start("j")
     cell.exit("j.2.w0")
     assert cell.state.ended["j"] == "succeeded"
@@ -212,8 +212,8 @@ def test_a_member_stopped_beyond_its_promise_gets_another_attempt_as_one_with_a_
     how: dict[str, Any] = {"exit_code": None, "signal": 9, "detail": evidence, "gpu_memory_limit_mib": 4_096}
     assert exhausted(cell, "member.1.w0", "gpu_memory", **how) == ["task.exited", "job.requeued"]
     member = cell.job("member")
-    assert (member.status, member.memory_retries) == (JobStatus.SUBMITTED, 1)
-    assert member.short_of == {"worker:gpu_memory": 4_096}
+    assert (member.status, member.retries.memory) == (JobStatus.SUBMITTED, 1)
+    assert member.retries.short_of == {"worker:gpu_memory": 4_096}
     assert f"out of GPU memory ({evidence}); it was promised 4096 MiB of a shared GPU" in member.failure
     assert "--gpu-memory 8GiB" in member.failure
     assert exhausted(cell, "asked.1.w0", "gpu_memory", **how) == ["task.exited", "job.ended"]
@@ -239,7 +239,7 @@ def test_memory_is_raised_a_bounded_number_of_times(cell: CellDriver) -> None:
     for attempt in range(1, MAX_RAISES + 1):
         cell.start("more")
         exhausted(cell, f"more.{attempt}.w0", **(KILLED | {"usage": Usage(host_memory_mib=9_000 + attempt)}))
-        assert cell.job("more").memory_retries == attempt
+        assert cell.job("more").retries.memory == attempt
         worker = msgspec.structs.replace(GUESS.worker, host_memory_mib=9_000 + attempt)
         raised = msgspec.structs.replace(GUESS, worker=worker)
         cell.feed(JobEstimated(job_id="more", estimate=raised, attempt=attempt + 1))

@@ -93,7 +93,7 @@ def test_a_job_goes_on_at_its_target_in_the_record_of_its_last_exit(cell: CellDr
     assert placed.tasks == decided.tasks
     assert [type(order) for order in cell.orders()] == [StartTask]
     job = cell.job("a")
-    assert (job.attempt, job.infrastructure_retries, job.status) == (2, 1, JobStatus.LAUNCHING)
+    assert (job.attempt, job.retries.infrastructure, job.status) == (2, 1, JobStatus.LAUNCHING)
     assert job.move is not None
     assert (job.move.outcome, job.move.nodes) == ("arrived", ("n2",))
     assert cell.state.nodes["n1"].free_gpu_mask == 0b1111
@@ -243,7 +243,7 @@ def test_a_target_that_is_lost_is_given_up_and_the_job_queues(cell: CellDriver, 
     assert job.move is not None
     assert job.move.outcome == "given_up"
     assert job.status is (JobStatus.QUEUED if lost == "held" else JobStatus.LAUNCHING)
-    assert job.infrastructure_retries == 1
+    assert job.retries.infrastructure == 1
 
 
 def test_a_silent_target_is_waited_for_until_the_job_has_stopped(cell: CellDriver) -> None:

@@ -13,6 +13,7 @@ from penstock.ledger.state.job.checkpoints import Checkpoint, Unsaved
 from penstock.ledger.state.job.demand import Demand, DemandKey
 from penstock.ledger.state.job.moves import Move
 from penstock.ledger.state.job.remaining import Remaining
+from penstock.ledger.state.job.retries import NO_RETRIES, Retries
 from penstock.ledger.state.job.sharing import ALONE, Sharing
 from penstock.model.decisions.groups import Turns
 from penstock.model.nouns.transitions import JobStatus, TaskStatus
@@ -20,7 +21,6 @@ from penstock.model.nouns.types import Estimate, JobSpec, TaskPlacement
 
 WAITING = frozenset({JobStatus.SUBMITTED, JobStatus.QUEUED, JobStatus.BACKOFF})
 HOLDING = frozenset({JobStatus.LAUNCHING, JobStatus.RUNNING, JobStatus.STOPPING})
-MAX_FAILED_ON = 8  # nodes; a job that failed on more is its own fault
 MAX_RUNS = 16  # of a job, so that one that is preempted without end does not grow the state
 
 
@@ -129,18 +129,7 @@ class JobState(Remembered):
     estimated_attempt: int = 0
     """The attempt for which `estimate` was made; 0: the first."""
     attempt: int = 0
-    losses: int = 0
-    """Attempts lost to nodes and refusals; bounded, since the job itself may crash its nodes."""
-    infrastructure_retries: int = 0
-    """Attempts lost to nodes, refusals or preemption; they do not count against the user's limit."""
-    memory_retries: int = 0
-    """Those of them that ran out of memory under a guessed limit; bounded, since more memory may not help."""
-    short_of: dict[str, int] = field(default_factory=dict)
-    """Role and memory (`penstock.ledger.derived.memory.short_key`) → MiB that such attempts had; the next one
-    must have more."""
-    failed_on: dict[str, int] = field(default_factory=dict)
-    """Node → slots of the GPUs on which attempts failed by themselves, the latest node last, bounded: the
-    next attempt avoids them."""
+    retries: Retries = NO_RETRIES
     token: int = 0
     """Token of the current attempt's placement (`penstock.model.nouns.token`)."""
     port: int = 0

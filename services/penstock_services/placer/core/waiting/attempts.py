@@ -110,7 +110,7 @@ class Attempts:
         if cause == "stopped":
             yield from self.queue_again(state, job, "drained")
             return
-        if cause in LOST and job.losses < MAX_LOSSES:
+        if cause in LOST and job.retries.losses < MAX_LOSSES:
             if cause == "refused":
                 yield self._requeue(state, job, "refused", REFUSED_BACKOFF_MS)
                 yield timer(state, job.job_id, "backoff", REFUSED_BACKOFF_MS, job.attempt)
@@ -124,7 +124,7 @@ class Attempts:
             yield from self.queue_timeout(state, job)
             return
         retry = job.spec.retry
-        used = job.attempt - job.infrastructure_retries
+        used = job.attempt - job.retries.infrastructure
         if used >= retry.max_attempts:
             code = job.exit_code if job.exit_code is None or 0 <= job.exit_code <= 255 else 255
             yield ledger_events.JobEnded(
