@@ -39,6 +39,9 @@ PARTS = {
         "short_of": "short_of",
         "failed_on": "failed_on",
     },
+    "stop": {"stop_reason": "reason", "stop_detail": "detail", "stop_token": "token"},
+    "exit": {"exit_code": "code", "failure": "failure", "failure_cause": "cause"},
+    "following": {"follower": "gateway", "unfollowed_ms": "absent_ms", "followed_seq": "seq"},
 }
 """Parts of a job's state: its field in that version, as `RENAMED` → its name in the part now."""
 ADDED_TO_NODES = {

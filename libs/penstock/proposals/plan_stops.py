@@ -123,7 +123,7 @@ def stays(state: CellState, job: JobState) -> Refusal | None:
     if job.target:
         return Refusal("wrong_state", f"{job.job_id} moves")
     if job.status is JobStatus.STOPPING:
-        return Refusal("wrong_state", f"{job.job_id} is being stopped already: {job.stop_reason}")
+        return Refusal("wrong_state", f"{job.job_id} is being stopped already: {job.stop.reason}")
     if job.status not in RUNS:
         return Refusal("wrong_state", f"{job.job_id} is {job.status}, and does not run")
     if not job.spec.preemptible:

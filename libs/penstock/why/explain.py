@@ -125,7 +125,7 @@ def _explain(state: CellState, job_id: str, now_ms: int, line: Line | None) -> E
     if job.held is not None:
         return _waiting(state, job, Reason.HELD, hold_text(job.held), None)
     if job.estimate is None:
-        return _waiting(state, job, Reason.AWAITING_ESTIMATE, job.failure, None)
+        return _waiting(state, job, Reason.AWAITING_ESTIMATE, job.exit.failure, None)
     short = shortfall(state.index, job.demand)
     if short is not None:
         return _waiting(state, job, short.reason, short.detail, "never")
@@ -157,7 +157,7 @@ def _reason(
     if job.status is JobStatus.BACKOFF:
         timer = state.timers.get(timer_id(job.job_id, "backoff"))
         wait = f"; it queues again in {span(max(0, timer.at_ms - now_ms))}" if timer else ""
-        return Reason.BACKOFF, f"attempt {job.attempt} failed ({job.failure or 'no reason given'}){wait}"
+        return Reason.BACKOFF, f"attempt {job.attempt} failed ({job.exit.failure or 'no reason given'}){wait}"
     if state.frozen:
         return Reason.CELL_FROZEN, state.frozen
     index = state.index
@@ -421,7 +421,7 @@ def _holding(state: CellState, job: JobState, now_ms: int) -> Explanation:
     elif job.status is JobStatus.RUNNING:
         text, step = f"It runs {where}.{_turns_text(job, now_ms)}", "Follow it with `penstock logs -f`."
     else:
-        text = f"It is being stopped {where} ({job.stop_reason})."
+        text = f"It is being stopped {where} ({job.stop.reason})."
         step = "Wait; its resources are free when the end of each task is proven."
         if job.target and job.move is not None:
             text = (
@@ -429,7 +429,7 @@ def _holding(state: CellState, job: JobState, now_ms: int) -> Explanation:
                 "where its place is reserved."
             )
             step = "Wait; it starts there when the end of each task is proven."
-        elif outcome := ENDS_AS.get(job.stop_reason or ""):
+        elif outcome := ENDS_AS.get(job.stop.reason or ""):
             text += f" It ends as {outcome} when every exit is proven."
     if shares := sharing_text(state, job):
         text += f" {shares}"

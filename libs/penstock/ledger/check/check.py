@@ -206,8 +206,8 @@ def _moves(state: CellState) -> Iterator[str]:
     if state.moving != moving:
         yield f"orders {sorted(state.moving)} are listed as moving, {sorted(moving)} move"
     for job in moving.values():
-        if job.status is not JobStatus.STOPPING or job.stop_reason != "migrated":
-            yield f"job {job.job_id} is {job.status} ({job.stop_reason}), and a target is reserved for it"
+        if job.status is not JobStatus.STOPPING or job.stop.reason != "migrated":
+            yield f"job {job.job_id} is {job.status} ({job.stop.reason}), and a target is reserved for it"
     named = {(place.node_id, job.job_id) for job in moving.values() for place in job.target}
     reserved = {(node_id, job_id) for node_id, node in state.nodes.items() for job_id in node.reserved}
     if reserved != named:

@@ -13,6 +13,8 @@ from penstock.ledger.fold import evidence, evolve_arrays, evolve_sharing
 from penstock.ledger.fold.evolve_groups import join, leave
 from penstock.ledger.fold.evolve_moves import end_move
 from penstock.ledger.fold.plans import arrived
+from penstock.ledger.state.job.ending import NO_EXIT, Stop
+from penstock.ledger.state.job.following import Following
 from penstock.ledger.state.job.job_state import HOLDING, MAX_RUNS, JobState, Run, TaskState
 from penstock.ledger.state.job.remaining import begun_again, begun_at_0, remaining_of
 from penstock.ledger.state.job.retries import Retries
@@ -75,7 +77,8 @@ def set_job(state: CellState, job: JobState, status: JobStatus) -> None:
 def job_submitted(state: CellState, fact: external_events.JobSubmitted) -> None:
     job = JobState(fact.job_id, fact.spec, state.seq, state.now_ms)
     state.jobs[job.job_id] = job
-    job.unfollowed_ms = None if fact.spec.tied_to is None else state.now_ms
+    if fact.spec.tied_to is not None:
+        job.following = Following(absent_ms=state.now_ms)
     state.prelaunching += fact.spec.prelaunch
     estimate = state.early_estimates.pop(job.job_id, None)
     if estimate is not None:
@@ -113,8 +116,7 @@ def placement_decided(state: CellState, fact: ledger_events.PlacementDecided) ->
     job.token = state.token
     give_ports(state, job, fact.tasks)
     job.placed_ms = state.now_ms
-    job.running_ms = job.stop_reason = job.exit_code = None
-    job.failure = job.failure_cause = ""
+    job.running_ms, job.exit = None, NO_EXIT
     job.backfill_count = job.plans_passed = 0
     job.unsaved = None
     _clear_unschedulable(state, job)
@@ -159,10 +161,9 @@ def stop_decided(state: CellState, fact: ledger_events.StopDecided) -> None:
         set_job(state, job, JobStatus.STOPPING)
     if fact.reason != "migrated":
         end_move(state, job, f"it is stopped: {fact.reason}")
-    if job.stop_reason != fact.reason:
+    if job.stop.reason != fact.reason:
         state.change_log.add(job.job_id)
-    job.stop_reason, job.stop_detail = fact.reason, fact.detail
-    job.stop_token = state.token
+    job.stop = Stop(fact.reason, fact.detail, state.token)
     if fact.reason == "predecessor_late":
         for other_id in awaited(state, job):
             state.jobs[other_id].false_ends += 1
@@ -189,7 +190,9 @@ def job_requeued(state: CellState, fact: ledger_events.JobRequeued) -> None:
     _unname(state, job)
     job.tasks, job.after, job.prelaunch, job.followed = {}, (), False, False
     job.workers = job.spec.fewest_workers
-    job.stop_reason, job.borrows = None, False
+    job.borrows = False
+    if job.stop.reason is not None:
+        job.stop = replace(job.stop, reason=None)
     drop_timers(state, job.job_id, *ATTEMPT_TIMERS)
     if fact.estimate_again:
         job.estimate = None

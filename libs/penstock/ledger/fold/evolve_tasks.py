@@ -9,6 +9,7 @@ from penstock.ledger.fold import evidence, evolve_nodes, evolve_sharing
 from penstock.ledger.fold.evolve_jobs import begin_at_0, set_job
 from penstock.ledger.fold.evolve_moves import keep, let_go
 from penstock.ledger.state.job.checkpoints import Checkpoint, Unsaved, smoothed
+from penstock.ledger.state.job.ending import Exit
 from penstock.ledger.state.job.job_state import JobState, TaskState
 from penstock.ledger.state.node.node_state import NodeState
 from penstock.ledger.state.state import CellState
@@ -161,16 +162,15 @@ def task_exited(state: CellState, fact: external_events.TaskExited) -> None:
     task.exhausted, task.gpu_limit_mib = fact.exhausted, fact.gpu_memory_limit_mib
     if fact.exhausted == HOST:
         task.outgrown_mib = outgrown_mib(task.place.cap_mib, task.place.host_memory_mib, fact)
-    first = not job.failure and job.stop_reason is None
+    first = not job.exit.failure and job.stop.reason is None
     evidence.noted(state, job, task.place, fact, first=first)
-    if fact.exhausted and (first or job.stop_reason in (None, "gang_member_failed")):
+    if fact.exhausted and (first or job.stop.reason in (None, "gang_member_failed")):
         _note_exhausted(node, job, task, fact)
         return
     if task.succeeded:
         task.note = fact.detail
     if task.succeeded or not first:
         return
-    job.exit_code = task.exit_code
     how = fact.cause.replace("_", " ")
     if fact.cause == "exited":
         how = f"exit code {fact.exit_code}" if fact.signal is None else f"killed by signal {fact.signal}"
@@ -186,16 +186,13 @@ def _note_exhausted(
     come first."""
     if any(other.exhausted for other in job.tasks.values() if other is not task):
         return
-    job.exit_code = task.exit_code
-    job.failure = failure_text(node, job, task, fact)
-    job.failure_cause = task.cause
+    job.exit = Exit(task.exit_code, failure_text(node, job, task, fact), task.cause)
 
 
 def _note_failure(job: JobState, node_id: str, task: TaskState, how: str) -> None:
     """Stores the gang's first failure; failures of other members that follow from it are ignored."""
-    if not job.failure and job.stop_reason is None:
-        job.failure = f"{task.place.task_id} on {node_id}: {how}"
-        job.failure_cause = task.cause
+    if not job.exit.failure and job.stop.reason is None:
+        job.exit = Exit(task.exit_code, f"{task.place.task_id} on {node_id}: {how}", task.cause)
 
 
 def task_lost(state: CellState, fact: ledger_events.TaskLost) -> None:

@@ -171,4 +171,4 @@ def in_order(heaps: Iterable[list[Head[Row]]]) -> list[str]:
 def will_queue_again(job: JobState) -> bool:
     """Whether a job that is being stopped will wait in the queue; a job with a reserved target starts there
     without queueing."""
-    return job.stop_reason in QUEUES_AGAIN and job.held is None and not job.target
+    return job.stop.reason in QUEUES_AGAIN and job.held is None and not job.target

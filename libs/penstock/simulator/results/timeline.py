@@ -400,7 +400,7 @@ class Timeline:
         self._halt(job)
         for later in successors(self.state, job, place):
             self._begun_ms[later.task_id] = self.now_ms
-        self._bar(job, place, blocks, EXITED if job.stop_reason is None else STOPPED)
+        self._bar(job, place, blocks, EXITED if job.stop.reason is None else STOPPED)
         self._gpus_held.ends(place.task_id)
         if place.gpu_share_milli < WHOLE_GPU:
             for gpu in place.gpus:

@@ -129,7 +129,7 @@ def start_orders(state: CellState, job_id: str, token: int) -> list[Order]:
 def stop_orders(state: CellState, job_id: str, token: int) -> list[Order]:
     """For a stop read back as valid. Empty after a later stop or the exits."""
     job = state.jobs.get(job_id)
-    if job is None or job.stop_token != token:
+    if job is None or job.stop.token != token:
         return []
     ended = _chief_ended(job)
     return [_stop(job, task, ended) for task in job.tasks.values() if task.status is TaskStatus.STOPPING]
@@ -148,9 +148,9 @@ def _reported(state: CellState, fact: OfTask, token: int) -> Sequence[Order]:
     of a later stop the orders follow when that is read back."""
     job = state.jobs.get(fact.task_id.rsplit(".", 2)[0])
     task = None if job is None else job.tasks.get(fact.task_id)
-    if job is None or task is None or task.place.rank > 0 or job.stop_token >= token or not _chief_ended(job):
+    if job is None or task is None or task.place.rank > 0 or job.stop.token >= token or not _chief_ended(job):
         return ()
-    return stop_orders(state, job.job_id, job.stop_token)
+    return stop_orders(state, job.job_id, job.stop.token)
 
 
 def adjusting_orders(state: CellState, task: TaskState, up_to: int) -> Iterator[Order]:
@@ -225,7 +225,7 @@ def outstanding(state: CellState, node_ids: Iterable[str], up_to: int) -> Iterat
             task = job.tasks[task_id]
             if task.status is TaskStatus.ASSIGNED and job.token <= up_to:
                 assigned.setdefault(job_id, []).append(task)
-            elif task.status is TaskStatus.STOPPING and job.stop_token <= up_to:
+            elif task.status is TaskStatus.STOPPING and job.stop.token <= up_to:
                 yield _stop(job, task, _chief_ended(job))
         for job_id, tasks in assigned.items():
             job = state.jobs[job_id]
@@ -452,11 +452,11 @@ def _hand_over(state: CellState, job: JobState) -> Iterator[HandOverCheckpoint]:
 
 def _stop(job: JobState, task: TaskState, chief_ended: bool) -> StopTask:
     return StopTask(
-        token=job.stop_token,
+        token=job.stop.token,
         node_id=task.place.node_id,
         task_id=task.place.task_id,
         grace_ms=job.spec.grace_ms,
-        reason=job.stop_reason or "stopped",
+        reason=job.stop.reason or "stopped",
         chief_ended=chief_ended and task.place.rank > 0,
     )
 

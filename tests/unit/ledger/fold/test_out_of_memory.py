@@ -164,8 +164,8 @@ def test_what_the_user_asked_for_is_his_limit(cell: CellDriver) -> None:
     cell.start("j")
     assert exhausted(cell, "j.1.w0") == ["task.exited", "job.requeued", "timer.set"]
     assert cell.job("j").status is JobStatus.BACKOFF
-    assert "its cap was 2048 MiB: the job asked for it" in cell.job("j").failure
-    assert "--host-memory 4GiB" in cell.job("j").failure
+    assert "its cap was 2048 MiB: the job asked for it" in cell.job("j").exit.failure
+    assert "--host-memory 4GiB" in cell.job("j").exit.failure
 
 
 def test_a_parameter_server_is_blamed_although_its_worker_failed_first(cell: CellDriver) -> None:
@@ -173,14 +173,14 @@ def test_a_parameter_server_is_blamed_although_its_worker_failed_first(cell: Cel
     cell.submit("j", job_spec(ps=1), GUESS)
     cell.start("j")
     assert kinds(cell.exit("j.1.w0", 1)) == ["task.exited", "stop.decided"]
-    assert cell.job("j").failure == "j.1.w0 on n1: exit code 1"
+    assert cell.job("j").exit.failure == "j.1.w0 on n1: exit code 1"
     facts = exhausted(cell, "j.1.ps0", cause="out_of_memory", exit_code=None, signal=9)
     assert facts == ["task.exited", "job.requeued"]
     job = cell.job("j")
-    assert job.failure.startswith("j.1.ps0 on n1: out of host memory")
-    assert "its node ran short while it had 1900 MiB, and was promised 1024 MiB" in job.failure
-    assert "Penstock's guess for parameter servers" in job.failure
-    assert job.exit_code == 137
+    assert job.exit.failure.startswith("j.1.ps0 on n1: out of host memory")
+    assert "its node ran short while it had 1900 MiB, and was promised 1024 MiB" in job.exit.failure
+    assert "Penstock's guess for parameter servers" in job.exit.failure
+    assert job.exit.code == 137
 
 
 def test_cuda_out_of_memory_is_tried_again_where_a_card_has_more(cell: CellDriver) -> None:
@@ -191,8 +191,8 @@ def test_cuda_out_of_memory_is_tried_again_where_a_card_has_more(cell: CellDrive
     assert exhausted(cell, "small.1.w0", "gpu_memory") == ["task.exited", "job.ended"]
     cell.join(node_spec("n2", 1, model="A100", memory_mib=40_960))
     assert exhausted(cell, "large.1.w0", "gpu_memory") == ["task.exited", "job.requeued"]
-    assert "it had all 16384 MiB of its V100" in cell.job("large").failure
-    assert "or use a smaller batch" in cell.job("large").failure
+    assert "it had all 16384 MiB of its V100" in cell.job("large").exit.failure
+    assert "or use a smaller batch" in cell.job("large").exit.failure
 
 
 def test_a_member_stopped_beyond_its_promise_gets_another_attempt_as_one_with_a_part_of_a_gpu(
@@ -214,8 +214,8 @@ def test_a_member_stopped_beyond_its_promise_gets_another_attempt_as_one_with_a_
     member = cell.job("member")
     assert (member.status, member.retries.memory) == (JobStatus.SUBMITTED, 1)
     assert member.retries.short_of == {"worker:gpu_memory": 4_096}
-    assert f"out of GPU memory ({evidence}); it was promised 4096 MiB of a shared GPU" in member.failure
-    assert "--gpu-memory 8GiB" in member.failure
+    assert f"out of GPU memory ({evidence}); it was promised 4096 MiB of a shared GPU" in member.exit.failure
+    assert "--gpu-memory 8GiB" in member.exit.failure
     assert exhausted(cell, "asked.1.w0", "gpu_memory", **how) == ["task.exited", "job.ended"]
     cell.feed(JobEstimated(job_id="member", estimate=found, attempt=2))
     cell.start("member")

@@ -174,7 +174,7 @@ def test_a_live_srtf_stops_the_longer_job_and_not_the_one_that_is_nearly_done() 
     driver.submit("short", None, short)
     driver.at(driver.now_ms - 1_000_000)
     assert driver.job("nearly-done").status is JobStatus.RUNNING
-    assert (driver.job("long").status, driver.job("long").stop_reason) == (JobStatus.STOPPING, "preempted")
+    assert (driver.job("long").status, driver.job("long").stop.reason) == (JobStatus.STOPPING, "preempted")
     stopped(driver, "long")
     driver.at(driver.now_ms - 1_000_000)
     driver.start("short")

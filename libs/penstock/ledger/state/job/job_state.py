@@ -11,6 +11,8 @@ from penstock.ledger.state.holds import Hold
 from penstock.ledger.state.job.adjusted import Adjustment
 from penstock.ledger.state.job.checkpoints import Checkpoint, Unsaved
 from penstock.ledger.state.job.demand import Demand, DemandKey
+from penstock.ledger.state.job.ending import NO_EXIT, NO_STOP, Exit, Stop
+from penstock.ledger.state.job.following import NOT_TIED, Following
 from penstock.ledger.state.job.moves import Move
 from penstock.ledger.state.job.remaining import Remaining
 from penstock.ledger.state.job.retries import NO_RETRIES, Retries
@@ -138,25 +140,12 @@ class JobState(Remembered):
     queued_ms: int | None = None
     placed_ms: int | None = None
     running_ms: int | None = None
-    stop_reason: str | None = None
-    stop_detail: str = ""
-    """Why it is stopped, in the words of the caller."""
-    stop_token: int = 0
-    """Token of the latest decision to stop."""
-    exit_code: int | None = None
-    failure: str = ""
-    """The attempt's first failure, as text for users; `failure_cause` is its task's cause."""
-    failure_cause: str = ""
+    stop: Stop = NO_STOP
+    exit: Exit = NO_EXIT
     unschedulable: str = ""
     held: Hold | None = None
     """The hold that prevents its start; while the job waits it is outside the queue."""
-    follower: str = ""
-    """The run of a gateway that has the connection of its follower; empty: none has, or the job is not
-    tied."""
-    unfollowed_ms: int | None = None
-    """Since when a job that is tied to its follower has had none. None: it has one, or is not tied."""
-    followed_seq: int = 0
-    """Record of the latest report about its follower: earlier reports are out of date."""
+    following: Following = NOT_TIED
     commanded_seq: int = 0
     """Record of its latest hold or release: earlier commands are out of date."""
     backfill_count: int = 0
@@ -271,7 +260,7 @@ class JobState(Remembered):
     @property
     def comes_back(self) -> bool:
         """Whether it is being preempted, so that it will wait in the queue again."""
-        return self.status is JobStatus.STOPPING and self.stop_reason == "preempted" and not self.target
+        return self.status is JobStatus.STOPPING and self.stop.reason == "preempted" and not self.target
 
     @property
     def target(self) -> tuple[TaskPlacement, ...]:

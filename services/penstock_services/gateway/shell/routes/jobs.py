@@ -345,7 +345,7 @@ async def job(job_id: str, request: Request) -> Response:
     more["group"] = None if live is None else await groups.of_job(gateway, live)
     more["waits"] = None if live is None else await groups.waits_of(gateway, live)
     more["shares_gpus_with"] = [] if live is None else list(live.sharing.jobs)
-    more["unfollowed_ms"] = None if live is None else live.unfollowed_ms
+    more["unfollowed_ms"] = None if live is None else live.following.absent_ms
     more["now_ms"] = gateway.follower.now_ms()
     return answer(job_for(caller_of(request), found | more))
 

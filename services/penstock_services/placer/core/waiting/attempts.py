@@ -74,10 +74,10 @@ class Attempts:
 
     def _stopped(self, state: CellState, job: JobState) -> Iterator[Event]:
         """Every task of a stopped gang is proven dead."""
-        match job.stop_reason:
+        match job.stop.reason:
             case "cancelled":
                 yield ledger_events.JobEnded(
-                    job_id=job.job_id, outcome="cancelled", reason=job.stop_detail or "stopped on request"
+                    job_id=job.job_id, outcome="cancelled", reason=job.stop.detail or "stopped on request"
                 )
             case "run_timeout":
                 yield ledger_events.JobEnded(
@@ -106,7 +106,7 @@ class Attempts:
 
     def _failed(self, state: CellState, job: JobState) -> Iterator[Event]:
         """The attempt failed and holds no resources any more: retry now, later, or end."""
-        cause = job.failure_cause
+        cause = job.exit.cause
         if cause == "stopped":
             yield from self.queue_again(state, job, "drained")
             return
@@ -126,9 +126,9 @@ class Attempts:
         retry = job.spec.retry
         used = job.attempt - job.retries.infrastructure
         if used >= retry.max_attempts:
-            code = job.exit_code if job.exit_code is None or 0 <= job.exit_code <= 255 else 255
+            code = job.exit.code if job.exit.code is None or 0 <= job.exit.code <= 255 else 255
             yield ledger_events.JobEnded(
-                job_id=job.job_id, outcome="failed", exit_code=code, reason=job.failure[:1_024]
+                job_id=job.job_id, outcome="failed", exit_code=code, reason=job.exit.failure[:1_024]
             )
             return
         backoff_ms = min(retry.backoff_ms << min(used - 1, 40), retry.backoff_max_ms)
