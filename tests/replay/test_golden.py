@@ -42,6 +42,23 @@ PARTS = {
     "stop": {"stop_reason": "reason", "stop_detail": "detail", "stop_token": "token"},
     "exit": {"exit_code": "code", "failure": "failure", "failure_cause": "cause"},
     "following": {"follower": "gateway", "unfollowed_ms": "absent_ms", "followed_seq": "seq"},
+    "progress": {
+        "attained_s": "attained_s",
+        "remaining_s": "remaining_s",
+        "progress_ms": "at_ms",
+        "progress_attempt": "attempt",
+        "eta": "eta",
+        "served_ms": "served_ms",
+        "runs": "runs",
+    },
+    "pace": {"speed": "speed", "speed_ms": "since_ms", "slowed_ms": "slowed_ms"},
+    "saving": {"checkpoint": "checkpoint", "unsaved": "unsaved", "kept_ms": "kept_ms"},
+    "moves": {
+        "move": "latest",
+        "converged_ms": "converged_ms",
+        "rebalanced": "rebalanced",
+        "migrations": "migrations",
+    },
 }
 """Parts of a job's state: its field in that version, as `RENAMED` → its name in the part now."""
 ADDED_TO_NODES = {

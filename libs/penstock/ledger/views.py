@@ -101,7 +101,7 @@ def adjustments(job: JobState) -> list[Row]:
 def checkpoint(state: CellState, job: JobState) -> Row | None:
     """Its latest checkpoint, of any attempt: location, progress, how long saving took, and why a later
     attempt began without it. None: it has none."""
-    found = job.checkpoint
+    found = job.saving.checkpoint
     if found is None:
         return None
     row = msgspec.structs.asdict(found)
@@ -116,7 +116,7 @@ def checkpoint(state: CellState, job: JobState) -> Row | None:
 
 def move(job: JobState) -> Row | None:
     """Its latest move: the proposer, the target and the outcome. None: it was never moved."""
-    found = job.move
+    found = job.moves.latest
     if found is None:
         return None
     row = msgspec.structs.asdict(found)

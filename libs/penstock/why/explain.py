@@ -399,7 +399,7 @@ def _turns_text(job: JobState, now_ms: int) -> str:
     found = (
         f" It takes turns there with {others}, as {job.group}, in the order {', '.join(turns.job_ids)}. "
         f"One iteration of each takes {turns.period_ms:,.0f} ms, efficiency {turns.efficiency:.2f}. "
-        f"Expected: {job.speed:.0%} of its speed alone.{measured and measured + '.'}"
+        f"Expected: {job.pace.speed:.0%} of its speed alone.{measured and measured + '.'}"
     )
     return f"{found} Considered: {turns.alternative}." if turns.alternative else found
 
@@ -423,10 +423,10 @@ def _holding(state: CellState, job: JobState, now_ms: int) -> Explanation:
     else:
         text = f"It is being stopped {where} ({job.stop.reason})."
         step = "Wait; its resources are free when the end of each task is proven."
-        if job.target and job.move is not None:
+        if job.target and job.moves.latest is not None:
             text = (
-                f"It moves from {', '.join(nodes[:5])} to {', '.join(sorted(set(job.move.nodes))[:5])}, "
-                "where its place is reserved."
+                f"It moves from {', '.join(nodes[:5])} to "
+                f"{', '.join(sorted(set(job.moves.latest.nodes))[:5])}, where its place is reserved."
             )
             step = "Wait; it starts there when the end of each task is proven."
         elif outcome := ENDS_AS.get(job.stop.reason or ""):

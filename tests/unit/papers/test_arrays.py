@@ -6,6 +6,7 @@ from functools import partial
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from penstock.cluster.reasons import Reason
 from penstock.ledger.replica.snapshot import dump, load
@@ -185,7 +186,7 @@ def test_small_jobs_leave_when_a_large_one_comes() -> None:
     assert "for next" in move.reason
     stopped(driver, "s5")
     assert (node_of(driver, "s5"), node_of(driver, "next")) == ("n0", "n1")
-    assert driver.job("s5").migrations == 1
+    assert driver.job("s5").moves.migrations == 1
 
 
 @pytest.mark.parametrize("why", ["no checkpoint", "moved enough", "nowhere to go"])
@@ -203,7 +204,7 @@ def test_training_is_never_stopped_but_to_go_on_elsewhere(why: str) -> None:
         if why == "no checkpoint":
             driver.state.jobs[name].spec = JobSpec(command=("train",), owner="ada")
         elif why == "moved enough":
-            driver.state.jobs[name].migrations = MAX_MIGRATIONS
+            driver.state.jobs[name].moves = replace(driver.state.jobs[name].moves, migrations=MAX_MIGRATIONS)
     step = submit(driver, "next", 4, 4)
     assert not facts(step, StopDecided)
     assert driver.job("next").status is JobStatus.QUEUED

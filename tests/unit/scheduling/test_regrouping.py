@@ -285,7 +285,7 @@ def test_a_job_leaves_its_group_and_joins_another(cell: CellDriver) -> None:
     cell.submit("b", need=estimate(4))
     cell.feed(plan(unit("a", "b", nodes=["n1"]), name="p0"))
     cell.start("b")
-    assert cell.job("a").speed == 0.5
+    assert cell.job("a").pace.speed == 0.5
     step = cell.feed(plan(unit("c", "b", nodes=["n2"]), stops=["b"]))
     assert [(fact.job_id, fact.by_job_id) for fact in facts(step, JobPreempted)] == [("b", "c")]
     assert facts(step, ProposalAnswered)[0].waiting == 1
@@ -297,7 +297,7 @@ def test_a_job_leaves_its_group_and_joins_another(cell: CellDriver) -> None:
     [placed] = facts(step, PlacementDecided)
     assert [place.node_id for place in placed.tasks] == ["n2"]
     cell.start("b")
-    assert {job_id: cell.job(job_id).speed for job_id in "abc"} == {"a": 1.0, "b": 0.5, "c": 0.5}
+    assert {job_id: cell.job(job_id).pace.speed for job_id in "abc"} == {"a": 1.0, "b": 0.5, "c": 0.5}
     assert cell.job("a").attempt == cell.job("c").attempt == 1
 
 
@@ -349,7 +349,7 @@ def test_other_turns_of_the_same_members_are_only_written_down(cell: CellDriver)
     [decided] = facts(step, GroupDecided)
     assert (decided.group_id, decided.turns) == (cell.job("a").group, other.turns)
     assert facts(step, PlacementDecided) == []
-    assert cell.job("b").speed == 0.8
+    assert cell.job("b").pace.speed == 0.8
 
 
 def test_what_is_left_of_a_member_falls_at_its_own_speed(cell: CellDriver) -> None:
@@ -414,7 +414,7 @@ def test_two_who_share_move_apart(cell: CellDriver) -> None:
     cell.feed(plan(*found.units, stops=found.stops))
     made_way(cell, "b")
     cell.start("b")
-    assert cell.job("a").speed == cell.job("b").speed == 1.0
+    assert cell.job("a").pace.speed == cell.job("b").pace.speed == 1.0
 
 
 def test_small_jobs_move_together_so_that_a_large_one_fits(cell: CellDriver) -> None:

@@ -15,7 +15,7 @@ from penstock.model.decisions.groups import SPEED_STEP
 def promised(state: CellState, job: JobState) -> float:
     """The speed that the group's plan promised a member; without a prediction an equal part of the time."""
     if job.turns is not None:
-        return min(1.0, job.speed)
+        return min(1.0, job.pace.speed)
     return 1.0 / len(state.groups[job.group])
 
 

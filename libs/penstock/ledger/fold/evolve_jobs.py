@@ -15,7 +15,8 @@ from penstock.ledger.fold.evolve_moves import end_move
 from penstock.ledger.fold.plans import arrived
 from penstock.ledger.state.job.ending import NO_EXIT, Stop
 from penstock.ledger.state.job.following import Following
-from penstock.ledger.state.job.job_state import HOLDING, MAX_RUNS, JobState, Run, TaskState
+from penstock.ledger.state.job.job_state import HOLDING, JobState, TaskState
+from penstock.ledger.state.job.progress import MAX_RUNS, Progress, Run
 from penstock.ledger.state.job.remaining import begun_again, begun_at_0, remaining_of
 from penstock.ledger.state.job.retries import Retries
 from penstock.ledger.state.job.sharing import ALONE
@@ -55,7 +56,8 @@ def set_job(state: CellState, job: JobState, status: JobStatus) -> None:
     job.version += 1
     state.change_log.add(job.job_id)
     if old is JobStatus.RUNNING and job.running_ms is not None:
-        job.runs = (*job.runs, Run(job.attempt, job.running_ms, state.now_ms))[-MAX_RUNS:]
+        runs = (*job.progress.runs, Run(job.attempt, job.running_ms, state.now_ms))
+        job.progress = replace(job.progress, runs=runs[-MAX_RUNS:])
     if old is JobStatus.QUEUED:
         state.queue.pop(job.order, None)
     if status is JobStatus.QUEUED:
@@ -118,7 +120,8 @@ def placement_decided(state: CellState, fact: ledger_events.PlacementDecided) ->
     job.placed_ms = state.now_ms
     job.running_ms, job.exit = None, NO_EXIT
     job.backfill_count = job.plans_passed = 0
-    job.unsaved = None
+    if job.saving.unsaved is not None:
+        job.saving = replace(job.saving, unsaved=None)
     _clear_unschedulable(state, job)
     drop_timers(state, job.job_id, "queue_timeout")
     if state.failed_choices.in_a_row:
@@ -142,7 +145,7 @@ def placement_decided(state: CellState, fact: ledger_events.PlacementDecided) ->
         if node.distrust is not None:
             evidence.placed(state, node, job.job_id, place.gpus)
         evolve_sharing.changed(state, job, place)
-    if job.kept_ms and job.spec.checkpoint == "sdk" and resumed(state, job) is None:
+    if job.saving.kept_ms and job.spec.checkpoint == "sdk" and resumed(state, job) is None:
         begin_at_0(job)
     if job.spec.min_workers is not None:
         job.workers = sum(place.role == "worker" for place in fact.tasks)
@@ -150,9 +153,9 @@ def placement_decided(state: CellState, fact: ledger_events.PlacementDecided) ->
 
 def begin_at_0(job: JobState) -> None:
     """The attempt starts from zero: it does not find the checkpoint, or not the latest."""
-    if job.eta is not None:
-        job.eta = begun_at_0(job.eta, job.kept_ms)
-    job.kept_ms = 0
+    if job.progress.eta is not None:
+        job.progress = replace(job.progress, eta=begun_at_0(job.progress.eta, job.saving.kept_ms))
+    job.saving = replace(job.saving, kept_ms=0)
 
 
 def stop_decided(state: CellState, fact: ledger_events.StopDecided) -> None:
@@ -174,13 +177,7 @@ def stop_decided(state: CellState, fact: ledger_events.StopDecided) -> None:
 
 def job_requeued(state: CellState, fact: ledger_events.JobRequeued) -> None:
     job = state.jobs[fact.job_id]
-    if job.running_ms is not None:
-        job.served_ms += state.now_ms - job.running_ms
-    saved_ms = _saved_ms(job)
-    if saved_ms is not None and job.running_ms is not None:
-        job.kept_ms += max(0, saved_ms - job.running_ms)
-    if job.eta is not None:
-        job.eta = begun_again(job.eta, job.running_ms, saved_ms, state.now_ms)
+    _stands_still(state, job)
     if fact.reason in INFRASTRUCTURE or fact.estimate_again:
         job.retries = _retried(state, job, fact)
     if fact.reason != "migrated":
@@ -220,9 +217,22 @@ def _retried(state: CellState, job: JobState, fact: ledger_events.JobRequeued) -
     )
 
 
+def _stands_still(state: CellState, job: JobState) -> None:
+    """The attempt is over: what it has served, what is kept of it, and what is left."""
+    saved_ms, progress = _saved_ms(job), job.progress
+    if job.running_ms is not None:
+        progress = replace(progress, served_ms=progress.served_ms + state.now_ms - job.running_ms)
+        if saved_ms is not None:
+            kept_ms = job.saving.kept_ms + max(0, saved_ms - job.running_ms)
+            job.saving = replace(job.saving, kept_ms=kept_ms)
+    if progress.eta is not None:
+        progress = replace(progress, eta=begun_again(progress.eta, job.running_ms, saved_ms, state.now_ms))
+    job.progress = progress
+
+
 def _saved_ms(job: JobState) -> int | None:
     """When the attempt last saved a checkpoint from which the next one can resume; None: it did not."""
-    found = job.checkpoint
+    found = job.saving.checkpoint
     if found is None or job.spec.checkpoint == "none" or found.attempt != job.attempt:
         return None
     return found.at_ms
@@ -248,13 +258,17 @@ def work_progressed(state: CellState, fact: external_events.WorkProgressed) -> N
     for progress in fact.jobs:
         job = jobs.get(progress.job_id)
         if job is not None:
-            job.attained_s = progress.attained_s
-            job.remaining_s = progress.remaining_s
-            job.progress_ms = now_ms
-            job.progress_attempt = job.attempt
+            before = job.progress
+            job.progress = Progress(
+                progress.attained_s,
+                progress.remaining_s,
+                now_ms,
+                job.attempt,
+                before.eta if progress.remaining_s is None else None,
+                before.served_ms,
+                before.runs,
+            )
             left_is_known(job, now_ms)
-            if progress.remaining_s is not None:
-                job.eta = None
             if job.status in HOLDING:
                 held.append(progress.job_id)
             else:
@@ -268,10 +282,9 @@ def eta_estimated(state: CellState, fact: EtaEstimated) -> None:
     job = state.jobs.get(fact.job_id)
     if job is None or job.status not in HOLDING or job.attempt != fact.attempt:
         return
-    if job.remaining_s is not None and job.progress_attempt == job.attempt:
+    if job.progress.remaining_s is not None and job.progress.attempt == job.attempt:
         return
-    job.remaining_s = None
-    job.eta = remaining_of(fact, state.now_ms)
+    job.progress = replace(job.progress, remaining_s=None, eta=remaining_of(fact, state.now_ms))
     left_is_known(job, state.now_ms)
     state.progress_log.add(job.job_id)
 

@@ -66,7 +66,7 @@ def phase_changed(state: CellState, fact: external_events.TaskPhaseChanged) -> N
 def task_checkpointed(state: CellState, fact: external_events.TaskCheckpointed) -> None:
     job = job_of_task(state, fact.node_id, fact.task_id)
     assert job is not None, fact.task_id
-    job.checkpoint = Checkpoint(
+    checkpoint = Checkpoint(
         fact.path,
         fact.iteration,
         fact.node_id,
@@ -75,9 +75,9 @@ def task_checkpointed(state: CellState, fact: external_events.TaskCheckpointed) 
         fact.save_ms,
         fact.size_bytes,
         fact.shared,
-        smoothed(job.checkpoint, fact.save_ms),
+        smoothed(job.saving.checkpoint, fact.save_ms),
     )
-    job.unsaved = None
+    job.saving = replace(job.saving, checkpoint=checkpoint, unsaved=None)
     state.change_log.add(job.job_id)
     job.tasks[fact.task_id].checkpoint_asked = None
     job.version += 1
@@ -89,7 +89,7 @@ def save_refused(state: CellState, fact: SaveRefused) -> None:
     job = job_of_task(state, fact.node_id, fact.task_id)
     assert job is not None, fact.task_id
     if job.spec.checkpoint == "sdk":
-        job.unsaved = Unsaved(fact.reason, state.now_ms)
+        job.saving = replace(job.saving, unsaved=Unsaved(fact.reason, state.now_ms))
         state.change_log.add(job.job_id)
     job.tasks[fact.task_id].checkpoint_asked = None
     job.version += 1
@@ -109,12 +109,12 @@ def checkpoint_fetched(state: CellState, fact: external_events.CheckpointFetched
     and the next attempt that is placed elsewhere fetches it from here."""
     job = job_of_task(state, fact.node_id, fact.task_id)
     assert job is not None, fact.task_id
-    found = job.checkpoint
+    found = job.saving.checkpoint
     if fact.problem:
         begin_at_0(job)
-        job.checkpoint = None if found is None else replace(found, problem=fact.problem)
+        found = None if found is None else replace(found, problem=fact.problem)
     elif found is not None:
-        job.checkpoint = replace(
+        found = replace(
             found,
             path=fact.path,
             iteration=fact.iteration,
@@ -122,6 +122,7 @@ def checkpoint_fetched(state: CellState, fact: external_events.CheckpointFetched
             fetched_from=fact.from_node,
             problem="",
         )
+    job.saving = replace(job.saving, checkpoint=found)
     state.change_log.add(job.job_id)
     job.version += 1
 

@@ -272,7 +272,7 @@ class Crowding:
         share = exp(known.log_share)
         if known.total and known.step_s:
             return Progress(max(0.0, (known.total - known.done) * known.step_s - done_s), share)
-        done_s += job.served_ms / 1_000
+        done_s += job.progress.served_ms / 1_000
         run_ms = None if job.estimate is None else job.estimate.run_ms
         return Progress(done_s if run_ms is None else max(0.0, run_ms / 1_000 - done_s), share)
 

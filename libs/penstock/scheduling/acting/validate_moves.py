@@ -40,12 +40,13 @@ def cause_of(proposal: MigrationProposed) -> MoveCause:
 
 
 def _moved_enough(job: JobState, proposal: MigrationProposed) -> str | None:
-    if proposal.cause == "converged" and job.converged_ms is not None:
+    if proposal.cause == "converged" and job.moves.converged_ms is not None:
         return "was judged by its convergence before: that happens once"
-    if proposal.cause == "rebalance" and job.rebalanced:
+    if proposal.cause == "rebalance" and job.moves.rebalanced:
         return "was moved for the balance of nodes before: that happens once"
-    if job.migrations >= MAX_MIGRATIONS:
-        return f"was moved {job.migrations} times by services: no more than {MAX_MIGRATIONS} are allowed"
+    migrations = job.moves.migrations
+    if migrations >= MAX_MIGRATIONS:
+        return f"was moved {migrations} times by services: no more than {MAX_MIGRATIONS} are allowed"
     return None
 
 

@@ -220,7 +220,7 @@ class _Taking:
             if job.demand.tasks > 1 or job.demand.worker.gpu_share_milli < WHOLE_GPU:
                 continue
             saves = job.saves and job.preemptible and job.held is None and not job.followed
-            if job.status is JobStatus.RUNNING and saves and job.migrations < MAX_MIGRATIONS:
+            if job.status is JobStatus.RUNNING and saves and job.moves.migrations < MAX_MIGRATIONS:
                 found.append(job)
         return sorted(found, key=lambda job: (-job.demand.worker.gpus, job.order))
 

@@ -154,9 +154,9 @@ def _end_ms(job: JobState) -> float:
     end_s = ends_s(job)
     if end_s is None:
         return inf
-    if job.remaining_s is not None or job.eta is not None:
+    if job.progress.remaining_s is not None or job.progress.eta is not None:
         return end_s * 1_000
-    return end_s * 1_000 + _launch_ms(job) * ((job.served_ms > 0) - job.prelaunch)
+    return end_s * 1_000 + _launch_ms(job) * ((job.progress.served_ms > 0) - job.prelaunch)
 
 
 def _first(state: CellState, profile: Profile) -> Iterator[JobState]:

@@ -161,19 +161,19 @@ class Stopped:
         self._nodes = tuple(task.place.node_id for task in job.tasks.values())
         self._stop_ms = max(0, state.now_ms - move.at_ms)
         ran_ms = 0 if job.running_ms is None else max(0, move.at_ms - job.running_ms)
-        self._worked_ms = job.kept_ms + ran_ms
+        self._worked_ms = job.saving.kept_ms + ran_ms
 
     def moved(self, job: JobState, move: Move) -> Moved:
         """With the work that the next attempt repeats: the work done when the move was decided, less that in
         its checkpoint."""
-        found = job.checkpoint
+        found = job.saving.checkpoint
         unknown = job.spec.checkpoint == "signal" and found is None
-        saved = None if found is None or not job.kept_ms else found.iteration
+        saved = None if found is None or not job.saving.kept_ms else found.iteration
         return Moved(
             seq=seq_of(move.token),
             attempt=move.attempt,
             nodes=self._nodes,
             stop_ms=self._stop_ms,
-            lost_ms=None if unknown else max(0, self._worked_ms - job.kept_ms),
+            lost_ms=None if unknown else max(0, self._worked_ms - job.saving.kept_ms),
             resumes_at=saved,
         )

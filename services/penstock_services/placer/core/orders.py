@@ -421,14 +421,14 @@ def _source(state: CellState, job: JobState) -> CheckpointSource | None:
         return None
     assert node.spec.logs is not None
     assert node.public_key is not None
-    assert job.checkpoint is not None
+    assert job.saving.checkpoint is not None
     return CheckpointSource(
         node_id=node.spec.node_id,
         address=node.spec.address,
         port=node.spec.logs.port,
         tls=node.spec.logs.tls,
         public_key=node.public_key,
-        size_bytes=job.checkpoint.size_bytes,
+        size_bytes=job.saving.checkpoint.size_bytes,
     )
 
 

@@ -138,7 +138,11 @@ def test_a_group_below_its_promise_for_a_minute_is_dissolved() -> None:
     assert (stopped.job_id, stopped.reason) == ("slow", "preempted")
     cell.ends("slow")
     assert cell.job("slow").in_line
-    assert (cell.job("quick").group, cell.job("quick").measured, cell.job("quick").speed) == ("", None, 1.0)
+    assert (cell.job("quick").group, cell.job("quick").measured, cell.job("quick").pace.speed) == (
+        "",
+        None,
+        1.0,
+    )
     why = explain(cell.state, "slow").detail
     assert "it shares no GPUs: quick and slow are not grouped for 1440 minutes" in why
     assert why.endswith(dissolved.reason)

@@ -197,7 +197,7 @@ def test_a_forecast_and_an_answer_agree(told: bool) -> None:
     pass_s(driver, 30)
     job, now_ms = driver.job("job"), driver.now_ms + 7_000
     row = {"job_id": "job", "status": job.status, "attempt": job.attempt, "running_ms": job.running_ms}
-    found = remaining(row, job.estimate, job.eta, now_ms)
+    found = remaining(row, job.estimate, job.progress.eta, now_ms)
     assert (
         found["ends_ms"]["middle"] == ends_ms(job, now_ms) == driver.now_ms + (570 if told else 870) * SECOND
     )

@@ -9,12 +9,12 @@ from msgspec.structs import replace
 
 from penstock.ledger.state.holds import Hold
 from penstock.ledger.state.job.adjusted import Adjustment
-from penstock.ledger.state.job.checkpoints import Checkpoint, Unsaved
+from penstock.ledger.state.job.checkpoints import NOT_SAVED, Saving
 from penstock.ledger.state.job.demand import Demand, DemandKey
 from penstock.ledger.state.job.ending import NO_EXIT, NO_STOP, Exit, Stop
 from penstock.ledger.state.job.following import NOT_TIED, Following
-from penstock.ledger.state.job.moves import Move
-from penstock.ledger.state.job.remaining import Remaining
+from penstock.ledger.state.job.moves import NO_MOVES, Moves
+from penstock.ledger.state.job.progress import FULL_SPEED, NO_PROGRESS, Pace, Progress
 from penstock.ledger.state.job.retries import NO_RETRIES, Retries
 from penstock.ledger.state.job.sharing import ALONE, Sharing
 from penstock.model.decisions.groups import Turns
@@ -23,16 +23,6 @@ from penstock.model.nouns.types import Estimate, JobSpec, TaskPlacement
 
 WAITING = frozenset({JobStatus.SUBMITTED, JobStatus.QUEUED, JobStatus.BACKOFF})
 HOLDING = frozenset({JobStatus.LAUNCHING, JobStatus.RUNNING, JobStatus.STOPPING})
-MAX_RUNS = 16  # of a job, so that one that is preempted without end does not grow the state
-
-
-class Run(NamedTuple):
-    """The time in which all tasks of an attempt ran, until it ended or was to stop: ledger times, `began_ms`
-    ≤ `ended_ms`."""
-
-    attempt: int
-    began_ms: int
-    ended_ms: int
 
 
 @dataclass(slots=True)
@@ -152,36 +142,10 @@ class JobState(Remembered):
     plans_passed: int = 0
     """Proposed plans that started other jobs while it was first in the queue."""
     version: int = 0
-    served_ms: int = 0
-    """Total run time of earlier attempts."""
-    runs: tuple[Run, ...] = ()
-    """The latest `MAX_RUNS` runs that are over, oldest first; none of an attempt that never ran."""
-    attained_s: float | None = None
-    """Run time of all attempts together, as the job last reported it. None: no report; see
-    `penstock.scheduling.service`."""
-    remaining_s: float | None = None
-    progress_ms: int = 0
-    """Ledger time of its last progress report."""
-    progress_attempt: int = 0
-    """Its latest attempt at that time."""
-    eta: Remaining | None = None
-    """The estimator's latest answer. None: there is none, or the job itself has reported `remaining_s`
-    since."""
-    checkpoint: Checkpoint | None = None
-    """The latest checkpoint, of any attempt. None: none was reported."""
-    unsaved: Unsaved | None = None
-    """Why its attempt cannot save, though it is to save by the SDK. None: no node has reported this, or it
-    has saved since."""
-    kept_ms: int = 0
-    """Work of earlier attempts that the checkpoint contains, from which the current or next attempt resumes,
-    ≥ 0."""
-    move: Move | None = None
-    """The latest move, of any attempt."""
-    converged_ms: int | None = None
-    """When its convergence was evaluated for its placement, which happens once (`JobConverged`); None: it has
-    not been."""
-    rebalanced: bool = False
-    """Whether it was moved to balance load between nodes, which happens once."""
+    progress: Progress = NO_PROGRESS
+    pace: Pace = FULL_SPEED
+    saving: Saving = NOT_SAVED
+    moves: Moves = NO_MOVES
     reclaims: int = 0
     """How often cores that it had borrowed were reclaimed (`CoresReclaimed`): it is then first in its array's
     queue."""
@@ -189,8 +153,6 @@ class JobState(Remembered):
     """Its attempt was placed with cores that are reserved for jobs with GPUs."""
     counted_gpus: int = 0
     """GPUs that the cell's `arrays` count for it."""
-    migrations: int = 0
-    """How often a service has moved it by its own rules (`MoveDecided.cause`)."""
     core_changes: int = 0
     """How often a service has changed the cores of one of its tasks; changes back to the placement's number
     are not counted."""
@@ -205,12 +167,6 @@ class JobState(Remembered):
     turns: Turns | None = None
     """Interleaving of the group's members, as predicted when the group was formed. None: it has its GPUs
     alone, or nothing was predicted."""
-    speed: float = 1.0
-    """Speed relative to running alone, as its group's plan predicts it (`penstock.ledger.derived.speed`)."""
-    speed_ms: int = 0
-    """Ledger time from which `speed` applies."""
-    slowed_ms: float = 0.0
-    """Run time lost to sharing until then, compared with running alone."""
     measured: float | None = None
     """Part of its time in which it does not wait for turns, 0 – 1, as last reported. None: it has its GPUs
     alone, or has reported no waits."""
@@ -238,7 +194,7 @@ class JobState(Remembered):
     @property
     def saves(self) -> bool:
         """Whether a stop saves its work, as far as its spec and its node tell."""
-        return self.spec.checkpoint != "none" and self.unsaved is None
+        return self.spec.checkpoint != "none" and self.saving.unsaved is None
 
     def shaped(self, workers: int) -> "JobState":
         """A read-only copy of a waiting job, as if it could start with this worker count only."""
@@ -265,7 +221,7 @@ class JobState(Remembered):
     @property
     def target(self) -> tuple[TaskPlacement, ...]:
         """Places reserved for its next attempt, in rank order; empty: none, it is not being moved."""
-        return () if self.move is None else self.move.tasks
+        return () if self.moves.latest is None else self.moves.latest.tasks
 
     @property
     def awaited_estimate(self) -> int | None:

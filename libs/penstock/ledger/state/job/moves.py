@@ -21,3 +21,20 @@ class Move(Value, frozen=True):
     """Why the move was given up."""
     tasks: tuple[TaskPlacement, ...] = ()
     """The target, while the move is under way."""
+
+
+class Moves(Value, frozen=True):
+    """The job's moves so far, and what services have asked of them (`evolve_moves`)."""
+
+    latest: Move | None = None
+    """Of any attempt."""
+    converged_ms: int | None = None
+    """When the job's convergence was evaluated for its placement, which happens once (`JobConverged`); None:
+    not yet."""
+    rebalanced: bool = False
+    """Whether it was moved to balance load between nodes, which happens once."""
+    migrations: int = 0
+    """How often a service has moved it by its own rules (`MoveDecided.cause`)."""
+
+
+NO_MOVES = Moves()

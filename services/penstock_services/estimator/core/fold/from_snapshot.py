@@ -57,7 +57,7 @@ def begin_at(state: State, replica: Replica) -> None:
 def _earlier_of(job: JobState) -> Earlier:
     """State inherited from earlier attempts.
     A snapshot does not hold their disturbances: they count as undisturbed."""
-    found, saved = Earlier(ran=job.served_ms > 0, kept_ms=job.kept_ms), job.checkpoint
+    found, saved = Earlier(ran=job.progress.served_ms > 0, kept_ms=job.saving.kept_ms), job.saving.checkpoint
     if found.kept_ms:
         found.workers.add(job.workers)
     if saved is not None:

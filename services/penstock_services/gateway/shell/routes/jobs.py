@@ -340,7 +340,7 @@ async def job(job_id: str, request: Request) -> Response:
     more["stages"] = fragment(None if live is None else profile_of(gateway.follower.state, live))
     more["adjustments"] = [] if live is None else adjustments(live)
     more["checkpoint"] = None if live is None else checkpoint(gateway.follower.state, live)
-    more["unsaved"] = None if live is None else fragment(live.unsaved)
+    more["unsaved"] = None if live is None else fragment(live.saving.unsaved)
     more["move"] = None if live is None else await move_of(gateway, live)
     more["group"] = None if live is None else await groups.of_job(gateway, live)
     more["waits"] = None if live is None else await groups.waits_of(gateway, live)
