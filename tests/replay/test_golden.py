@@ -59,6 +59,20 @@ PARTS = {
         "rebalanced": "rebalanced",
         "migrations": "migrations",
     },
+    "array": {"reclaims": "reclaims", "borrows": "borrows", "counted_gpus": "counted_gpus"},
+    "adjustments": {"core_changes": "core_changes", "throttles": "throttles"},
+    "sharing": {
+        "group": "group",
+        "turns": "turns",
+        "measured": "measured",
+        "short_ms": "short_ms",
+    },
+    "succession": {
+        "after": "after",
+        "prelaunch": "prelaunch",
+        "followed": "followed",
+        "false_ends": "false_ends",
+    },
 }
 """Parts of a job's state: its field in that version, as `RENAMED` → its name in the part now."""
 ADDED_TO_NODES = {
@@ -199,7 +213,7 @@ def expected_state() -> Any:
             job["estimate"] |= {"guessed": [], "first_of_kind": [], "options": []}
             job["estimate"] |= {"pairs": [], "stages": None, "launch_ms": None}
         for part, fields in PARTS.items():
-            job[part] = {now: job.pop(was) for was, now in fields.items()}
+            job[part] = job.get(part, {}) | {now: job.pop(was) for was, now in fields.items()}
     for node_id, node in state["nodes"].items():
         node |= ADDED_TO_NODES | {"commanded_seq": FIRST_JOINED[node_id]}
         node["spec"] |= {"machine_id": None, "isolation": None, "logs": None, "measures": None, "labels": {}}

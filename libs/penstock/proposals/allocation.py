@@ -111,7 +111,7 @@ class Allocation:
             if job.status is JobStatus.STOPPING:
                 return True
             if job.status in RUNS:
-                group = job.group
+                group = job.sharing.group
             else:
                 waiting += 1
             jobs.append(job)

@@ -162,8 +162,8 @@ def _own(state: CellState, validated: ValidatedUnit, named: dict[str, JobState])
         return
     for name in members:
         job = state.jobs[name]
-        if job.group and name not in named:
-            yield from (other for other in state.groups[job.group] if other in named)
+        if job.sharing.group and name not in named:
+            yield from (other for other in state.groups[job.sharing.group] if other in named)
 
 
 def _makes_way(job: JobState, validated: ValidatedUnit) -> MakesWay:

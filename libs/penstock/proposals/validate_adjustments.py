@@ -141,7 +141,7 @@ def _adjusted_enough(found: Running, proposal: Adjusting) -> str | None:
             if within
             else f"has {cores} cores, and had {task.throttled_from or cores} before it was slowed"
         )
-    if cause == "probe" and found.job.group:
+    if cause == "probe" and found.job.sharing.group:
         return "is a member of a group, whose cores are held together"
     if cause in ("probe", "settled") and task.cores_settled:
         return "has its final cores already: a search runs once per attempt"
@@ -151,11 +151,9 @@ def _adjusted_enough(found: Running, proposal: Adjusting) -> str | None:
         )
     if cause != "probe" and proposal.cores in (cores, task.placed_cores):
         return None
-    if found.job.core_changes >= MAX_CORE_CHANGES * found.job.spec.workers:
-        return (
-            f"belongs to a job whose cores services have changed {found.job.core_changes} times: no more "
-            "are allowed"
-        )
+    times = found.job.adjustments.core_changes
+    if times >= MAX_CORE_CHANGES * found.job.spec.workers:
+        return f"belongs to a job whose cores services have changed {times} times: no more are allowed"
     return None
 
 
@@ -171,9 +169,9 @@ def renews(found: Running, proposal: Adjusting) -> bool:
 
 
 def _throttled_enough(job: JobState) -> str | None:
-    if job.throttles < MAX_THROTTLES * job.spec.workers:
+    if (times := job.adjustments.throttles) < MAX_THROTTLES * job.spec.workers:
         return None
-    return f"belongs to a job that services have slowed {job.throttles} times: no more are allowed"
+    return f"belongs to a job that services have slowed {times} times: no more are allowed"
 
 
 def usable_cores(state: CellState, found: Running) -> int:

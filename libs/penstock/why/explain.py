@@ -389,15 +389,15 @@ def _waiting(
 def _turns_text(job: JobState, now_ms: int) -> str:
     """` It takes turns there with b, c, as group-7-0: …`; empty for a job that has its GPUs alone, or without
     a predicted interleaving."""
-    turns = job.turns
+    sharing, turns, part = job.sharing, job.sharing.turns, job.sharing.measured
     if turns is None:
         return ""
-    measured = "" if job.measured is None else f" Measured: it runs for {job.measured:.0%} of its time"
-    if job.short_ms is not None:
-        measured += f", less than promised since {span(now_ms - job.short_ms)}"
+    measured = "" if part is None else f" Measured: it runs for {part:.0%} of its time"
+    if sharing.short_ms is not None:
+        measured += f", less than promised since {span(now_ms - sharing.short_ms)}"
     others = ", ".join(name for name in turns.job_ids if name != job.job_id)
     found = (
-        f" It takes turns there with {others}, as {job.group}, in the order {', '.join(turns.job_ids)}. "
+        f" It takes turns there with {others}, as {sharing.group}, in the order {', '.join(turns.job_ids)}. "
         f"One iteration of each takes {turns.period_ms:,.0f} ms, efficiency {turns.efficiency:.2f}. "
         f"Expected: {job.pace.speed:.0%} of its speed alone.{measured and measured + '.'}"
     )
@@ -413,7 +413,7 @@ def _holding(state: CellState, job: JobState, now_ms: int) -> Explanation:
         names = " and ".join(named(state, name) for name in before[:MAX_NAMED])
         ended = f"{names} {'has' if len(before) == 1 else 'have'} ended there"
         text = f"It starts {where} as soon as {ended}."
-        if job.prelaunch:
+        if job.succession.prelaunch:
             text = f"It launches {where}, and gets its GPUs as soon as {ended}."
         step = "Wait; a job that ends may save first."
     elif job.status is JobStatus.LAUNCHING:

@@ -269,7 +269,7 @@ class CellRules:
                 continue
             node_id = task.place.node_id
             calm_ms = max(at_ms, self.calm_since_ms.get(node_id, now_ms))
-            if who != "service" or job.status is not JobStatus.RUNNING or job.followed:
+            if who != "service" or job.status is not JobStatus.RUNNING or job.succession.followed:
                 continue
             if now_ms - calm_ms <= LATE_MS:
                 continue

@@ -85,14 +85,14 @@ breaks(
     "throttles by cores are not counted",
     3,
     "A guard that errs slows a job down to one core.",
-    (evolve_adjustments._count_cores, "        job.throttles += after < before\n", ""),
+    (evolve_adjustments._count_cores, "        _throttled(job, after < before)\n", ""),
     tests=WAITS_END,
 )
 breaks(
     "throttles by bandwidth are not counted",
     3,
     "A guard that errs caps a job again and again.",
-    (evolve_adjustments.bandwidth_decided, "].throttles += 1", "].throttles += 0"),
+    (evolve_adjustments.bandwidth_decided, "_throttled(state.jobs[fact.job_id], 1)", "pass"),
     judge="hostile",
     seed=1,
     tests=WAITS_END,

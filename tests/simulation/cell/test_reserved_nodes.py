@@ -56,7 +56,7 @@ class Compared(reservation._Ended):
         Compared.trials += 1
         Compared.found += fit is not None
         Compared.spared += bool(self._left)
-        Compared.grouped += bool(job.group)
+        Compared.grouped += bool(job.sharing.group)
         return fit
 
 

@@ -348,7 +348,7 @@ def test_a_search_ends_where_others_come_to_take_turns_on_its_gpus(cell: Guarded
     jobs = tuple(ProposedJob(job_id=job_id, nodes=("n1",)) for job_id in ("a", "b"))
     unit = ProposedUnit(jobs=jobs, kind="group", explanation="they take turns")
     cell.feed(PlanProposed(proposal_id="p", proposer="batcher", units=(unit,)))
-    assert cell.job("a").group
+    assert cell.job("a").sharing.group
     cell.start("b")
     cell.trains(A, lambda _: 300.0, windows=10)
     assert cell.cores(A) == 4

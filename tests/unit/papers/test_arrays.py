@@ -74,7 +74,7 @@ def test_jobs_without_gpus_keep_to_their_cores_and_borrow_when_these_are_given()
     its placement is marked."""
     driver = cell(node("n0"))
     first = run(driver, "own", 0, 13)
-    assert not first.borrows
+    assert not first.array.borrows
     step = submit(driver, "lent", 0, 8)
     [placed] = facts(step, PlacementDecided)
     assert isinstance(placed, PlacementDecided)
@@ -124,7 +124,7 @@ def test_a_job_gives_its_cores_back_at_most_so_often() -> None:
         assert driver.job("lent").status is JobStatus.QUEUED
         end(driver, f"t{turn}")
         driver.start("lent")
-    assert driver.job("lent").reclaims == 2
+    assert driver.job("lent").array.reclaims == 2
     step = submit(driver, "t2", 1, 3)
     assert not facts(step, CoresReclaimed)
     assert driver.job("t2").status is JobStatus.QUEUED
@@ -273,11 +273,11 @@ def test_cells_of_every_kind() -> None:
     reserved: no job is lost, nothing breaks."""
     driver = cell(node("n0", gpus=0, cores=4))
     run(driver, "a", 0, 4)
-    assert not driver.job("a").borrows
+    assert not driver.job("a").array.borrows
     driver = cell(node("n0", gpus=8, cores=4))
-    assert run(driver, "a", 0, 4).borrows
+    assert run(driver, "a", 0, 4).array.borrows
     driver = cell(node("n0"), cores_per_gpu=0.0)
-    assert not run(driver, "a", 0, 28).borrows
+    assert not run(driver, "a", 0, 28).array.borrows
     submit(driver, "training", 1, 1)
     assert driver.job("training").status is JobStatus.QUEUED  # all cores are the CPU array's
 
@@ -304,5 +304,5 @@ def test_all_jobs_end_whatever_comes(jobs: list[tuple[int, int, str]], order: ob
     ]
     for minutes in until_all_have_ended(driver, coming, order):
         for job in driver.state.jobs.values():
-            assert job.reclaims <= 3
+            assert job.array.reclaims <= 3
         assert minutes < 50 * len(jobs)

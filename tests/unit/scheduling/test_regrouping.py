@@ -121,7 +121,7 @@ def test_all_members_of_a_group_make_way_where_their_gpus_are_wanted(cell: CellD
     assert [fact.job_id for fact in facts(step, JobPreempted)] == ["a", "b"]
     assert cell.job("short").in_line
     made_way(cell, "a")
-    assert (cell.job("short").status, cell.job("short").after) == (JobStatus.LAUNCHING, ("b",))
+    assert (cell.job("short").status, cell.job("short").succession.after) == (JobStatus.LAUNCHING, ("b",))
 
 
 def test_of_a_group_the_member_makes_way_whose_place_is_wanted(cell: CellDriver) -> None:
@@ -224,7 +224,7 @@ def test_who_stay_take_other_turns_when_one_of_them_leaves(cell: CellDriver) -> 
     step = cell.feed(plan(*wanted, stops=["c"], name="p2"))
     assert [fact.job_ids for fact in facts(step, GroupDecided)] == [("a", "b")]
     assert [fact.job_id for fact in facts(step, JobPreempted)] == ["c"]
-    assert cell.job("a").turns == turns("a", "b")
+    assert cell.job("a").sharing.turns == turns("a", "b")
     made_way(cell, "c")
     assert cell.job("c").status is JobStatus.LAUNCHING
 
@@ -246,7 +246,7 @@ def test_people_are_told_with_whom_a_job_takes_turns(cell: CellDriver) -> None:
     running(cell, "a", "other")
     cell.submit("b", need=estimate(4))
     cell.feed(plan(unit("a", "b", nodes=["n1"]), name="p0"))
-    group = cell.job("a").group
+    group = cell.job("a").sharing.group
     assert explain(cell.state, "a").text == (
         f"It runs on n1. It takes turns there with b, as {group}, in the order a, b. One iteration of "
         "each takes 100 ms, efficiency 0.70. Expected: 50% of its speed alone. Considered: apart: 10 % less."
@@ -311,7 +311,7 @@ def test_two_who_run_alone_share_so_that_a_third_has_room(cell: CellDriver) -> N
     made_way(cell, "b")
     for job_id in ("b", "big"):
         cell.start(job_id)
-    assert cell.job("b").group == cell.job("a").group != ""
+    assert cell.job("b").sharing.group == cell.job("a").sharing.group != ""
     assert [task.place.node_id for task in cell.job("big").tasks.values()] == ["n2"]
     assert cell.job("a").attempt == 1
 
@@ -347,7 +347,7 @@ def test_other_turns_of_the_same_members_are_only_written_down(cell: CellDriver)
     other = replace(unit("a", "b", nodes=["n1"]), turns=turns("b", "a", speed=0.8))
     step = cell.feed(plan(other))
     [decided] = facts(step, GroupDecided)
-    assert (decided.group_id, decided.turns) == (cell.job("a").group, other.turns)
+    assert (decided.group_id, decided.turns) == (cell.job("a").sharing.group, other.turns)
     assert facts(step, PlacementDecided) == []
     assert cell.job("b").pace.speed == 0.8
 

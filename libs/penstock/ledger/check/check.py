@@ -157,8 +157,8 @@ def _adjusted(job: JobState) -> Iterator[str]:
         if not set(task.trial_cores) <= set(task.place.cores):
             yield f"{task_id} may use cores {task.trial_cores}, and holds {task.place.cores}"
     for counted, most, what in (
-        (job.core_changes, MAX_CORE_CHANGES, "changed the cores"),
-        (job.throttles, MAX_THROTTLES, "slowed tasks"),
+        (job.adjustments.core_changes, MAX_CORE_CHANGES, "changed the cores"),
+        (job.adjustments.throttles, MAX_THROTTLES, "slowed tasks"),
     ):
         if counted > most * job.spec.workers:
             yield f"services have {what} of job {job.job_id} {counted} times"
@@ -241,8 +241,9 @@ def _arrays(state: CellState) -> Iterator[str]:
     asked = [gpus_of(job) for job in state.jobs.values()]
     large = sum(gpus for gpus in asked if gpus >= LARGE_GPUS)
     counted = state.arrays.large_gpus, state.arrays.small_gpus
-    if [job.counted_gpus for job in state.jobs.values()] == asked and counted != (large, sum(asked) - large):
-        yield f"the arrays count {counted} GPUs, jobs ask for {large} and {sum(asked) - large}"
+    small = sum(asked) - large
+    if [job.array.counted_gpus for job in state.jobs.values()] == asked and counted != (large, small):
+        yield f"the arrays count {counted} GPUs, jobs ask for {large} and {small}"
     for node in state.nodes.values():
         if (node.reserved_cores < 0) != (state.arrays.cores_per_gpu_milli < 0):
             yield f"node {node.spec.node_id} reserves {node.reserved_cores} cores"

@@ -44,7 +44,7 @@ def _count_cores(job: JobState, task: TaskState, fact: CoresDecided) -> None:
     operator chose are not given back."""
     before, after = len(task.used_cores), len(fact.cores)
     if fact.cause == "contention":
-        job.throttles += after < before
+        _throttled(job, after < before)
         task.throttled_from = task.throttled_from or before
         return
     if not (fact.cause == "released" and after < task.throttled_from):
@@ -53,13 +53,18 @@ def _count_cores(job: JobState, task: TaskState, fact: CoresDecided) -> None:
         return
     task.core_probes += fact.cause == "probe"
     task.cores_settled |= fact.cause == "settled"
-    job.core_changes += after not in (before, task.placed_cores)
+    changes = job.adjustments.core_changes + (after not in (before, task.placed_cores))
+    job.adjustments = replace(job.adjustments, core_changes=changes)
+
+
+def _throttled(job: JobState, times: int) -> None:
+    job.adjustments = replace(job.adjustments, throttles=job.adjustments.throttles + times)
 
 
 def bandwidth_decided(state: CellState, fact: BandwidthDecided) -> None:
     task = _task(state, fact)
     if fact.cause and fact.memory_bandwidth_percent not in (None, task.memory_bandwidth_percent):
-        state.jobs[fact.job_id].throttles += 1
+        _throttled(state.jobs[fact.job_id], 1)
     task.memory_bandwidth_percent = fact.memory_bandwidth_percent
     task.bandwidth_adjusted = _decided(state, fact)
     state.jobs[fact.job_id].version += 1

@@ -19,7 +19,7 @@ from penstock.ledger.state.job.job_state import HOLDING, JobState, TaskState
 from penstock.ledger.state.job.progress import MAX_RUNS, Progress, Run
 from penstock.ledger.state.job.remaining import begun_again, begun_at_0, remaining_of
 from penstock.ledger.state.job.retries import Retries
-from penstock.ledger.state.job.sharing import ALONE
+from penstock.ledger.state.job.succession import NO_SUCCESSION, Succession
 from penstock.ledger.state.state import MAX_EARLY_ESTIMATES, MAX_ENDED_REMEMBERED, CellState
 from penstock.ledger.state.timers import compact_timers, drop_timers
 from penstock.model.decisions import ledger_events
@@ -126,11 +126,17 @@ def placement_decided(state: CellState, fact: ledger_events.PlacementDecided) ->
     drop_timers(state, job.job_id, "queue_timeout")
     if state.failed_choices.in_a_row:
         state.failed_choices = replace(state.failed_choices, in_a_row=0)
-    job.tasks, job.sharing, job.after, job.prelaunch = {}, ALONE, fact.after, fact.prelaunch
-    job.followed, job.false_ends, job.borrows = False, 0, fact.borrows
+    job.tasks, job.succession = {}, NO_SUCCESSION
+    if job.sharing.ever:
+        job.sharing = replace(job.sharing, jobs=(), since_ms=0, ever=False)
+    if fact.borrows:
+        job.array = replace(job.array, borrows=True)
+    if fact.after:
+        job.succession = Succession(fact.after, fact.prelaunch)
     for other_id in fact.after:
         other = state.jobs[other_id]
-        other.followed = other.followed or other.status is not JobStatus.STOPPING
+        if other.status is not JobStatus.STOPPING:
+            other.succession = replace(other.succession, followed=True)
     if fact.group is not None:
         join(state, job, fact.group)
     for place in fact.tasks:
@@ -169,7 +175,8 @@ def stop_decided(state: CellState, fact: ledger_events.StopDecided) -> None:
     job.stop = Stop(fact.reason, fact.detail, state.token)
     if fact.reason == "predecessor_late":
         for other_id in awaited(state, job):
-            state.jobs[other_id].false_ends += 1
+            other = state.jobs[other_id]
+            other.succession = replace(other.succession, false_ends=other.succession.false_ends + 1)
     for task in job.tasks.values():
         if task.status in (TaskStatus.ASSIGNED, TaskStatus.RUNNING):
             task.status = transition(TASK_TRANSITIONS, task.status, TaskStatus.STOPPING, task.place.task_id)
@@ -185,9 +192,10 @@ def job_requeued(state: CellState, fact: ledger_events.JobRequeued) -> None:
     leave(state, job)
     evolve_arrays.attempt_over(state, job)
     _unname(state, job)
-    job.tasks, job.after, job.prelaunch, job.followed = {}, (), False, False
+    job.tasks, job.succession = {}, Succession(false_ends=job.succession.false_ends)
     job.workers = job.spec.fewest_workers
-    job.borrows = False
+    if job.array.borrows:
+        job.array = replace(job.array, borrows=False)
     if job.stop.reason is not None:
         job.stop = replace(job.stop, reason=None)
     drop_timers(state, job.job_id, *ATTEMPT_TIMERS)

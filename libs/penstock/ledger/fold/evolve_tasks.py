@@ -54,7 +54,7 @@ def phase_changed(state: CellState, fact: external_events.TaskPhaseChanged) -> N
     assert job is not None, fact.task_id
     task = job.tasks[fact.task_id]
     if task.saving and fact.phase != "save":
-        job.false_ends += 1
+        job.succession = replace(job.succession, false_ends=job.succession.false_ends + 1)
     task.saving = fact.phase == "save"
     if task.launch_ms is None and fact.phase != "launch":
         if task.began_ms is not None:
@@ -98,9 +98,9 @@ def save_refused(state: CellState, fact: SaveRefused) -> None:
 def steps_measured(state: CellState, fact: external_events.StepsMeasured) -> None:
     """A member's speed in its group. Its version stays: plans that were made before are as good as after."""
     job = job_of_task(state, fact.node_id, fact.task_id)
-    if job is None or not job.group or not fact.steps or not fact.step_ms:
+    if job is None or not job.sharing.group or not fact.steps or not fact.step_ms:
         return
-    job.measured = max(0.0, 1.0 - fact.waited_ms / fact.step_ms)
+    job.sharing = replace(job.sharing, measured=max(0.0, 1.0 - fact.waited_ms / fact.step_ms))
     compare(state, job)
 
 

@@ -247,8 +247,8 @@ def _derive(state: CellState) -> None:
             state.stopping[job.order] = job
         if job.target:
             state.moving[job.order] = job
-        if job.group:
-            state.groups.setdefault(job.group, {})[job.job_id] = job
+        if job.sharing.group:
+            state.groups.setdefault(job.sharing.group, {})[job.job_id] = job
         for task in job.tasks.values():
             state.nodes[task.place.node_id].named += 1
         for place in job.target:

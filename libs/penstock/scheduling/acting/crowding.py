@@ -227,7 +227,7 @@ class Crowding:
         """Ends the job's window at a report of its steps."""
         job = state.jobs.get(steps.task_id.rsplit(".", 2)[0])
         known = None if job is None else self._jobs.get(job.job_id)
-        if job is None or known is None or steps.token != known.token or job.group:
+        if job is None or known is None or steps.token != known.token or job.sharing.group:
             return
         self._settle(known)
         self._pass(known, now_ms)

@@ -221,7 +221,7 @@ def _movable(job: JobState) -> bool:
     return (
         job.status is JobStatus.RUNNING
         and len(job.tasks) == 1
-        and not job.group
+        and not job.sharing.group
         and job.moves.migrations < MAX_MIGRATIONS
         and job.saves
         and not loses(job)

@@ -79,7 +79,7 @@ def target_of(state: CellState, job_id: str, nodes: tuple[str, ...]) -> tuple[Ta
     if nodes_of(job) == nodes:
         return Refusal("invalid", f"{job.job_id} runs on these nodes already")
     here = {task.place.node_id for task in job.tasks.values()}
-    if job.group and (same := sorted(here & set(nodes))):
+    if job.sharing.group and (same := sorted(here & set(nodes))):
         detail = (
             f"{job.job_id} shares GPUs of {', '.join(same)} with its group: it can move to other nodes only"
         )

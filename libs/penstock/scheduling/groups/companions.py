@@ -98,7 +98,7 @@ def apart_from_all(state: CellState, job: JobState, profile: Profile) -> str:
             continue
         if other.demand.workers != demand.workers or not stage_times(state, other):
             continue
-        members = [*state.groups.get(other.group, {}).values()] or [other]
+        members = [*state.groups.get(other.sharing.group, {}).values()] or [other]
         why = next(filter(None, (why_apart(state, (member, job)) for member in members)), "")
         if not why:
             return ""

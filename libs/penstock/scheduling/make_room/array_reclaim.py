@@ -219,7 +219,7 @@ class _Taking:
                 continue
             if job.demand.tasks > 1 or job.demand.worker.gpu_share_milli < WHOLE_GPU:
                 continue
-            saves = job.saves and job.preemptible and job.held is None and not job.followed
+            saves = job.saves and job.preemptible and job.held is None and not job.succession.followed
             if job.status is JobStatus.RUNNING and saves and job.moves.migrations < MAX_MIGRATIONS:
                 found.append(job)
         return sorted(found, key=lambda job: (-job.demand.worker.gpus, job.order))
@@ -231,10 +231,10 @@ class _Taking:
         found = [
             job
             for job in jobs.values()
-            if job.borrows
+            if job.array.borrows
             and job.status in (JobStatus.LAUNCHING, JobStatus.RUNNING)
             and job.preemptible
-            and job.reclaims < self._settings.max_reclaims
+            and job.array.reclaims < self._settings.max_reclaims
             and self._loses_little(job)
             and job.job_id not in self._trial.ended
         ]

@@ -177,7 +177,7 @@ class MakeWay:
             and _suits(job)
             and job.preemptible
             and not job.target
-            and not job.followed
+            and not job.succession.followed
             and job.saves
             and saves_in_time(job)
             and job.retries.infrastructure < MAX_MOVED

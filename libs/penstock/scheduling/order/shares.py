@@ -78,14 +78,14 @@ def leased(state: CellState, job: JobState, gone: Container[str] = frozenset()) 
     """What counts for the job of the leases of its tasks that are not proven ended, and of its reservation.
     O(tasks); for a job that is being stopped or followed O(tasks of its nodes). `gone`: jobs that do not
     count."""
-    followed = job.followed or job.status is JobStatus.STOPPING
+    followed = job.succession.followed or job.status is JobStatus.STOPPING
     gpus = cores = memory_mib = bandwidth_mbps = 0
     for task in job.tasks.values():
         if task.status is TaskStatus.EXITED:
             continue
         place = task.place
         memory_mib += place.host_memory_mib
-        if job.group:
+        if job.sharing.group:
             lease = [place, *others(state, job, place.rank, gone)]
             part = PARTS // len(lease)
             gpus += len({gpu for one in lease for gpu in one.gpus}) * WHOLE_GPU * part
@@ -173,11 +173,11 @@ class Holdings(Generic[Tenant]):
                 if before is not None:
                     self._take(before)
                     del jobs[job_id]
-            elif job.group:
-                beside.update(dict.fromkeys(state.groups[job.group]))
+            elif job.sharing.group:
+                beside.update(dict.fromkeys(state.groups[job.sharing.group]))
             elif before is None or before.version != job.version or before.job is not job:
-                if job.after:
-                    beside.update(dict.fromkeys(job.after))
+                if job.succession.after:
+                    beside.update(dict.fromkeys(job.succession.after))
                 self._enter(state, job, before)
         for job_id in beside:
             job = state.jobs.get(job_id)
@@ -206,8 +206,8 @@ class Holdings(Generic[Tenant]):
             before = self._jobs[job_id]
             _add(found, before.tenant, minus(NOTHING, before.amounts))
             beside.update(dict.fromkeys(before.after))
-            if before.job.group:
-                beside.update(dict.fromkeys(state.groups[before.job.group]))
+            if before.job.sharing.group:
+                beside.update(dict.fromkeys(state.groups[before.job.sharing.group]))
         for job_id in beside:
             if job_id in self._jobs and job_id not in gone:
                 before = self._jobs[job_id]
@@ -219,11 +219,11 @@ class Holdings(Generic[Tenant]):
         held = leased(state, job)
         if before is not None:
             if before.job is job and before.amounts == held:
-                before.version, before.after = job.version, job.after
+                before.version, before.after = job.version, job.succession.after
                 return
             self._take(before)
         tenant = self._tenant_of(job)
-        self._jobs[job.job_id] = _Held(job, job.version, job.after, tenant, held)
+        self._jobs[job.job_id] = _Held(job, job.version, job.succession.after, tenant, held)
         _add(self.held, tenant, held)
 
     def _take(self, before: _Held[Tenant]) -> None:

@@ -282,7 +282,7 @@ class Timeline:
             raise KeyError(event.task_id)
         if isinstance(event, TASK_ENDS):
             self._task_ends(job, job.tasks[event.task_id].place)
-        before, groups = job.status, {job.group}
+        before, groups = job.status, {job.sharing.group}
         evolve(state, event)
         self._regrouped(groups)
         if isinstance(event, external_events.TaskStarted) and event.opened_ms is not None:
@@ -331,11 +331,11 @@ class Timeline:
     def _groups(self, event: Event) -> set[str]:
         """Groups that an event may change."""
         if isinstance(event, GroupDecided):
-            return {event.group_id, *(self.state.jobs[job_id].group for job_id in event.job_ids)}
+            return {event.group_id, *(self.state.jobs[job_id].sharing.group for job_id in event.job_ids)}
         if isinstance(event, ledger.PlacementDecided):
             return {event.group or ""}
         job = self.state.jobs.get(getattr(event, "job_id", ""))
-        return set() if job is None else {job.group}
+        return set() if job is None else {job.sharing.group}
 
     def _regrouped(self, groups: set[str]) -> None:
         for group_id in sorted(groups - {""}):

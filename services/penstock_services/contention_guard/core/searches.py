@@ -163,7 +163,7 @@ def search_of(state: CellState, job: JobState, guard: Guard, latest_ms: int) -> 
         found.end(tasks[0].placed_cores, "the search was interrupted")
         return found
     cores = {len(task.used_cores) for task in tasks}
-    left = MAX_CORE_CHANGES * job.spec.workers - job.core_changes
+    left = MAX_CORE_CHANGES * job.spec.workers - job.adjustments.core_changes
     if len(cores) != 1 or left < len(workers) * (MAX_CORE_PROBES + 1) or not 0 < min(cores) <= most:
         return None
     (start,) = cores
@@ -179,7 +179,8 @@ def takes_ms(speed: Speed) -> int:
 
 def alone(job: JobState) -> bool:
     """Whether its speed is its own: it neither takes turns with other jobs nor shares a GPU."""
-    return not job.group and all(task.place.gpu_share_milli == WHOLE_GPU for task in job.tasks.values())
+    places = (task.place for task in job.tasks.values())
+    return not job.sharing.group and all(place.gpu_share_milli == WHOLE_GPU for place in places)
 
 
 def _may_change(state: CellState, job: JobState) -> bool:

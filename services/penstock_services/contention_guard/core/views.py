@@ -65,7 +65,7 @@ def _other(state: CellState, job: JobState, task_id: str, traffic: float | None)
     cores = most = len(task.place.cores)
     if task.throttled_from > cores and isinstance(found := running(state, task_id), Running):
         most = usable_cores(state, found)
-    left = MAX_THROTTLES * job.spec.workers - job.throttles
+    left = MAX_THROTTLES * job.spec.workers - job.adjustments.throttles
     fixed = set_by_operator(task.bandwidth_adjusted)
     return Other(
         task_id,

@@ -95,7 +95,7 @@ def launches_early(state: CellState, job: JobState, after: Sequence[str]) -> boo
 def start_deadline(state: CellState, job: JobState) -> ledger_events.TimerSet:
     """Time by which all nodes must have answered the orders to start it; where it starts after other jobs,
     these may take their grace before, or the time for which it waits for their end."""
-    before = [state.jobs[job_id].spec.grace_ms for job_id in job.after if job_id in state.jobs]
+    before = [state.jobs[job_id].spec.grace_ms for job_id in job.succession.after if job_id in state.jobs]
     if (late := state.timers.get(timer_id(job.job_id, "predecessor_timeout"))) is not None:
         before.append(late.at_ms - state.now_ms)
     after_ms = state.settings.launch_timeout_ms + max(before, default=0)

@@ -385,7 +385,7 @@ def _start(
         checkpoint_from=_source(state, job),
         companions=_companions(state, job, place.rank),
         global_batch_size=job.spec.global_batch_size,
-        prelaunch=job.prelaunch,
+        prelaunch=job.succession.prelaunch,
         spare_cores=job.spec.resources.cores is None,
         interactive=job.spec.interactive,
         may_submit=job.spec.may_submit,
@@ -395,11 +395,11 @@ def _start(
 def _companions(state: CellState, job: JobState, rank: int) -> tuple[Companion, ...]:
     """The other members' tasks of this rank that are not proven ended;
     also of members that joined after it."""
-    if not job.group:
+    if not job.sharing.group:
         return ()
     return tuple(
         Companion(task_id=task.place.task_id, token=other.token)
-        for other in state.groups[job.group].values()
+        for other in state.groups[job.sharing.group].values()
         if other is not job
         for task in other.tasks.values()
         if task.place.rank == rank and task.status is not TaskStatus.EXITED

@@ -184,8 +184,9 @@ def _of_job(state: CellState, job: JobState) -> Iterator[Temporary]:
     if job.target:
         yield Temporary(("move", *about), UNDERWAY_S, f"{job.job_id} is on its way to {job.target}")
     if job.status in (JobStatus.LAUNCHING, JobStatus.STOPPING, JobStatus.BACKOFF):
-        bound_s = UNDERWAY_S * (1 + bool(job.after))
-        yield Temporary((job.status, *about), bound_s, f"{job.job_id} is {job.status}, after {job.after}")
+        after = job.succession.after
+        bound_s = UNDERWAY_S * (1 + bool(after))
+        yield Temporary((job.status, *about), bound_s, f"{job.job_id} is {job.status}, after {after}")
     if job.status is JobStatus.RUNNING:
         for task in job.tasks.values():
             yield from _of_task(state, job, task)

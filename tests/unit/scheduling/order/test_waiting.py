@@ -71,7 +71,7 @@ def passes_on(state: CellState, job: JobState) -> set[tuple[str, int]]:
     return {
         (task.place.node_id, gpu)
         for later in state.holding.values()
-        if job.job_id in later.after
+        if job.job_id in later.succession.after
         for task in later.tasks.values()
         for gpu in task.place.gpus
     }

@@ -22,3 +22,16 @@ class Adjustment(Value, frozen=True):
     def answered(self) -> bool:
         """Whether its node has certainly received the order."""
         return bool(self.enforced or self.problem)
+
+
+class AdjustmentCounts(Value, frozen=True):
+    """Counters that bound services' adjustments of a job (`penstock.proposals.validate_adjustments`)."""
+
+    core_changes: int = 0
+    """How often a service has changed the cores of one of its tasks; changes back to the placement's number
+    are not counted."""
+    throttles: int = 0
+    """How often a service has slowed one of its tasks because of contention."""
+
+
+NOT_ADJUSTED = AdjustmentCounts()

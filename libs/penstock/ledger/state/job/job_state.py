@@ -7,8 +7,9 @@ from typing import NamedTuple
 
 from msgspec.structs import replace
 
+from penstock.ledger.state.arrays import NO_ARRAY_USE, ArrayUse
 from penstock.ledger.state.holds import Hold
-from penstock.ledger.state.job.adjusted import Adjustment
+from penstock.ledger.state.job.adjusted import NOT_ADJUSTED, Adjustment, AdjustmentCounts
 from penstock.ledger.state.job.checkpoints import NOT_SAVED, Saving
 from penstock.ledger.state.job.demand import Demand, DemandKey
 from penstock.ledger.state.job.ending import NO_EXIT, NO_STOP, Exit, Stop
@@ -17,7 +18,7 @@ from penstock.ledger.state.job.moves import NO_MOVES, Moves
 from penstock.ledger.state.job.progress import FULL_SPEED, NO_PROGRESS, Pace, Progress
 from penstock.ledger.state.job.retries import NO_RETRIES, Retries
 from penstock.ledger.state.job.sharing import ALONE, Sharing
-from penstock.model.decisions.groups import Turns
+from penstock.ledger.state.job.succession import NO_SUCCESSION, Succession
 from penstock.model.nouns.transitions import JobStatus, TaskStatus
 from penstock.model.nouns.types import Estimate, JobSpec, TaskPlacement
 
@@ -109,7 +110,8 @@ class Remembered:
 
 @dataclass(slots=True)
 class JobState(Remembered):
-    """A job that has not ended. Times are the ledger's, in ms."""
+    """A job that has not ended. Times are the ledger's, in ms. From `stop` on each field is a part: a frozen
+    value, which is replaced as a whole."""
 
     job_id: str
     spec: JobSpec
@@ -121,7 +123,6 @@ class JobState(Remembered):
     estimated_attempt: int = 0
     """The attempt for which `estimate` was made; 0: the first."""
     attempt: int = 0
-    retries: Retries = NO_RETRIES
     token: int = 0
     """Token of the current attempt's placement (`penstock.model.nouns.token`)."""
     port: int = 0
@@ -130,62 +131,32 @@ class JobState(Remembered):
     queued_ms: int | None = None
     placed_ms: int | None = None
     running_ms: int | None = None
-    stop: Stop = NO_STOP
-    exit: Exit = NO_EXIT
     unschedulable: str = ""
     held: Hold | None = None
     """The hold that prevents its start; while the job waits it is outside the queue."""
-    following: Following = NOT_TIED
     commanded_seq: int = 0
     """Record of its latest hold or release: earlier commands are out of date."""
     backfill_count: int = 0
     plans_passed: int = 0
     """Proposed plans that started other jobs while it was first in the queue."""
     version: int = 0
+    rank: tuple[int, int, int] | None = None
+    """(level, 0 if chosen else 1, position) in a policy that maintains an order; None: by submission."""
+    workers: int = 0
+    """Worker count of its attempt; without an attempt the smallest with which it can start. 0: as in
+    `spec`."""
+    stop: Stop = NO_STOP
+    exit: Exit = NO_EXIT
+    retries: Retries = NO_RETRIES
     progress: Progress = NO_PROGRESS
     pace: Pace = FULL_SPEED
     saving: Saving = NOT_SAVED
     moves: Moves = NO_MOVES
-    reclaims: int = 0
-    """How often cores that it had borrowed were reclaimed (`CoresReclaimed`): it is then first in its array's
-    queue."""
-    borrows: bool = False
-    """Its attempt was placed with cores that are reserved for jobs with GPUs."""
-    counted_gpus: int = 0
-    """GPUs that the cell's `arrays` count for it."""
-    core_changes: int = 0
-    """How often a service has changed the cores of one of its tasks; changes back to the placement's number
-    are not counted."""
-    throttles: int = 0
-    """How often a service has slowed one of its tasks because of contention."""
     sharing: Sharing = ALONE
-    rank: tuple[int, int, int] | None = None
-    """(level, 0 if chosen else 1, position) in a policy that maintains an order; None: by submission."""
-    group: str = ""
-    """Id of the group of which its attempt is a member (`penstock.ledger.derived.groups`); empty: it has its
-    GPUs alone."""
-    turns: Turns | None = None
-    """Interleaving of the group's members, as predicted when the group was formed. None: it has its GPUs
-    alone, or nothing was predicted."""
-    measured: float | None = None
-    """Part of its time in which it does not wait for turns, 0 – 1, as last reported. None: it has its GPUs
-    alone, or has reported no waits."""
-    short_ms: int | None = None
-    """Ledger time since which it is slower than its group's plan promised
-    (`penstock.ledger.derived.promises`). None: it is not."""
-    after: tuple[str, ...] = ()
-    """Jobs that were being stopped or about to end at its placement; its attempt starts after they end
-    (`penstock.ledger.derived.succession`)."""
-    prelaunch: bool = False
-    """Whether its attempt launches before they have ended."""
-    followed: bool = False
-    """Whether another job is scheduled to start when this one ends by itself."""
-    false_ends: int = 0
-    """How often the end of its attempt was expected wrongly: it trained on after it had reported `saving`, or
-    ran longer than its successor's wait."""
-    workers: int = 0
-    """Worker count of its attempt; without an attempt the smallest with which it can start. 0: as in
-    `spec`."""
+    succession: Succession = NO_SUCCESSION
+    array: ArrayUse = NO_ARRAY_USE
+    adjustments: AdjustmentCounts = NOT_ADJUSTED
+    following: Following = NOT_TIED
 
     def __post_init__(self) -> None:
         self.workers = self.workers or self.spec.fewest_workers
@@ -206,7 +177,7 @@ class JobState(Remembered):
     def preemptible(self) -> bool:
         """Whether it may be stopped in favour of another job. A member of a group may not: its stop would
         free no GPU."""
-        return self.spec.preemptible and not self.group
+        return self.spec.preemptible and not self.sharing.group
 
     @property
     def in_line(self) -> bool:
