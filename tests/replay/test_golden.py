@@ -74,7 +74,19 @@ PARTS = {
         "false_ends": "false_ends",
     },
 }
-"""Parts of a job's state: its field in that version, as `RENAMED` → its name in the part now."""
+TASK_PARTS = {
+    "exit": {
+        "exited_ms": "at_ms",
+        "cause": "cause",
+        "succeeded": "succeeded",
+        "exit_code": "code",
+        "note": "note",
+        "exhausted": "exhausted",
+        "outgrown_mib": "outgrown_mib",
+        "gpu_limit_mib": "gpu_limit_mib",
+    },
+}
+"""Parts of the state of a job and of a task: the field then, as `RENAMED` → the name in the part now."""
 ADDED_TO_NODES = {
     "epoch": 0,
     "cordon": None,
@@ -212,8 +224,9 @@ def expected_state() -> Any:
         if job["estimate"] is not None:
             job["estimate"] |= {"guessed": [], "first_of_kind": [], "options": []}
             job["estimate"] |= {"pairs": [], "stages": None, "launch_ms": None}
-        for part, fields in PARTS.items():
-            job[part] = job.get(part, {}) | {now: job.pop(was) for was, now in fields.items()}
+        for value, parts in ((job, PARTS), *((task, TASK_PARTS) for task in job["tasks"].values())):
+            for part, fields in parts.items():
+                value[part] = value.get(part, {}) | {now: value.pop(was) for was, now in fields.items()}
     for node_id, node in state["nodes"].items():
         node |= ADDED_TO_NODES | {"commanded_seq": FIRST_JOINED[node_id]}
         node["spec"] |= {"machine_id": None, "isolation": None, "logs": None, "measures": None, "labels": {}}

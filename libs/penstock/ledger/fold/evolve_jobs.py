@@ -212,9 +212,9 @@ def _retried(state: CellState, job: JobState, fact: ledger_events.JobRequeued) -
     """The job's retries with the attempt that is over, while its tasks are still known."""
     before, short_of = job.retries, dict(job.retries.short_of)
     for task in job.tasks.values() if fact.estimate_again else ():
-        if task.exhausted:
-            had_mib = limit_mib(state.nodes[task.place.node_id], task, task.exhausted)
-            key = short_key(task.place, task.exhausted)
+        if task.exit.exhausted:
+            had_mib = limit_mib(state.nodes[task.place.node_id], task, task.exit.exhausted)
+            key = short_key(task.place, task.exit.exhausted)
             short_of[key] = max(had_mib, short_of.get(key, 0))
     return replace(
         before,

@@ -9,7 +9,7 @@ from penstock.ledger.fold import evidence, evolve_nodes, evolve_sharing
 from penstock.ledger.fold.evolve_jobs import begin_at_0, set_job
 from penstock.ledger.fold.evolve_moves import keep, let_go
 from penstock.ledger.state.job.checkpoints import Checkpoint, Unsaved, smoothed
-from penstock.ledger.state.job.ending import Exit
+from penstock.ledger.state.job.ending import Exit, TaskExit
 from penstock.ledger.state.job.job_state import JobState, TaskState
 from penstock.ledger.state.node.node_state import NodeState
 from penstock.ledger.state.state import CellState
@@ -136,8 +136,7 @@ def _end_task(state: CellState, node_id: str, task_id: str, cause: str) -> tuple
     if passes:
         let_go(node, job)
     task.status = transition(TASK_TRANSITIONS, task.status, TaskStatus.EXITED, task_id)
-    task.exited_ms = state.now_ms
-    task.cause = cause
+    task.exit = TaskExit(state.now_ms, cause)
     node.take_back(booked(state, job, task.place))
     if passes:
         keep(node, job)
@@ -156,21 +155,24 @@ def task_exited(state: CellState, fact: external_events.TaskExited) -> None:
         node.orphan_tasks.pop(fact.task_id, None)
         return
     job, task = _end_task(state, fact.node_id, fact.task_id, fact.cause)
-    task.succeeded = fact.cause == "exited" and fact.exit_code == 0
-    task.exit_code = (
-        fact.exit_code if fact.exit_code is not None else (128 + fact.signal if fact.signal else None)
+    place, succeeded = task.place, fact.cause == "exited" and fact.exit_code == 0
+    outgrew = fact.exhausted == HOST
+    task.exit = replace(
+        task.exit,
+        succeeded=succeeded,
+        code=128 + fact.signal if fact.exit_code is None and fact.signal else fact.exit_code,
+        exhausted=fact.exhausted,
+        outgrown_mib=outgrown_mib(place.cap_mib, place.host_memory_mib, fact) if outgrew else 0,
+        gpu_limit_mib=fact.gpu_memory_limit_mib,
     )
-    task.exhausted, task.gpu_limit_mib = fact.exhausted, fact.gpu_memory_limit_mib
-    if fact.exhausted == HOST:
-        task.outgrown_mib = outgrown_mib(task.place.cap_mib, task.place.host_memory_mib, fact)
     first = not job.exit.failure and job.stop.reason is None
     evidence.noted(state, job, task.place, fact, first=first)
     if fact.exhausted and (first or job.stop.reason in (None, "gang_member_failed")):
         _note_exhausted(node, job, task, fact)
         return
-    if task.succeeded:
-        task.note = fact.detail
-    if task.succeeded or not first:
+    if succeeded:
+        task.exit = replace(task.exit, note=fact.detail)
+    if succeeded or not first:
         return
     how = fact.cause.replace("_", " ")
     if fact.cause == "exited":
@@ -185,15 +187,15 @@ def _note_exhausted(
 ) -> None:
     """The exit of the member that ran out of memory is the gang's failure, though exits of other members may
     come first."""
-    if any(other.exhausted for other in job.tasks.values() if other is not task):
+    if any(other.exit.exhausted for other in job.tasks.values() if other is not task):
         return
-    job.exit = Exit(task.exit_code, failure_text(node, job, task, fact), task.cause)
+    job.exit = Exit(task.exit.code, failure_text(node, job, task, fact), task.exit.cause)
 
 
 def _note_failure(job: JobState, node_id: str, task: TaskState, how: str) -> None:
     """Stores the gang's first failure; failures of other members that follow from it are ignored."""
     if not job.exit.failure and job.stop.reason is None:
-        job.exit = Exit(task.exit_code, f"{task.place.task_id} on {node_id}: {how}", task.cause)
+        job.exit = Exit(task.exit.code, f"{task.place.task_id} on {node_id}: {how}", task.exit.cause)
 
 
 def task_lost(state: CellState, fact: ledger_events.TaskLost) -> None:

@@ -114,7 +114,7 @@ def stop_deadline(state: CellState, job: JobState) -> Iterator[Event]:
 def succeeded(job: JobState) -> ledger_events.JobEnded:
     """Every worker has exited 0, and no task of the job runs any more. The reason is what a node has said
     of that, if any has."""
-    note = next((task.note for task in job.tasks.values() if task.note), "")
+    note = next((task.exit.note for task in job.tasks.values() if task.exit.note), "")
     return ledger_events.JobEnded(job_id=job.job_id, outcome="succeeded", exit_code=0, reason=note)
 
 

@@ -356,7 +356,7 @@ def _stopped(to: Projection, event: Any, job: JobState | None) -> None:
     to.touch_job(job)
     to.touch_target(job)
     for task_id, task in job.tasks.items():
-        if task.exited_ms is None:
+        if task.exit.at_ms is None:
             to.touch_task(job, task_id)
 
 

@@ -373,7 +373,8 @@ def test_whatever_happens_books_and_targets_are_right(
 
 def _do(cell: CellDriver, deed: str, name: str, nodes: list[str], number: int) -> None:
     job, node = cell.state.jobs.get(name), cell.state.nodes[nodes[0]]
-    living = [] if job is None else [task_id for task_id, task in job.tasks.items() if task.exited_ms is None]
+    tasks = {} if job is None else job.tasks
+    living = [task_id for task_id, task in tasks.items() if task.exit.at_ms is None]
     match deed:
         case "move":
             cell.feed(asks(name, *nodes, proposal_id=f"m{number}"))

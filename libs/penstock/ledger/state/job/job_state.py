@@ -12,7 +12,7 @@ from penstock.ledger.state.holds import Hold
 from penstock.ledger.state.job.adjusted import NOT_ADJUSTED, Adjustment, AdjustmentCounts
 from penstock.ledger.state.job.checkpoints import NOT_SAVED, Saving
 from penstock.ledger.state.job.demand import Demand, DemandKey
-from penstock.ledger.state.job.ending import NO_EXIT, NO_STOP, Exit, Stop
+from penstock.ledger.state.job.ending import NO_EXIT, NO_STOP, NOT_EXITED, Exit, Stop, TaskExit
 from penstock.ledger.state.job.following import NOT_TIED, Following
 from penstock.ledger.state.job.moves import NO_MOVES, Moves
 from penstock.ledger.state.job.progress import FULL_SPEED, NO_PROGRESS, Pace, Progress
@@ -34,19 +34,7 @@ class TaskState:
     status: TaskStatus = TaskStatus.ASSIGNED
     pid: int | None = None
     started_ms: int | None = None
-    exited_ms: int | None = None
-    succeeded: bool = False
-    exit_code: int | None = None
-    cause: str = ""
-    note: str = ""
-    """What its node has said of its success (`TaskExited.detail`), such as that processes left running
-    were ended."""
-    exhausted: str = ""
-    """The memory in which one of its allocations failed (`TaskExited.exhausted`)."""
-    outgrown_mib: int = 0
-    """Host memory that it had when it ran out of it (`penstock.ledger.derived.memory`); 0: it did not."""
-    gpu_limit_mib: int = 0
-    """Limit under which it ran out of GPU memory, by its node; 0: by its place."""
+    exit: TaskExit = NOT_EXITED
     lease_ms: int = 0
     """Its node ends it after so long without reaching the log; 0: never."""
     cores_adjusted: Adjustment | None = None

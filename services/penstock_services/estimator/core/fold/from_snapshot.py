@@ -48,7 +48,7 @@ def begin_at(state: State, replica: Replica) -> None:
             live.progress = begun(job.attempt, job.placed_ms or 0, places, live.allocation.card.model)
             live.progress.started_ms = job.running_ms
             _conditions_of(state, job, live)
-            live.partly = any(task.exited_ms is not None for task in workers.values())
+            live.partly = any(task.exit.at_ms is not None for task in workers.values())
             placed_seq = seq_of(job.token)
             state.recall_seq = min(state.recall_seq or placed_seq, placed_seq)
             state.job_of_task.update(dict.fromkeys(workers, job.job_id))

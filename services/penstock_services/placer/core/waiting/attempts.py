@@ -42,8 +42,8 @@ class Attempts:
         for task in job.tasks.values():
             exited = task.status is TaskStatus.EXITED
             living |= not exited
-            failed |= exited and not task.succeeded
-            completed &= task.succeeded or task.place.role != "worker"
+            failed |= exited and not task.exit.succeeded
+            completed &= task.exit.succeeded or task.place.role != "worker"
         if job.status is JobStatus.STOPPING:
             if not living:
                 yield from self._stopped(state, job)
@@ -92,7 +92,7 @@ class Attempts:
             case "completed":
                 yield succeeded(job)
             case "preempted" | "migrated" | "drained" | "predecessor_late" as reason:
-                if all(task.succeeded for task in job.tasks.values() if task.place.role == "worker"):
+                if all(task.exit.succeeded for task in job.tasks.values() if task.place.role == "worker"):
                     # It had finished before the stop reached it; a script that exits 0 on SIGTERM has not
                     # succeeded.
                     yield succeeded(job)
