@@ -85,6 +85,14 @@ TASK_PARTS = {
         "outgrown_mib": "outgrown_mib",
         "gpu_limit_mib": "gpu_limit_mib",
     },
+    "cores": {
+        "placed_cores": "placed",
+        "cores_adjusted": "adjusted",
+        "trial_cores": "trial",
+        "core_probes": "probes",
+        "cores_settled": "settled",
+        "throttled_from": "throttled_from",
+    },
 }
 """Parts of the state of a job and of a task: the field then, as `RENAMED` → the name in the part now."""
 ADDED_TO_NODES = {

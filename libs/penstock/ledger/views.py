@@ -87,7 +87,7 @@ def adjustments(job: JobState) -> list[Row]:
     found = []
     for task_id, task in sorted(job.tasks.items()):
         about: tuple[tuple[str, Adjustment | None, Any], ...] = (
-            ("cores", task.cores_adjusted, list(task.used_cores)),
+            ("cores", task.cores.adjusted, list(task.used_cores)),
             ("memory_bandwidth", task.bandwidth_adjusted, task.memory_bandwidth_percent),
         )
         for what, known, value in about:

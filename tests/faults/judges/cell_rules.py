@@ -274,7 +274,7 @@ class CellRules:
             if now_ms - calm_ms <= LATE_MS:
                 continue
             node = state.nodes[node_id]
-            lacks = max(task.placed_cores, task.throttled_from) - len(task.used_cores)
+            lacks = max(task.cores.placed, task.cores.throttled_from) - len(task.used_cores)
             tried_again = f"{job.job_id}:adjustment" in state.timers  # as far as cores are free then
             fits = lacks < 0 or 0 < lacks <= node.free_core_mask.bit_count()
             if what == "bandwidth" or (fits and not tried_again):

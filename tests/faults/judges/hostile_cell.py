@@ -287,7 +287,7 @@ class HostileCell(RandomCell):
                 "cause": cause,
                 "reason": "it was measured",
             }
-            used, most = len(task.used_cores), max(task.placed_cores, task.throttled_from)
+            used, most = len(task.used_cores), max(task.cores.placed, task.cores.throttled_from)
             if cause == "released" and used < most:
                 self.feed(CoresProposed(**about, cores=int(self.rng.integers(used, most + 1))))
             elif self.rng.random() < 0.5:

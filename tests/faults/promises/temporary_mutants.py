@@ -56,7 +56,7 @@ breaks(
     "cores that a throttle took stay away",
     3,
     "The memory bandwidth comes back after a throttle, the cores do not.",
-    (adjustments._own_cores, "return max(used, task.throttled_from)", "return used"),
+    (adjustments._own_cores, "return max(used, task.cores.throttled_from)", "return used"),
     judge="hostile",
     seed=1,
     tests=TEMPORARY,
@@ -67,7 +67,7 @@ breaks(
     "A guard that has died lent a training three cores for a probe.",
     (
         adjustments._own_cores,
-        "return used if task.cores_settled or not task.placed_cores else task.placed_cores",
+        "return used if task.cores.settled or not task.cores.placed else task.cores.placed",
         "return used",
     ),
     judge="hostile",

@@ -289,7 +289,7 @@ def test_what_others_have_got_meanwhile_it_gets_back_when_that_is_free(plain: Gu
     plain.exit("c.1.w0")
     plain.acts()
     assert plain.cores(HOG) == 16
-    assert plain.job("hog").tasks[HOG].throttled_from == 0
+    assert plain.job("hog").tasks[HOG].cores.throttled_from == 0
 
 
 def test_a_restart_lets_go_whom_nobody_needs_slowed(cell: GuardedCell) -> None:

@@ -63,7 +63,7 @@ def test_a_training_gets_the_fewest_cores_that_keep_its_speed(cell: GuardedCell,
     assert len(probes) <= MAX_CORE_PROBES
     assert not cell.guard.searches
     task = cell.job("a").tasks[A]
-    assert (task.core_probes, task.cores_settled) == (len(probes), True)
+    assert (task.cores.probes, task.cores.settled) == (len(probes), True)
 
 
 def test_codas_walk_goes_in_steps_of_one_first_down() -> None:
@@ -295,7 +295,7 @@ def test_a_restart_after_a_loss_of_records_gives_back_what_the_placement_had() -
     cell.join(node(cores=2))
     cell.runs("a", cores=2)
     cell.trains(A, up_to(1), windows=SETTLES)
-    assert (cell.cores(A), cell.job("a").tasks[A].trial_cores) == (1, (0,))
+    assert (cell.cores(A), cell.job("a").tasks[A].cores.trial) == (1, (0,))
     evolve(cell.state, LedgerAccepted(epoch=1, nodes_offset=0, reason="restored from a copy"))
     cell.guard = ContentionGuard()
     cell.acts()

@@ -152,10 +152,10 @@ def _by_gpu(leases: list[Lease]) -> dict[int, list[Lease]]:
 def _adjusted(job: JobState) -> Iterator[str]:
     """The changes of its tasks by services are bounded, and a probe of fewer cores takes none away."""
     for task_id, task in job.tasks.items():
-        if task.core_probes > MAX_CORE_PROBES:
-            yield f"{task_id} was tried with {task.core_probes} numbers of cores"
-        if not set(task.trial_cores) <= set(task.place.cores):
-            yield f"{task_id} may use cores {task.trial_cores}, and holds {task.place.cores}"
+        if task.cores.probes > MAX_CORE_PROBES:
+            yield f"{task_id} was tried with {task.cores.probes} numbers of cores"
+        if not set(task.cores.trial) <= set(task.place.cores):
+            yield f"{task_id} may use cores {task.cores.trial}, and holds {task.place.cores}"
     for counted, most, what in (
         (job.adjustments.core_changes, MAX_CORE_CHANGES, "changed the cores"),
         (job.adjustments.throttles, MAX_THROTTLES, "slowed tasks"),

@@ -13,6 +13,7 @@ from penstock.ledger.fold import evidence, evolve_arrays, evolve_sharing
 from penstock.ledger.fold.evolve_groups import join, leave
 from penstock.ledger.fold.evolve_moves import end_move
 from penstock.ledger.fold.plans import arrived
+from penstock.ledger.state.job.adjusted import TaskCores
 from penstock.ledger.state.job.ending import NO_EXIT, Stop
 from penstock.ledger.state.job.following import Following
 from penstock.ledger.state.job.job_state import HOLDING, JobState, TaskState
@@ -142,7 +143,8 @@ def placement_decided(state: CellState, fact: ledger_events.PlacementDecided) ->
     for place in fact.tasks:
         node = state.nodes[place.node_id]
         lease_ms = state.settings.lease_ms if node.leases else 0
-        job.tasks[place.task_id] = TaskState(place, lease_ms=lease_ms, placed_cores=len(place.cores))
+        cores = TaskCores(len(place.cores))
+        job.tasks[place.task_id] = TaskState(place, lease_ms=lease_ms, cores=cores)
         node.give(booked(state, job, place))
         evolve_arrays.hold_cores(node, job, place.cores)
         node.tasks[place.task_id] = job.job_id

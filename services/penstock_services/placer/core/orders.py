@@ -164,7 +164,7 @@ def adjusting_orders(state: CellState, task: TaskState, up_to: int) -> Iterator[
         return
     about = {"node_id": task.place.node_id, "task_id": task.place.task_id}
     found: list[Order] = []
-    if (asked := task.cores_adjusted) is not None and not asked.answered and asked.token <= up_to:
+    if (asked := task.cores.adjusted) is not None and not asked.answered and asked.token <= up_to:
         found.append(SetCores(**about, token=asked.token, cores=task.used_cores))
     if task.status is TaskStatus.STOPPING:
         yield from found

@@ -63,7 +63,7 @@ def test_a_throttle_ends_though_its_guard_has_died(caps: BandwidthCap) -> None:
         cell.at(cell.now_ms - 1_000_000 + 60_000)
         assert cell.now_ms <= began_ms + ADJUSTED_FOR_MS
     adjusted = cell.job("hog").tasks[HOG]
-    latest = adjusted.bandwidth_adjusted if caps == "resctrl" else adjusted.cores_adjusted
+    latest = adjusted.bandwidth_adjusted if caps == "resctrl" else adjusted.cores.adjusted
     assert latest is not None
     assert latest.reason == f"{PROPOSER} has not renewed it for 15 minutes"
     assert not cell.state.timers

@@ -9,7 +9,13 @@ from msgspec.structs import replace
 
 from penstock.ledger.state.arrays import NO_ARRAY_USE, ArrayUse
 from penstock.ledger.state.holds import Hold
-from penstock.ledger.state.job.adjusted import NOT_ADJUSTED, Adjustment, AdjustmentCounts
+from penstock.ledger.state.job.adjusted import (
+    AS_PLACED,
+    NOT_ADJUSTED,
+    Adjustment,
+    AdjustmentCounts,
+    TaskCores,
+)
 from penstock.ledger.state.job.checkpoints import NOT_SAVED, Saving
 from penstock.ledger.state.job.demand import Demand, DemandKey
 from penstock.ledger.state.job.ending import NO_EXIT, NO_STOP, NOT_EXITED, Exit, Stop, TaskExit
@@ -37,20 +43,7 @@ class TaskState:
     exit: TaskExit = NOT_EXITED
     lease_ms: int = 0
     """Its node ends it after so long without reaching the log; 0: never."""
-    cores_adjusted: Adjustment | None = None
-    """The latest change of its cores since it was placed; the cores themselves are in `place`."""
-    placed_cores: int = 0
-    """Number of cores with which it was placed."""
-    trial_cores: tuple[int, ...] = ()
-    """Cores that the task may use during a trial with fewer cores; empty: all. The other cores of `place`
-    stay reserved for the task."""
-    core_probes: int = 0
-    """Number of core counts that services have probed for it."""
-    cores_settled: bool = False
-    """Whether a service's search for its core count has ended, which happens once."""
-    throttled_from: int = 0
-    """Its core count before services took some because of contention; 0: they took none, or gave them
-    back."""
+    cores: TaskCores = AS_PLACED
     bandwidth_adjusted: Adjustment | None = None
     memory_bandwidth_percent: int | None = None
     """Its bandwidth cap; None: it has none."""
@@ -69,12 +62,12 @@ class TaskState:
     @property
     def used_cores(self) -> tuple[int, ...]:
         """The cores that it may use."""
-        return self.trial_cores or self.place.cores
+        return self.cores.trial or self.place.cores
 
     @property
     def used_place(self) -> TaskPlacement:
         """Its place with the cores that it may use."""
-        return replace(self.place, cores=self.trial_cores) if self.trial_cores else self.place
+        return replace(self.place, cores=self.cores.trial) if self.cores.trial else self.place
 
 
 class Demanded(NamedTuple):

@@ -72,12 +72,12 @@ def _conditions_of(state: State, job: JobState, live: LiveJob) -> None:
     living = [task.place for task in workers if task.status is not TaskStatus.EXITED]
     state.holders.take(job.job_id, living)
     changed = [
-        one for task in workers for one in (task.cores_adjusted, task.bandwidth_adjusted) if one is not None
+        one for task in workers for one in (task.cores.adjusted, task.bandwidth_adjusted) if one is not None
     ]
     found, caps = live.progress, [task.memory_bandwidth_percent for task in workers]
-    found.placed = Conditions(cores=tuple(task.placed_cores for task in workers))
+    found.placed = Conditions(cores=tuple(task.cores.placed for task in workers))
     found.usual = Conditions(
-        cores=tuple(len(task.place.cores) if task.cores_settled else task.placed_cores for task in workers)
+        cores=tuple(len(task.place.cores) if task.cores.settled else task.cores.placed for task in workers)
     )
     found.conditions = Conditions(job.sharing.jobs, tuple(len(task.used_cores) for task in workers))
     for worker, cap in enumerate(caps):
@@ -86,7 +86,7 @@ def _conditions_of(state: State, job: JobState, live: LiveJob) -> None:
     found.disturbed = found.conditions.apart(found.placed)
     if job.sharing.ever:
         found.disturbed |= Disturbance.SHARED
-    if any(task.cores_adjusted is not None and task.cores_adjusted.by for task in workers):
+    if any(task.cores.adjusted is not None and task.cores.adjusted.by for task in workers):
         found.disturbed |= Disturbance.CORES
     if any(task.bandwidth_adjusted is not None and task.bandwidth_adjusted.by for task in workers):
         found.disturbed |= Disturbance.CAPPED
