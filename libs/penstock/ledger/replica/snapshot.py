@@ -53,8 +53,11 @@ DERIVED = {
     NodeState: frozenset({"entered", "gpu_memory_mib", "gpu_uuids", "named", "reserved"}),
 }
 
-USUAL = {each.name: each.default for each in dataclasses.fields(JobState) if isinstance(each.default, Value)}
-"""Parts that most jobs have in common: one object for all of them."""
+USUAL = {
+    model: {each.name: each.default for each in dataclasses.fields(model) if isinstance(each.default, Value)}
+    for model in (JobState, TaskState)
+}
+"""Parts that most jobs and tasks have in common: one object for all of them."""
 
 
 class Damaged(Exception):
@@ -224,15 +227,14 @@ def _field_type(name: str) -> Any:
 
 
 def _object(model: type[Any], found: Any) -> Any:
-    return model(**{name: getattr(found, name) for name in found.__struct_fields__})
+    fields = {name: getattr(found, name) for name in found.__struct_fields__}
+    fields |= {name: usual for name, usual in USUAL.get(model, {}).items() if fields[name] == usual}
+    return model(**fields)
 
 
 def _job(found: Any) -> JobState:
     job = cast(JobState, _object(JobState, found))
     job.tasks = {task_id: _object(TaskState, task) for task_id, task in found.tasks.items()}
-    for name, usual in USUAL.items():
-        if getattr(job, name) == usual:
-            setattr(job, name, usual)
     return job
 
 

@@ -11,7 +11,7 @@ and each loss that it reads from telemetry:
 
 One proposal is under way at a time. A refused one is not repeated: the job asks again when its loss falls
 still slower. Its state beside the ledger's are monitors, one for each job that has reported a loss. They
-follow from the runs of the job's attempts, which the ledger's state has (`JobState.runs`), and from the
+follow from the runs of the job's attempts, which the ledger's state has (`Progress.runs`), and from the
 samples of these runs in the order of their times: whether a sample is read in time or after a restart is the
 same.
 """

@@ -29,8 +29,7 @@ class Moves(Value, frozen=True):
     latest: Move | None = None
     """Of any attempt."""
     converged_ms: int | None = None
-    """When the job's convergence was evaluated for its placement, which happens once (`JobConverged`); None:
-    not yet."""
+    """When convergence was evaluated, once for its placement (`JobConverged`); None: it was not yet."""
     rebalanced: bool = False
     """Whether it was moved to balance load between nodes, which happens once."""
     migrations: int = 0
