@@ -132,7 +132,7 @@ def placement_decided(state: CellState, fact: ledger_events.PlacementDecided) ->
         job.sharing = replace(job.sharing, jobs=(), since_ms=0, ever=False)
     if fact.borrows:
         job.array = replace(job.array, borrows=True)
-    if fact.after:
+    if fact.after or fact.prelaunch:
         job.succession = Succession(fact.after, fact.prelaunch)
     for other_id in fact.after:
         other = state.jobs[other_id]
