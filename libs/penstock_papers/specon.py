@@ -98,12 +98,12 @@ class SpeCon:
         hosts: Sequence[Host] | None = None
         for job_id in seen.asking:
             job = state.jobs.get(job_id)
-            if job is None or job.status is not JobStatus.RUNNING or job.converged_ms is not None:
+            if job is None or job.status is not JobStatus.RUNNING or job.moves.converged_ms is not None:
                 continue
             hosts = hosts or hosts_of(state, seen.categories)
             if (found := self._migration(state, job, hosts)) is not None:
                 return (found,)
-        if state.moving or any(job.converged_ms is None for job in state.holding.values()):
+        if state.moving or any(job.moves.converged_ms is None for job in state.holding.values()):
             return ()
         return self._rebalance(state, hosts or hosts_of(state, seen.categories))
 
@@ -133,9 +133,9 @@ class SpeCon:
         running = {job_id for host in hosts for job_id in host.jobs}
         jobs = [state.jobs[job_id] for job_id in sorted(running)]
         converged_ms = {
-            job.job_id: job.converged_ms
+            job.job_id: job.moves.converged_ms
             for job in jobs
-            if job.converged_ms is not None and not job.rebalanced and len(job.tasks) == 1
+            if job.moves.converged_ms is not None and not job.moves.rebalanced and len(job.tasks) == 1
         }
         loads = {host.node_id: len(host.jobs) for host in hosts}
         found = []

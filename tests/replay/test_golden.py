@@ -31,6 +31,70 @@ from tests.support.data import DATA_ROOT
 DATA = DATA_ROOT / "muri"
 RENAMED = {"told_ms": "progress_ms", "overtaken": "backfill_count", "strays": "orphan_tasks"}
 """Fields of the state: the name in `golden/state.json.gz` → the name now."""
+PARTS = {
+    "retries": {
+        "losses": "losses",
+        "infrastructure_retries": "infrastructure",
+        "memory_retries": "memory",
+        "short_of": "short_of",
+        "failed_on": "failed_on",
+    },
+    "stop": {"stop_reason": "reason", "stop_detail": "detail", "stop_token": "token"},
+    "exit": {"exit_code": "code", "failure": "failure", "failure_cause": "cause"},
+    "following": {"follower": "gateway", "unfollowed_ms": "absent_ms", "followed_seq": "seq"},
+    "progress": {
+        "attained_s": "attained_s",
+        "remaining_s": "remaining_s",
+        "progress_ms": "at_ms",
+        "progress_attempt": "attempt",
+        "eta": "eta",
+        "served_ms": "served_ms",
+        "runs": "runs",
+    },
+    "pace": {"speed": "speed", "speed_ms": "since_ms", "slowed_ms": "slowed_ms"},
+    "saving": {"checkpoint": "checkpoint", "unsaved": "unsaved", "kept_ms": "kept_ms"},
+    "moves": {
+        "move": "latest",
+        "converged_ms": "converged_ms",
+        "rebalanced": "rebalanced",
+        "migrations": "migrations",
+    },
+    "array": {"reclaims": "reclaims", "borrows": "borrows", "counted_gpus": "counted_gpus"},
+    "adjustments": {"core_changes": "core_changes", "throttles": "throttles"},
+    "sharing": {
+        "group": "group",
+        "turns": "turns",
+        "measured": "measured",
+        "short_ms": "short_ms",
+    },
+    "succession": {
+        "after": "after",
+        "prelaunch": "prelaunch",
+        "followed": "followed",
+        "false_ends": "false_ends",
+    },
+}
+TASK_PARTS = {
+    "exit": {
+        "exited_ms": "at_ms",
+        "cause": "cause",
+        "succeeded": "succeeded",
+        "exit_code": "code",
+        "note": "note",
+        "exhausted": "exhausted",
+        "outgrown_mib": "outgrown_mib",
+        "gpu_limit_mib": "gpu_limit_mib",
+    },
+    "cores": {
+        "placed_cores": "placed",
+        "cores_adjusted": "adjusted",
+        "trial_cores": "trial",
+        "core_probes": "probes",
+        "cores_settled": "settled",
+        "throttled_from": "throttled_from",
+    },
+}
+"""Parts of the state of a job and of a task: the field then, as `RENAMED` → the name in the part now."""
 ADDED_TO_NODES = {
     "epoch": 0,
     "cordon": None,
@@ -168,6 +232,9 @@ def expected_state() -> Any:
         if job["estimate"] is not None:
             job["estimate"] |= {"guessed": [], "first_of_kind": [], "options": []}
             job["estimate"] |= {"pairs": [], "stages": None, "launch_ms": None}
+        for value, parts in ((job, PARTS), *((task, TASK_PARTS) for task in job["tasks"].values())):
+            for part, fields in parts.items():
+                value[part] = value.get(part, {}) | {now: value.pop(was) for was, now in fields.items()}
     for node_id, node in state["nodes"].items():
         node |= ADDED_TO_NODES | {"commanded_seq": FIRST_JOINED[node_id]}
         node["spec"] |= {"machine_id": None, "isolation": None, "logs": None, "measures": None, "labels": {}}

@@ -68,7 +68,7 @@ def place_on(
 def _whole(node: NodeState, job: JobState, count: int) -> tuple[int, ...]:
     """The lowest free GPUs, without those on which attempts failed, if there are enough."""
     free = node.healthy_gpu_mask
-    failed = job.failed_on.get(node.spec.node_id, 0) if job.failed_on else 0
+    failed = job.retries.failed_on.get(node.spec.node_id, 0) if job.retries.failed_on else 0
     if node.distrust is not None:
         failed |= node.distrust.failed_gpu_mask
     if failed and (free & ~failed).bit_count() >= count:

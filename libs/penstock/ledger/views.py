@@ -55,7 +55,7 @@ def job_row(job: JobState, seq: int, ending: Ending | None = None) -> Row:
         "workers": job.workers,
         "parameter_servers": spec.parameter_servers,
         "attempt": job.attempt,
-        "infrastructure_retries": job.infrastructure_retries,
+        "infrastructure_retries": job.retries.infrastructure,
         "submitted_seq": job.order,
         "token": job.token or None,
         "submitted_ms": job.submitted_ms,
@@ -64,9 +64,9 @@ def job_row(job: JobState, seq: int, ending: Ending | None = None) -> Row:
         "running_ms": job.running_ms,
         "ended_ms": None if ending is None else ending.ended_ms,
         "outcome": None if ending is None else ending.outcome,
-        "exit_code": job.exit_code if ending is None else ending.exit_code,
-        "reason": job.failure if ending is None else ending.reason,
-        "stop_reason": job.stop_reason,
+        "exit_code": job.exit.code if ending is None else ending.exit_code,
+        "reason": job.exit.failure if ending is None else ending.reason,
+        "stop_reason": job.stop.reason,
         "unschedulable": job.unschedulable or None,
         "held": fragment(job.held),
         "nodes": list(dict.fromkeys(task.place.node_id for task in placed.values())),
@@ -87,7 +87,7 @@ def adjustments(job: JobState) -> list[Row]:
     found = []
     for task_id, task in sorted(job.tasks.items()):
         about: tuple[tuple[str, Adjustment | None, Any], ...] = (
-            ("cores", task.cores_adjusted, list(task.used_cores)),
+            ("cores", task.cores.adjusted, list(task.used_cores)),
             ("memory_bandwidth", task.bandwidth_adjusted, task.memory_bandwidth_percent),
         )
         for what, known, value in about:
@@ -101,7 +101,7 @@ def adjustments(job: JobState) -> list[Row]:
 def checkpoint(state: CellState, job: JobState) -> Row | None:
     """Its latest checkpoint, of any attempt: location, progress, how long saving took, and why a later
     attempt began without it. None: it has none."""
-    found = job.checkpoint
+    found = job.saving.checkpoint
     if found is None:
         return None
     row = msgspec.structs.asdict(found)
@@ -116,7 +116,7 @@ def checkpoint(state: CellState, job: JobState) -> Row | None:
 
 def move(job: JobState) -> Row | None:
     """Its latest move: the proposer, the target and the outcome. None: it was never moved."""
-    found = job.move
+    found = job.moves.latest
     if found is None:
         return None
     row = msgspec.structs.asdict(found)
@@ -211,9 +211,9 @@ def task_row(found: TaskOf, exited: Any = None) -> Row:
         "pid": task.pid if task.pid is not None and task.pid <= MAX_PID else None,
         "assigned_ms": found.assigned_ms,
         "started_ms": task.started_ms,
-        "exited_ms": task.exited_ms,
-        "exit_code": task.exit_code,
-        "cause": task.cause or None,
+        "exited_ms": task.exit.at_ms,
+        "exit_code": task.exit.code,
+        "cause": task.exit.cause or None,
         "signal": None if exited is None else exited.signal,
         "detail": None if exited is None else exited.detail,
         "usage": None if exited is None else fragment(exited.usage),

@@ -43,7 +43,7 @@ def dissolution(state: CellState, group_id: str) -> Dissolution | None:
     """None: no member is slower than promised, or those who would have to leave may not be stopped. Not for a
     group of which a member is being stopped."""
     members = sorted(state.groups[group_id].values(), key=lambda job: job.order)
-    short = [job for job in members if job.short_ms is not None]
+    short = [job for job in members if job.sharing.short_ms is not None]
     able = [job for job in members if job not in short] or members
     holder = max(able, key=lambda job: (_gain(state, job), job.order))
     harmed = [job for job in short if job is not holder]
@@ -57,7 +57,7 @@ def dissolution(state: CellState, group_id: str) -> Dissolution | None:
     return Dissolution(
         members,
         [
-            Shortfall(job_id=job.job_id, promised=promised(state, job), measured=job.measured or 0.0)
+            Shortfall(job_id=job.job_id, promised=promised(state, job), measured=job.sharing.measured or 0.0)
             for job in short
         ],
         leaves,
@@ -68,7 +68,7 @@ def dissolution(state: CellState, group_id: str) -> Dissolution | None:
 
 def _gain(state: CellState, job: JobState) -> float:
     """Its speed over what was promised; a member that has reported no waits has had none."""
-    return (1.0 if job.measured is None else job.measured) / promised(state, job)
+    return (1.0 if job.sharing.measured is None else job.sharing.measured) / promised(state, job)
 
 
 def _cost_s(state: CellState, job: JobState) -> float:

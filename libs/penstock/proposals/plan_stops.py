@@ -123,7 +123,7 @@ def stays(state: CellState, job: JobState) -> Refusal | None:
     if job.target:
         return Refusal("wrong_state", f"{job.job_id} moves")
     if job.status is JobStatus.STOPPING:
-        return Refusal("wrong_state", f"{job.job_id} is being stopped already: {job.stop_reason}")
+        return Refusal("wrong_state", f"{job.job_id} is being stopped already: {job.stop.reason}")
     if job.status not in RUNS:
         return Refusal("wrong_state", f"{job.job_id} is {job.status}, and does not run")
     if not job.spec.preemptible:
@@ -162,8 +162,8 @@ def _own(state: CellState, validated: ValidatedUnit, named: dict[str, JobState])
         return
     for name in members:
         job = state.jobs[name]
-        if job.group and name not in named:
-            yield from (other for other in state.groups[job.group] if other in named)
+        if job.sharing.group and name not in named:
+            yield from (other for other in state.groups[job.sharing.group] if other in named)
 
 
 def _makes_way(job: JobState, validated: ValidatedUnit) -> MakesWay:

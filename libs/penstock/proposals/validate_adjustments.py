@@ -98,7 +98,7 @@ def _slows_training(state: CellState, found: Running, proposal: Adjusting) -> st
     if isinstance(proposal, ThrottleProposed):
         slows = (proposal.memory_bandwidth_percent or 100) < 100
     else:
-        least = min(found.task.placed_cores, len(found.task.place.cores))
+        least = min(found.task.cores.placed, len(found.task.place.cores))
         slows = proposal.cores < least and not _searched(state, found, proposal)
     if slows or proposal.cause == "contention":
         return f"belongs to {found.job.job_id}, which has GPUs: jobs with GPUs are not slowed"
@@ -109,14 +109,14 @@ def _searched(state: CellState, found: Running, proposal: CoresProposed) -> bool
     """Whether these cores are within the bounds of the profile's search for the task's cores: a probe, or the
     end of a search that has probed."""
     job, task, _ = found
-    if not (proposal.cause == "probe" or (proposal.cause == "settled" and task.core_probes)):
+    if not (proposal.cause == "probe" or (proposal.cause == "settled" and task.cores.probes)):
         return False
     profile = known_profile(state.settings)
     guard = None if profile is None else profile.guard
     if guard is None or guard.step_of(job) is None or not task.place.gpus:
         return False
     gpus = max(len(one.place.gpus) for one in job.tasks.values())
-    return proposal.cores >= guard.least_of(job, task.placed_cores, gpus)
+    return proposal.cores >= guard.least_of(job, task.cores.placed, gpus)
 
 
 def _adjusted_enough(found: Running, proposal: Adjusting) -> str | None:
@@ -135,27 +135,25 @@ def _adjusted_enough(found: Running, proposal: Adjusting) -> str | None:
             else _throttled_enough(found.job)
         )
     if cause == "released":
-        within = cores < proposal.cores <= task.throttled_from
+        within = cores < proposal.cores <= task.cores.throttled_from
         return (
             None
             if within
-            else f"has {cores} cores, and had {task.throttled_from or cores} before it was slowed"
+            else f"has {cores} cores, and had {task.cores.throttled_from or cores} before it was slowed"
         )
-    if cause == "probe" and found.job.group:
+    if cause == "probe" and found.job.sharing.group:
         return "is a member of a group, whose cores are held together"
-    if cause in ("probe", "settled") and task.cores_settled:
+    if cause in ("probe", "settled") and task.cores.settled:
         return "has its final cores already: a search runs once per attempt"
-    if cause == "probe" and task.core_probes >= MAX_CORE_PROBES:
+    if cause == "probe" and task.cores.probes >= MAX_CORE_PROBES:
         return (
-            f"was tried with {task.core_probes} numbers of cores: no more than {MAX_CORE_PROBES} are allowed"
+            f"was tried with {task.cores.probes} numbers of cores: no more than {MAX_CORE_PROBES} are allowed"
         )
-    if cause != "probe" and proposal.cores in (cores, task.placed_cores):
+    if cause != "probe" and proposal.cores in (cores, task.cores.placed):
         return None
-    if found.job.core_changes >= MAX_CORE_CHANGES * found.job.spec.workers:
-        return (
-            f"belongs to a job whose cores services have changed {found.job.core_changes} times: no more "
-            "are allowed"
-        )
+    times = found.job.adjustments.core_changes
+    if times >= MAX_CORE_CHANGES * found.job.spec.workers:
+        return f"belongs to a job whose cores services have changed {times} times: no more are allowed"
     return None
 
 
@@ -167,13 +165,13 @@ def renews(found: Running, proposal: Adjusting) -> bool:
         return False
     if isinstance(proposal, ThrottleProposed):
         return proposal.memory_bandwidth_percent == task.memory_bandwidth_percent is not None
-    return proposal.cores == len(task.used_cores) < task.throttled_from
+    return proposal.cores == len(task.used_cores) < task.cores.throttled_from
 
 
 def _throttled_enough(job: JobState) -> str | None:
-    if job.throttles < MAX_THROTTLES * job.spec.workers:
+    if (times := job.adjustments.throttles) < MAX_THROTTLES * job.spec.workers:
         return None
-    return f"belongs to a job that services have slowed {job.throttles} times: no more are allowed"
+    return f"belongs to a job that services have slowed {times} times: no more are allowed"
 
 
 def usable_cores(state: CellState, found: Running) -> int:

@@ -225,7 +225,7 @@ class _Validation:
         """Only a group whose turn it is may wait for stops (None). `late`: why it is not its turn."""
         state, members = self._state, [(job.job_id, job.nodes) for job in unit.jobs]
         if unit.turns is not None and (same := shared_already(state, members, self._stops)) is not None:
-            unchanged = all(state.jobs[job_id].turns == unit.turns for job_id in same.running)
+            unchanged = all(state.jobs[job_id].sharing.turns == unit.turns for job_id in same.running)
             return Refusal("invalid", "they share these GPUs already, in these turns") if unchanged else same
         if apart := self._apart(members):
             return Refusal("infeasible", apart)
@@ -426,7 +426,7 @@ class Allocation:
             if job.status is JobStatus.STOPPING:
                 return True
             if job.status in RUNS:
-                group = job.group
+                group = job.sharing.group
             else:
                 waiting += 1
             jobs.append(job)

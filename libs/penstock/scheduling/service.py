@@ -20,12 +20,12 @@ ROUNDING = 1e-9  # gains, and relative differences of sums of times, up to this 
 
 def attained_s(state: CellState, job: JobState) -> float:
     """Run time of the job, all attempts together, ≥ 0."""
-    if job.attained_s is None:
+    progress, since_ms = job.progress, job.running_ms
+    if progress.attained_s is None:
         return received_s(state, job)
-    since_ms = job.running_ms
     if since_ms is None:
-        return job.attained_s
-    return job.attained_s + (state.now_ms - max(since_ms, job.progress_ms)) / 1_000
+        return progress.attained_s
+    return progress.attained_s + (state.now_ms - max(since_ms, progress.at_ms)) / 1_000
 
 
 def received_s(state: CellState, job: JobState) -> float:
@@ -33,20 +33,20 @@ def received_s(state: CellState, job: JobState) -> float:
     `attained_s` it never falls, also where a job that was stopped had not reported what it had done since its
     start."""
     running_ms = job.running_ms
-    return (job.served_ms + (0 if running_ms is None else state.now_ms - running_ms)) / 1_000
+    return (job.progress.served_ms + (0 if running_ms is None else state.now_ms - running_ms)) / 1_000
 
 
 def remaining_s(state: CellState, job: JobState) -> float:
     """Remaining time of the job, ≥ 0; infinite without a report, an answer or an estimated run time."""
-    if job.remaining_s is not None:
+    if (progress := job.progress).remaining_s is not None:
         since_ms = job.running_ms
         if since_ms is None:
-            return job.remaining_s
-        if job.progress_ms > since_ms:
-            since_ms = job.progress_ms
-        left_s = job.remaining_s - (state.now_ms - since_ms - slowed_ms(job, state.now_ms)) / 1_000
+            return progress.remaining_s
+        if progress.at_ms > since_ms:
+            since_ms = progress.at_ms
+        left_s = progress.remaining_s - (state.now_ms - since_ms - slowed_ms(job, state.now_ms)) / 1_000
         return left_s if left_s > 0 else 0.0
-    if (eta := job.eta) is not None:
+    if (eta := progress.eta) is not None:
         left_ms = eta.left_ms.middle - eta.passed_ms(job.running_ms, state.now_ms)
         left_ms += slowed_ms(job, state.now_ms)
         return left_ms / 1_000 if left_ms > 0 else 0.0
@@ -60,13 +60,13 @@ def remaining_s(state: CellState, job: JobState) -> float:
 def saves_in_time(job: JobState) -> bool:
     """Whether the job's usual save fits into its grace period; for a job that has not saved yet this is
     assumed."""
-    return job.checkpoint is None or job.checkpoint.usual_save_ms <= job.spec.grace_ms
+    return job.saving.checkpoint is None or job.saving.checkpoint.usual_save_ms <= job.spec.grace_ms
 
 
 def saved_s(job: JobState) -> float:
     """Ledger time in s up to which the running attempt's work is saved."""
     assert job.running_ms is not None, job.job_id
-    return max(job.running_ms, 0 if job.checkpoint is None else job.checkpoint.at_ms) / 1_000
+    return max(job.running_ms, 0 if job.saving.checkpoint is None else job.saving.checkpoint.at_ms) / 1_000
 
 
 def fixed_cost_s(job: JobState) -> float:
@@ -80,9 +80,9 @@ def fixed_cost_s(job: JobState) -> float:
     if job.running_ms is None or not job.saves:
         return 0.0
     launch_ms = 0 if job.placed_ms is None else job.running_ms - job.placed_ms
-    if job.checkpoint is None or not saves_in_time(job):
+    if job.saving.checkpoint is None or not saves_in_time(job):
         return launch_ms / 1_000
-    return (launch_ms + job.checkpoint.usual_save_ms) / 1_000
+    return (launch_ms + job.saving.checkpoint.usual_save_ms) / 1_000
 
 
 def loses(job: JobState) -> bool:
@@ -106,29 +106,29 @@ def ends_s(job: JobState) -> float | None:
     Consistent with `remaining_s`, and infinite where that is. It is compared, so equal inputs give bitwise
     equal results.
     """
-    running_ms = job.running_ms
+    running_ms, pace = job.running_ms, job.pace
     if running_ms is None:
         return None
     end_s = _ends_alone_s(job, running_ms)
-    if job.speed == 1.0:
-        return end_s + job.slowed_ms / 1_000 if job.slowed_ms else end_s
-    since_ms = max(job.speed_ms, running_ms)
-    return (end_s + (job.slowed_ms - (1.0 - job.speed) * since_ms) / 1_000) / job.speed
+    if pace.speed == 1.0:
+        return end_s + pace.slowed_ms / 1_000 if pace.slowed_ms else end_s
+    since_ms = max(pace.since_ms, running_ms)
+    return (end_s + (pace.slowed_ms - (1.0 - pace.speed) * since_ms) / 1_000) / pace.speed
 
 
 def _ends_alone_s(job: JobState, running_ms: int) -> float:
     """As `ends_s`, if sharing GPUs had never delayed the job."""
-    since_ms = max(running_ms, job.progress_ms)
-    if job.remaining_s is not None:
-        return job.remaining_s + since_ms / 1_000
-    if (eta := job.eta) is not None:
+    since_ms = max(running_ms, job.progress.at_ms)
+    if (progress := job.progress).remaining_s is not None:
+        return progress.remaining_s + since_ms / 1_000
+    if (eta := progress.eta) is not None:
         return (eta.left_ms.middle + max(eta.at_ms, running_ms)) / 1_000
     if (estimate := job.estimate) is None or estimate.run_ms is None:
         return inf
     run_ms = _shaped_ms(job, estimate) if estimate.options else estimate.run_ms
-    if job.attained_s is not None:
-        return (run_ms + since_ms) / 1_000 - job.attained_s
-    return (run_ms + since_ms - job.served_ms) / 1_000
+    if progress.attained_s is not None:
+        return (run_ms + since_ms) / 1_000 - progress.attained_s
+    return (run_ms + since_ms - progress.served_ms) / 1_000
 
 
 def _shaped_ms(job: JobState, estimate: Estimate) -> float:

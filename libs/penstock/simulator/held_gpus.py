@@ -49,7 +49,7 @@ class HeldGpus:
         milli = len(place.gpus) * place.gpu_share_milli
         lease = Lease(milli, milli)
         self.held += milli
-        for other_id in job.after:
+        for other_id in job.succession.after:
             for task_id, task in state.jobs[other_id].tasks.items():
                 former = self._of_task.get(task_id)
                 if former is None or task.place.node_id != place.node_id:

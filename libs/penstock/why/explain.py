@@ -125,7 +125,7 @@ def _explain(state: CellState, job_id: str, now_ms: int, line: Line | None) -> E
     if job.held is not None:
         return _waiting(state, job, Reason.HELD, hold_text(job.held), None)
     if job.estimate is None:
-        return _waiting(state, job, Reason.AWAITING_ESTIMATE, job.failure, None)
+        return _waiting(state, job, Reason.AWAITING_ESTIMATE, job.exit.failure, None)
     short = shortfall(state.index, job.demand)
     if short is not None:
         return _waiting(state, job, short.reason, short.detail, "never")
@@ -157,7 +157,7 @@ def _reason(
     if job.status is JobStatus.BACKOFF:
         timer = state.timers.get(timer_id(job.job_id, "backoff"))
         wait = f"; it queues again in {span(max(0, timer.at_ms - now_ms))}" if timer else ""
-        return Reason.BACKOFF, f"attempt {job.attempt} failed ({job.failure or 'no reason given'}){wait}"
+        return Reason.BACKOFF, f"attempt {job.attempt} failed ({job.exit.failure or 'no reason given'}){wait}"
     if state.frozen:
         return Reason.CELL_FROZEN, state.frozen
     index = state.index
@@ -389,17 +389,17 @@ def _waiting(
 def _turns_text(job: JobState, now_ms: int) -> str:
     """` It takes turns there with b, c, as group-7-0: …`; empty for a job that has its GPUs alone, or without
     a predicted interleaving."""
-    turns = job.turns
+    sharing, turns, part = job.sharing, job.sharing.turns, job.sharing.measured
     if turns is None:
         return ""
-    measured = "" if job.measured is None else f" Measured: it runs for {job.measured:.0%} of its time"
-    if job.short_ms is not None:
-        measured += f", less than promised since {span(now_ms - job.short_ms)}"
+    measured = "" if part is None else f" Measured: it runs for {part:.0%} of its time"
+    if sharing.short_ms is not None:
+        measured += f", less than promised since {span(now_ms - sharing.short_ms)}"
     others = ", ".join(name for name in turns.job_ids if name != job.job_id)
     found = (
-        f" It takes turns there with {others}, as {job.group}, in the order {', '.join(turns.job_ids)}. "
+        f" It takes turns there with {others}, as {sharing.group}, in the order {', '.join(turns.job_ids)}. "
         f"One iteration of each takes {turns.period_ms:,.0f} ms, efficiency {turns.efficiency:.2f}. "
-        f"Expected: {job.speed:.0%} of its speed alone.{measured and measured + '.'}"
+        f"Expected: {job.pace.speed:.0%} of its speed alone.{measured and measured + '.'}"
     )
     return f"{found} Considered: {turns.alternative}." if turns.alternative else found
 
@@ -413,7 +413,7 @@ def _holding(state: CellState, job: JobState, now_ms: int) -> Explanation:
         names = " and ".join(named(state, name) for name in before[:MAX_NAMED])
         ended = f"{names} {'has' if len(before) == 1 else 'have'} ended there"
         text = f"It starts {where} as soon as {ended}."
-        if job.prelaunch:
+        if job.succession.prelaunch:
             text = f"It launches {where}, and gets its GPUs as soon as {ended}."
         step = "Wait; a job that ends may save first."
     elif job.status is JobStatus.LAUNCHING:
@@ -421,15 +421,15 @@ def _holding(state: CellState, job: JobState, now_ms: int) -> Explanation:
     elif job.status is JobStatus.RUNNING:
         text, step = f"It runs {where}.{_turns_text(job, now_ms)}", "Follow it with `penstock logs -f`."
     else:
-        text = f"It is being stopped {where} ({job.stop_reason})."
+        text = f"It is being stopped {where} ({job.stop.reason})."
         step = "Wait; its resources are free when the end of each task is proven."
-        if job.target and job.move is not None:
+        if job.target and job.moves.latest is not None:
             text = (
-                f"It moves from {', '.join(nodes[:5])} to {', '.join(sorted(set(job.move.nodes))[:5])}, "
-                "where its place is reserved."
+                f"It moves from {', '.join(nodes[:5])} to "
+                f"{', '.join(sorted(set(job.moves.latest.nodes))[:5])}, where its place is reserved."
             )
             step = "Wait; it starts there when the end of each task is proven."
-        elif outcome := ENDS_AS.get(job.stop_reason or ""):
+        elif outcome := ENDS_AS.get(job.stop.reason or ""):
             text += f" It ends as {outcome} when every exit is proven."
     if shares := sharing_text(state, job):
         text += f" {shares}"

@@ -110,7 +110,7 @@ class ArrayOrder(Ranked):
         """`1-GPU sub-array; ada holds 12 GPUs; submitted as record 812`."""
         array = array_of(job)
         if _row(state, job)[0][1] == HEAD:
-            times = "once" if job.reclaims == 1 else f"{job.reclaims} times"
+            times = "once" if job.array.reclaims == 1 else f"{job.array.reclaims} times"
             return f"head of the {array}: its borrowed cores were reclaimed {times}"
         self._holdings.update(state)
         held = _share(self._holdings.held, _row(state, job)[0])
@@ -120,7 +120,7 @@ class ArrayOrder(Ranked):
 
 def _row(state: CellState, job: JobState) -> tuple[Row, float]:
     array = array_of(job)
-    owner = HEAD if array == CPU and job.reclaims else job.spec.owner
+    owner = HEAD if array == CPU and job.array.reclaims else job.spec.owner
     return (array, owner, *job.demand_key), float(job.order)
 
 

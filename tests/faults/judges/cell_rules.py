@@ -270,12 +270,12 @@ class CellRules:
                 continue
             node_id = task.place.node_id
             calm_ms = max(at_ms, self.calm_since_ms.get(node_id, now_ms))
-            if who != "service" or job.status is not JobStatus.RUNNING or job.followed:
+            if who != "service" or job.status is not JobStatus.RUNNING or job.succession.followed:
                 continue
             if now_ms - calm_ms <= LATE_MS:
                 continue
             node = state.nodes[node_id]
-            lacks = max(task.placed_cores, task.throttled_from) - len(task.used_cores)
+            lacks = max(task.cores.placed, task.cores.throttled_from) - len(task.used_cores)
             tried_again = f"{job.job_id}:adjustment" in state.timers  # as far as cores are free then
             fits = lacks < 0 or 0 < lacks <= node.free_core_mask.bit_count()
             if what == "bandwidth" or (fits and not tried_again):

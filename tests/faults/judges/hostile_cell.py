@@ -287,7 +287,7 @@ class HostileCell(RandomCell):
                 "cause": cause,
                 "reason": "it was measured",
             }
-            used, most = len(task.used_cores), max(task.placed_cores, task.throttled_from)
+            used, most = len(task.used_cores), max(task.cores.placed, task.cores.throttled_from)
             if cause == "released" and used < most:
                 self.feed(CoresProposed(**about, cores=int(self.rng.integers(used, most + 1))))
             elif self.rng.random() < 0.5:
@@ -306,7 +306,7 @@ class HostileCell(RandomCell):
         while (due := self.state.next_timer()) is not None and due[0] <= self.now_ms:
             self._fire()
         task = job.tasks.get(task_id)
-        if task is None or task.status is not TaskStatus.RUNNING or job.followed:
+        if task is None or task.status is not TaskStatus.RUNNING or job.succession.followed:
             return
         adjusted, percent = task.bandwidth_adjusted, task.memory_bandwidth_percent
         node = self.state.nodes[task.place.node_id]

@@ -121,7 +121,8 @@ class Known:
         elif isinstance(fact, PlacementDecided):
             job = state.jobs[fact.job_id]
             key = (job.job_id, job.attempt)
-            self.iterations[key] = 0 if job.checkpoint is None else job.checkpoint.iteration or 0
+            saved = job.saving.checkpoint
+            self.iterations[key] = 0 if saved is None else saved.iteration or 0
             self.nodes[key] = fact.tasks[0].node_id
 
 
@@ -219,10 +220,12 @@ async def saved_now(cell: FaultCell, job: JobState, number: int) -> bool:
     """Asks a job to save. Whether the ledger knows of it while the attempt runs; one that was killed before
     saves nothing any more."""
     await cell.until(lambda: listens(cell, job), f"a run of {job.job_id}")
-    attempt, before = job.attempt, job.checkpoint
+    attempt, before = job.attempt, job.saving.checkpoint
     asked = JobCheckpointRequested(job_id=job.job_id, reason="before a move", by="test")
     await send(cell, Topic.JOBS, asked, f"last-save-{number}")
-    await cell.until(lambda: job.checkpoint is not before or job.attempt != attempt, "an undisturbed save")
+    await cell.until(
+        lambda: job.saving.checkpoint is not before or job.attempt != attempt, "an undisturbed save"
+    )
     return job.attempt == attempt and job.status is JobStatus.RUNNING
 
 
@@ -240,8 +243,8 @@ async def move_undisturbed(cell: FaultCell) -> tuple[str, int]:
     for number in itertools.count():
         if not await saved_now(cell, job, number):
             continue
-        assert job.checkpoint is not None
-        attempt, saved = job.attempt, job.checkpoint.iteration
+        assert job.saving.checkpoint is not None
+        attempt, saved = job.attempt, job.saving.checkpoint.iteration
         assert saved is not None
         here = node_of(job)
         there = "r2" if here == "r1" else "r1"

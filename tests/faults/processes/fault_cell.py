@@ -470,7 +470,7 @@ class FaultCell:
             f"seed {self.seed}: ledger seq {state.seq}, term {state.term}, {len(state.ended)} jobs ended of "
             f"{len(self.users.acknowledged)} acknowledged, frozen {state.frozen!r}, kills {dict(self.kills)}",
             *(
-                f"  {job.job_id} {job.status} attempt {job.attempt} {job.failure}"
+                f"  {job.job_id} {job.status} attempt {job.attempt} {job.exit.failure}"
                 for job in list(state.jobs.values())[:20]
             ),
             *(

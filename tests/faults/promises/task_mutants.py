@@ -17,7 +17,7 @@ breaks(
     "losses never end a job",
     9,
     "Every node refuses a job, and the job is tried until the end of time.",
-    (Attempts._failed, "if cause in LOST and job.losses < MAX_LOSSES:", "if cause in LOST:"),
+    (Attempts._failed, "if cause in LOST and job.retries.losses < MAX_LOSSES:", "if cause in LOST:"),
     judge="hostile",
     tests=CORE,
 )
@@ -25,7 +25,7 @@ breaks(
     "losses are not counted",
     9,
     "A job is lost to its nodes for the hundredth time.",
-    (evolve_jobs.job_requeued, "        job.losses += fact.reason in LOSSES\n", ""),
+    (evolve_jobs._retried, "        losses=before.losses + (fact.reason in LOSSES),\n", ""),
     judge="hostile",
     tests=CORE,
 )

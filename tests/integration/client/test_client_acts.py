@@ -113,13 +113,13 @@ async def test_a_script_of_an_operator_gives_a_running_job_other_cores(cell: Cel
     cell.placer.feed(await asked(cell, Topic.PROPOSALS))
     job = cell.placer.state.jobs["train"]
     task = job.tasks["train.1.w0"]
-    assert task.cores_adjusted is not None
+    assert task.cores.adjusted is not None
     cell.placer.feed(
         TaskAdjusted(
             node_id="n0",
             task_id="train.1.w0",
             token=job.token,
-            order_token=task.cores_adjusted.token,
+            order_token=task.cores.adjusted.token,
             what="cores",
             enforced="cpuset",
         )

@@ -98,7 +98,7 @@ def run(
     while simulation.step():
         if state.seq != seq:
             seq = state.seq
-            moves |= {job.job_id: job.migrations for job in state.holding.values()}
+            moves |= {job.job_id: job.moves.migrations for job in state.holding.values()}
     figures = simulation.figures(0, 0)
     assert figures.unfinished_jobs == 0
     jct_s = {job_id: life.jct_s for job_id, life in simulation.meter.lives.items()}

@@ -56,7 +56,7 @@ class Compared(reservation._Ended):
         Compared.trials += 1
         Compared.found += fit is not None
         Compared.spared += bool(self._left)
-        Compared.grouped += bool(job.group)
+        Compared.grouped += bool(job.sharing.group)
         return fit
 
 
@@ -91,9 +91,9 @@ def test_ends_are_expected_by_the_state_alone(seed: int, monkeypatch: pytest.Mon
         for other in state.holding.values():
             end_s = ends_s(other)
             if end_s is not None:
-                left_s = max(0.0, end_s - state.now_ms / 1_000) * other.speed
+                left_s = max(0.0, end_s - state.now_ms / 1_000) * other.pace.speed
                 assert remaining_s(state, other) == pytest.approx(left_s, abs=1e-3)
-                compared[other.speed != 1.0] += 1
+                compared[other.pace.speed != 1.0] += 1
         return first(self, state, job)
 
     monkeypatch.setattr(Reservation, "_first", restarted)

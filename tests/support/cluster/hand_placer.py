@@ -107,7 +107,7 @@ class HandPlacer(Recorder):
         """Every living task of it exits."""
         job = self.state.jobs[job_id]
         for task_id, task in list(job.tasks.items()):
-            if task.exited_ms is None:
+            if task.exit.at_ms is None:
                 self.feed(
                     TaskExited(
                         node_id=task.place.node_id,

@@ -199,7 +199,8 @@ class RandomCell(Recorder):
 
     def _waits(self, job: JobState) -> bool:
         """Whether a job after which it starts still has tasks."""
-        return any(before in self.state.jobs and self.state.jobs[before].tasks for before in job.after)
+        jobs = self.state.jobs
+        return any(before in jobs and jobs[before].tasks for before in job.succession.after)
 
     def _disturb(self) -> None:
         """A user cancels or holds a waiting job, an operator takes a node out of use or gives one back, a

@@ -81,7 +81,7 @@ def test_a_cpu_job_that_slows_a_training_is_capped_step_by_step_until_that_is_ov
     assert cap(cell) == CAPS[1]
     assert window(cell, step_ms=103.0, pressure=70.0) == []
     assert window(cell, step_ms=103.0, pressure=70.0) == []
-    assert cell.job("hog").throttles == 2
+    assert cell.job("hog").adjustments.throttles == 2
 
 
 def test_without_caps_it_loses_at_once_the_cores_that_the_training_needs(plain: GuardedCell) -> None:
@@ -270,7 +270,7 @@ def test_each_time_it_is_let_go_later_and_in_the_end_not_before_the_training_end
                 waits.append(cell.now_ms - began_ms)
     assert waits == sorted(waits)
     assert waits[1] >= calm_after_ms(1)
-    assert cell.job("hog").throttles <= MAX_THROTTLES
+    assert cell.job("hog").adjustments.throttles <= MAX_THROTTLES
     assert cap(cell) is not None
     cell.exit(A)
     cell.acts()
@@ -289,7 +289,7 @@ def test_what_others_have_got_meanwhile_it_gets_back_when_that_is_free(plain: Gu
     plain.exit("c.1.w0")
     plain.acts()
     assert plain.cores(HOG) == 16
-    assert plain.job("hog").tasks[HOG].throttled_from == 0
+    assert plain.job("hog").tasks[HOG].cores.throttled_from == 0
 
 
 def test_a_restart_lets_go_whom_nobody_needs_slowed(cell: GuardedCell) -> None:
@@ -445,8 +445,8 @@ def test_whatever_the_telemetry_changes_of_a_job_are_bounded(
         cell.acts()
     for name in ("a", "b", "hog"):
         job = cell.job(name)
-        assert job.core_changes <= MAX_CORE_CHANGES
-        assert job.throttles <= MAX_THROTTLES
+        assert job.adjustments.core_changes <= MAX_CORE_CHANGES
+        assert job.adjustments.throttles <= MAX_THROTTLES
     for one in cell.proposals:
         assert one.cause != "contention" or one.task_id == HOG
     for _ in range(20):

@@ -69,13 +69,13 @@ class Cell(WrittenCell):
         """The placer decides, and the node obeys."""
         self.feed(proposal)
         task = self.job(proposal.task_id.split(".")[0]).tasks[proposal.task_id]
-        assert task.cores_adjusted is not None
+        assert task.cores.adjusted is not None
         self.feed(
             TaskAdjusted(
                 node_id="n1",
                 task_id=proposal.task_id,
                 token=self.job(proposal.task_id.split(".")[0]).token,
-                order_token=task.cores_adjusted.token,
+                order_token=task.cores.adjusted.token,
                 what="cores",
                 enforced="affinity",
             )

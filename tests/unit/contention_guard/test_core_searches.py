@@ -64,7 +64,7 @@ def test_a_training_gets_the_fewest_cores_that_keep_its_speed(cell: GuardedCell,
     assert len(probes) <= MAX_CORE_PROBES
     assert not cell.guard.searches
     task = cell.job("a").tasks[A]
-    assert (task.core_probes, task.cores_settled) == (len(probes), True)
+    assert (task.cores.probes, task.cores.settled) == (len(probes), True)
 
 
 def test_codas_walk_goes_in_steps_of_one_first_down() -> None:
@@ -296,7 +296,7 @@ def test_a_restart_after_a_loss_of_records_gives_back_what_the_placement_had() -
     cell.join(node(cores=2))
     cell.runs("a", cores=2)
     cell.trains(A, up_to(1), windows=SETTLES)
-    assert (cell.cores(A), cell.job("a").tasks[A].trial_cores) == (1, (0,))
+    assert (cell.cores(A), cell.job("a").tasks[A].cores.trial) == (1, (0,))
     evolve(cell.state, LedgerAccepted(epoch=1, nodes_offset=0, reason="restored from a copy"))
     cell.guard = ContentionGuard()
     cell.acts()
@@ -349,7 +349,7 @@ def test_a_search_ends_where_others_come_to_take_turns_on_its_gpus(cell: Guarded
     jobs = tuple(ProposedJob(job_id=job_id, nodes=("n1",)) for job_id in ("a", "b"))
     unit = ProposedUnit(jobs=jobs, kind="group", explanation="they take turns")
     cell.feed(PlanProposed(proposal_id="p", proposer="batcher", units=(unit,)))
-    assert cell.job("a").group
+    assert cell.job("a").sharing.group
     cell.start("b")
     cell.trains(A, lambda _: 300.0, windows=10)
     assert cell.cores(A) == 4

@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from penstock.ledger.replica.snapshot import dump, load
-from penstock.ledger.state.job.job_state import MAX_RUNS, Run
+from penstock.ledger.state.job.progress import MAX_RUNS, Run
 from penstock.model.decisions.ledger_events import ProposalAnswered
 from penstock.model.decisions.moves import MAX_MIGRATIONS, JobConverged, MoveDecided
 from penstock.model.inputs.external_events import NodeCordoned, TelemetrySampled
@@ -131,7 +131,7 @@ def test_a_converged_job_makes_room_for_those_that_gain(cell: WatchedCell) -> No
     cell.exit("a.1.w0", None, cause="stopped", signal=15)
     cell.start("a")
     assert cell.where("a") == "n2"
-    assert (cell.job("a").migrations, cell.job("a").converged_ms is not None) == (1, True)
+    assert (cell.job("a").moves.migrations, cell.job("a").moves.converged_ms is not None) == (1, True)
     assert cell.converge("a") is None
 
 
@@ -211,7 +211,7 @@ def test_a_proposal_without_an_answer_is_made_again_later(cell: WatchedCell) -> 
     answer = cell.feed(again).facts[-1]
     assert isinstance(answer, ProposalAnswered)
     assert answer.copy_of
-    assert cell.job("a").migrations == 1
+    assert cell.job("a").moves.migrations == 1
 
 
 @pytest.mark.parametrize("cause", ["converged", "rebalance", "faster", ""])
@@ -330,7 +330,7 @@ def test_the_state_has_the_latest_runs_of_a_job() -> None:
         cell.exit(f"a.{attempt}.w0", 1)
         cell.at(cell.now_ms - 1_000_000 + 60_000)
     expected = [Run(number + 1, at_ms, at_ms + 5_000) for number, at_ms in enumerate(began_ms)]
-    assert list(cell.job("a").runs) == expected[-MAX_RUNS:]
+    assert list(cell.job("a").progress.runs) == expected[-MAX_RUNS:]
     assert len(expected) > MAX_RUNS
 
 

@@ -108,4 +108,4 @@ def test_what_no_service_sends_is_not_accepted(cell: CellDriver, model: type[Eve
     answer = told(cell, said, "n2")
     assert answer.draft.outcome == "dead_lettered"
     assert answer.draft.reason == f"forged: no service sends {wire_type(model)}"
-    assert cell.job("a").remaining_s is None
+    assert cell.job("a").progress.remaining_s is None

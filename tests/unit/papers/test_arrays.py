@@ -6,6 +6,7 @@ from functools import partial
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from penstock.cluster.reasons import Reason
 from penstock.ledger.replica.snapshot import dump, load
@@ -74,7 +75,7 @@ def test_jobs_without_gpus_keep_to_their_cores_and_borrow_when_these_are_given()
     its placement is marked."""
     driver = cell(node("n0"))
     first = run(driver, "own", 0, 13)
-    assert not first.borrows
+    assert not first.array.borrows
     step = submit(driver, "lent", 0, 8)
     [placed] = facts(step, PlacementDecided)
     assert isinstance(placed, PlacementDecided)
@@ -124,7 +125,7 @@ def test_a_job_gives_its_cores_back_at_most_so_often() -> None:
         assert driver.job("lent").status is JobStatus.QUEUED
         end(driver, f"t{turn}")
         driver.start("lent")
-    assert driver.job("lent").reclaims == 2
+    assert driver.job("lent").array.reclaims == 2
     step = submit(driver, "t2", 1, 3)
     assert not facts(step, CoresReclaimed)
     assert driver.job("t2").status is JobStatus.QUEUED
@@ -186,7 +187,7 @@ def test_small_jobs_leave_when_a_large_one_comes() -> None:
     assert "for next" in move.reason
     stopped(driver, "s5")
     assert (node_of(driver, "s5"), node_of(driver, "next")) == ("n0", "n1")
-    assert driver.job("s5").migrations == 1
+    assert driver.job("s5").moves.migrations == 1
 
 
 @pytest.mark.parametrize("why", ["no checkpoint", "moved enough", "nowhere to go"])
@@ -204,7 +205,7 @@ def test_training_is_never_stopped_but_to_go_on_elsewhere(why: str) -> None:
         if why == "no checkpoint":
             driver.state.jobs[name].spec = JobSpec(command=("train",), owner="ada")
         elif why == "moved enough":
-            driver.state.jobs[name].migrations = MAX_MIGRATIONS
+            driver.state.jobs[name].moves = replace(driver.state.jobs[name].moves, migrations=MAX_MIGRATIONS)
     step = submit(driver, "next", 4, 4)
     assert not facts(step, StopDecided)
     assert driver.job("next").status is JobStatus.QUEUED
@@ -273,11 +274,11 @@ def test_cells_of_every_kind() -> None:
     reserved: no job is lost, nothing breaks."""
     driver = cell(node("n0", gpus=0, cores=4))
     run(driver, "a", 0, 4)
-    assert not driver.job("a").borrows
+    assert not driver.job("a").array.borrows
     driver = cell(node("n0", gpus=8, cores=4))
-    assert run(driver, "a", 0, 4).borrows
+    assert run(driver, "a", 0, 4).array.borrows
     driver = cell(node("n0"), cores_per_gpu=0.0)
-    assert not run(driver, "a", 0, 28).borrows
+    assert not run(driver, "a", 0, 28).array.borrows
     submit(driver, "training", 1, 1)
     assert driver.job("training").status is JobStatus.QUEUED  # all cores are the CPU array's
 
@@ -304,5 +305,5 @@ def test_all_jobs_end_whatever_comes(jobs: list[tuple[int, int, str]], order: ob
     ]
     for minutes in until_all_have_ended(driver, coming, order):
         for job in driver.state.jobs.values():
-            assert job.reclaims <= 3
+            assert job.array.reclaims <= 3
         assert minutes < 50 * len(jobs)

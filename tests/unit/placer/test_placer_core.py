@@ -289,7 +289,7 @@ def test_a_node_that_left_gives_its_jobs_to_others(cell: CellDriver) -> None:
         "timer.set",
     ]
     assert cell.job("j").tasks["j.2.w0"].place.node_id != node_id
-    assert cell.job("j").infrastructure_retries == 1
+    assert cell.job("j").retries.infrastructure == 1
     assert cell.feed(NodeLeft(node_id=node_id, boot_id="b0", proof="deleted")).reason == "older_boot"
 
 
@@ -425,7 +425,7 @@ def test_a_drained_nodes_jobs_run_elsewhere_at_nobodys_expense(cell: CellDriver)
     assert kinds(cell.exit("g.1.w0", None, cause="stopped", signal=15)) == ["task.exited", "stop.decided"]
     last = cell.exit("g.1.w1", None, cause="stopped", signal=15)
     assert kinds(last) == ["task.exited", "job.requeued", "placement.decided", "timer.set"]
-    assert (cell.job("g").attempt, cell.job("g").infrastructure_retries) == (2, 1)
+    assert (cell.job("g").attempt, cell.job("g").retries.infrastructure) == (2, 1)
 
 
 def test_the_first_failure_decides_even_when_a_node_is_lost_after_it(cell: CellDriver) -> None:
@@ -474,4 +474,4 @@ def test_draining_node_after_node_never_fails_a_job(cell: CellDriver) -> None:
         cell.start("j")
         cell.exit(f"j.{attempt}.w0", None, cause="stopped", signal=15)
     assert cell.job("j").attempt == 25
-    assert cell.job("j").losses == 0
+    assert cell.job("j").retries.losses == 0

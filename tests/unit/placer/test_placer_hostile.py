@@ -124,7 +124,7 @@ def test_a_stop_repeated_under_a_newer_token_is_answered_under_the_older_one(cel
     cell.submit("g", job_spec(workers=2))
     cell.start("g")
     cell.exit("g.1.w0", 1)
-    first = cell.job("g").stop_token
+    first = cell.job("g").stop.token
     cell.feed(JobCancelRequested(job_id="g"))
     exited = TaskExited(
         node_id="n1", task_id="g.1.w1", token=first, cause="stopped", started_ms=1, exited_ms=1

@@ -54,7 +54,7 @@ def test_a_running_job_makes_way_and_the_other_starts_after_it(cell: CellDriver)
     made_way(cell, "long")
     cell.start("short")
     assert cell.job("long").in_line
-    assert cell.job("long").infrastructure_retries == 1
+    assert cell.job("long").retries.infrastructure == 1
     assert cell.job("short").status is JobStatus.RUNNING
 
 
@@ -121,7 +121,7 @@ def test_all_members_of_a_group_make_way_where_their_gpus_are_wanted(cell: CellD
     assert [fact.job_id for fact in facts(step, JobPreempted)] == ["a", "b"]
     assert cell.job("short").in_line
     made_way(cell, "a")
-    assert (cell.job("short").status, cell.job("short").after) == (JobStatus.LAUNCHING, ("b",))
+    assert (cell.job("short").status, cell.job("short").succession.after) == (JobStatus.LAUNCHING, ("b",))
 
 
 def test_of_a_group_the_member_makes_way_whose_place_is_wanted(cell: CellDriver) -> None:
@@ -224,7 +224,7 @@ def test_who_stay_take_other_turns_when_one_of_them_leaves(cell: CellDriver) -> 
     step = cell.feed(plan(*wanted, stops=["c"], name="p2"))
     assert [fact.job_ids for fact in facts(step, GroupDecided)] == [("a", "b")]
     assert [fact.job_id for fact in facts(step, JobPreempted)] == ["c"]
-    assert cell.job("a").turns == turns("a", "b")
+    assert cell.job("a").sharing.turns == turns("a", "b")
     made_way(cell, "c")
     assert cell.job("c").status is JobStatus.LAUNCHING
 
@@ -246,7 +246,7 @@ def test_people_are_told_with_whom_a_job_takes_turns(cell: CellDriver) -> None:
     running(cell, "a", "other")
     cell.submit("b", need=estimate(4))
     cell.feed(plan(unit("a", "b", nodes=["n1"]), name="p0"))
-    group = cell.job("a").group
+    group = cell.job("a").sharing.group
     assert explain(cell.state, "a").text == (
         f"It runs on n1. It takes turns there with b, as {group}, in the order a, b. One iteration of "
         "each takes 100 ms, efficiency 0.70. Expected: 50% of its speed alone. Considered: apart: 10 % less."
@@ -285,7 +285,7 @@ def test_a_job_leaves_its_group_and_joins_another(cell: CellDriver) -> None:
     cell.submit("b", need=estimate(4))
     cell.feed(plan(unit("a", "b", nodes=["n1"]), name="p0"))
     cell.start("b")
-    assert cell.job("a").speed == 0.5
+    assert cell.job("a").pace.speed == 0.5
     step = cell.feed(plan(unit("c", "b", nodes=["n2"]), stops=["b"]))
     assert [(fact.job_id, fact.by_job_id) for fact in facts(step, JobPreempted)] == [("b", "c")]
     assert facts(step, ProposalAnswered)[0].waiting == 1
@@ -297,7 +297,7 @@ def test_a_job_leaves_its_group_and_joins_another(cell: CellDriver) -> None:
     [placed] = facts(step, PlacementDecided)
     assert [place.node_id for place in placed.tasks] == ["n2"]
     cell.start("b")
-    assert {job_id: cell.job(job_id).speed for job_id in "abc"} == {"a": 1.0, "b": 0.5, "c": 0.5}
+    assert {job_id: cell.job(job_id).pace.speed for job_id in "abc"} == {"a": 1.0, "b": 0.5, "c": 0.5}
     assert cell.job("a").attempt == cell.job("c").attempt == 1
 
 
@@ -311,7 +311,7 @@ def test_two_who_run_alone_share_so_that_a_third_has_room(cell: CellDriver) -> N
     made_way(cell, "b")
     for job_id in ("b", "big"):
         cell.start(job_id)
-    assert cell.job("b").group == cell.job("a").group != ""
+    assert cell.job("b").sharing.group == cell.job("a").sharing.group != ""
     assert [task.place.node_id for task in cell.job("big").tasks.values()] == ["n2"]
     assert cell.job("a").attempt == 1
 
@@ -347,9 +347,9 @@ def test_other_turns_of_the_same_members_are_only_written_down(cell: CellDriver)
     other = replace(unit("a", "b", nodes=["n1"]), turns=turns("b", "a", speed=0.8))
     step = cell.feed(plan(other))
     [decided] = facts(step, GroupDecided)
-    assert (decided.group_id, decided.turns) == (cell.job("a").group, other.turns)
+    assert (decided.group_id, decided.turns) == (cell.job("a").sharing.group, other.turns)
     assert facts(step, PlacementDecided) == []
-    assert cell.job("b").speed == 0.8
+    assert cell.job("b").pace.speed == 0.8
 
 
 def test_what_is_left_of_a_member_falls_at_its_own_speed(cell: CellDriver) -> None:
@@ -414,7 +414,7 @@ def test_two_who_share_move_apart(cell: CellDriver) -> None:
     cell.feed(plan(*found.units, stops=found.stops))
     made_way(cell, "b")
     cell.start("b")
-    assert cell.job("a").speed == cell.job("b").speed == 1.0
+    assert cell.job("a").pace.speed == cell.job("b").pace.speed == 1.0
 
 
 def test_small_jobs_move_together_so_that_a_large_one_fits(cell: CellDriver) -> None:

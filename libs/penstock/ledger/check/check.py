@@ -152,13 +152,13 @@ def _by_gpu(leases: list[Lease]) -> dict[int, list[Lease]]:
 def _adjusted(job: JobState) -> Iterator[str]:
     """The changes of its tasks by services are bounded, and a probe of fewer cores takes none away."""
     for task_id, task in job.tasks.items():
-        if task.core_probes > MAX_CORE_PROBES:
-            yield f"{task_id} was tried with {task.core_probes} numbers of cores"
-        if not set(task.trial_cores) <= set(task.place.cores):
-            yield f"{task_id} may use cores {task.trial_cores}, and holds {task.place.cores}"
+        if task.cores.probes > MAX_CORE_PROBES:
+            yield f"{task_id} was tried with {task.cores.probes} numbers of cores"
+        if not set(task.cores.trial) <= set(task.place.cores):
+            yield f"{task_id} may use cores {task.cores.trial}, and holds {task.place.cores}"
     for counted, most, what in (
-        (job.core_changes, MAX_CORE_CHANGES, "changed the cores"),
-        (job.throttles, MAX_THROTTLES, "slowed tasks"),
+        (job.adjustments.core_changes, MAX_CORE_CHANGES, "changed the cores"),
+        (job.adjustments.throttles, MAX_THROTTLES, "slowed tasks"),
     ):
         if counted > most * job.spec.workers:
             yield f"services have {what} of job {job.job_id} {counted} times"
@@ -183,7 +183,7 @@ def _job(state: CellState, job: JobState) -> Iterator[str]:
         node = state.nodes.get(job.tasks[task_id].place.node_id)
         if node is None or node.tasks.get(task_id) != job.job_id:
             yield f"task {task_id} lives, but its node does not hold it"
-    if job.attempt - job.infrastructure_retries > job.spec.retry.max_attempts:
+    if job.attempt - job.retries.infrastructure > job.spec.retry.max_attempts:
         yield f"job {job.job_id} is at attempt {job.attempt}, more than it may have"
 
 
@@ -206,8 +206,8 @@ def _moves(state: CellState) -> Iterator[str]:
     if state.moving != moving:
         yield f"orders {sorted(state.moving)} are listed as moving, {sorted(moving)} move"
     for job in moving.values():
-        if job.status is not JobStatus.STOPPING or job.stop_reason != "migrated":
-            yield f"job {job.job_id} is {job.status} ({job.stop_reason}), and a target is reserved for it"
+        if job.status is not JobStatus.STOPPING or job.stop.reason != "migrated":
+            yield f"job {job.job_id} is {job.status} ({job.stop.reason}), and a target is reserved for it"
     named = {(place.node_id, job.job_id) for job in moving.values() for place in job.target}
     reserved = {(node_id, job_id) for node_id, node in state.nodes.items() for job_id in node.reserved}
     if reserved != named:
@@ -241,8 +241,9 @@ def _arrays(state: CellState) -> Iterator[str]:
     asked = [gpus_of(job) for job in state.jobs.values()]
     large = sum(gpus for gpus in asked if gpus >= LARGE_GPUS)
     counted = state.arrays.large_gpus, state.arrays.small_gpus
-    if [job.counted_gpus for job in state.jobs.values()] == asked and counted != (large, sum(asked) - large):
-        yield f"the arrays count {counted} GPUs, jobs ask for {large} and {sum(asked) - large}"
+    small = sum(asked) - large
+    if [job.array.counted_gpus for job in state.jobs.values()] == asked and counted != (large, small):
+        yield f"the arrays count {counted} GPUs, jobs ask for {large} and {small}"
     for node in state.nodes.values():
         if (node.reserved_cores < 0) != (state.arrays.cores_per_gpu_milli < 0):
             yield f"node {node.spec.node_id} reserves {node.reserved_cores} cores"

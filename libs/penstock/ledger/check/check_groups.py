@@ -50,7 +50,8 @@ def leases_on(state: CellState, node: NodeState) -> list[Lease]:
         job = state.jobs.get(job_id)
         if job is not None and task_id in job.tasks:
             place = _not_yet(state, job, job.tasks[task_id].place)
-            held.setdefault((job.group, place.rank) if job.group else (task_id, -1), []).append(place)
+            group = job.sharing.group
+            held.setdefault((group, place.rank) if group else (task_id, -1), []).append(place)
     return [lease_of(places) for places in held.values()]
 
 
@@ -58,7 +59,7 @@ def _not_yet(state: CellState, job: JobState, place: TaskPlacement) -> TaskPlace
     """What a task that starts after others takes beyond what those of them that still live hold."""
     living = [
         task.place
-        for other_id in job.after
+        for other_id in job.succession.after
         if other_id in state.jobs and state.jobs[other_id].token < job.token
         for task in state.jobs[other_id].tasks.values()
         if task.status is not TaskStatus.EXITED and task.place.node_id == place.node_id
@@ -76,11 +77,11 @@ def _not_yet(state: CellState, job: JobState, place: TaskPlacement) -> TaskPlace
 def group_problems(state: CellState) -> Iterator[str]:
     named: dict[str, dict[str, JobState]] = {}
     for job in state.jobs.values():
-        if job.group:
-            named.setdefault(job.group, {})[job.job_id] = job
+        if job.sharing.group:
+            named.setdefault(job.sharing.group, {})[job.job_id] = job
     for job in state.jobs.values():
         for other_id in awaited(state, job):
-            if job.status not in HOLDING or job.group or state.jobs[other_id].group:
+            if job.status not in HOLDING or job.sharing.group or state.jobs[other_id].sharing.group:
                 yield f"job {job.job_id} is {job.status}, and starts after {other_id}"
         if job.status is JobStatus.RUNNING and awaited(state, job):
             yield f"job {job.job_id} runs on GPUs of {', '.join(awaited(state, job))}, which have not ended"

@@ -23,11 +23,11 @@ def others(
 
     `gone`: ids of members that do not count.
     """
-    if not job.group:
+    if not job.sharing.group:
         return []
     return [
         task.place
-        for other in state.groups[job.group].values()
+        for other in state.groups[job.sharing.group].values()
         if other is not job and other.job_id not in gone
         for task in other.tasks.values()
         if task.place.rank == rank and task.status is not TaskStatus.EXITED
@@ -48,9 +48,9 @@ def booked(
 ) -> TaskPlacement:
     """What this task takes of its node beyond the other members' tasks (`others`), or beyond its predecessors
     and successors; else its whole place."""
-    if job.group:
+    if job.sharing.group:
         return own_part(place, others(state, job, place.rank, gone))
-    if job.after or job.followed or job.status is JobStatus.STOPPING:
+    if job.succession.after or job.succession.followed or job.status is JobStatus.STOPPING:
         return beyond(place, list(met(state, job, place, gone)))
     return place
 
@@ -60,11 +60,11 @@ def own_parts(held: Iterable[tuple[JobState, TaskPlacement]]) -> Iterator[TaskPl
     leases: dict[tuple[str, int], list[TaskPlacement]] = {}
     seen: list[tuple[JobState, TaskPlacement]] = []
     for job, place in held:
-        if not job.group:
+        if not job.sharing.group:
             yield beyond(place, [one for other, one in seen if follow(job, other) and meet(place, one)])
             seen.append((job, place))
             continue
-        before = leases.setdefault((job.group, place.rank), [])
+        before = leases.setdefault((job.sharing.group, place.rank), [])
         yield own_part(place, before)
         before.append(place)
 
@@ -72,12 +72,13 @@ def own_parts(held: Iterable[tuple[JobState, TaskPlacement]]) -> Iterator[TaskPl
 def frees_gpus(state: CellState, job: JobState) -> bool:
     """Whether the end of this job, which is being stopped, frees its GPUs. A group frees them once: by its
     oldest member, when all members stop."""
-    if not job.group:
+    if not job.sharing.group:
         return True
-    members = state.groups[job.group].values()
+    members = state.groups[job.sharing.group].values()
     return holds_first(state, job) and all(member.status is JobStatus.STOPPING for member in members)
 
 
 def holds_first(state: CellState, job: JobState) -> bool:
     """Whether the job's GPUs are counted for this job: those of a group are counted for its oldest member."""
-    return not job.group or job.order == min(member.order for member in state.groups[job.group].values())
+    group = job.sharing.group
+    return not group or job.order == min(member.order for member in state.groups[group].values())

@@ -66,25 +66,25 @@ def outgrown_mib(cap_mib: int, promised_mib: int, fact: TaskExited) -> int:
 def raisable(state: CellState, job: JobState) -> bool:
     """Whether the attempt ran out of guessed memory, had more of it than the previous attempt, and some node
     has more still."""
-    if job.memory_retries >= MAX_RAISES:
+    if job.retries.memory >= MAX_RAISES:
         return False
     return any(
         _more_exists(state, job, task)
         for task in job.tasks.values()
-        if task.exhausted and not asked_for(job, task.place.role, task.exhausted)
+        if task.exit.exhausted and not asked_for(job, task.place.role, task.exit.exhausted)
     )
 
 
 def _more_exists(state: CellState, job: JobState, task: TaskState) -> bool:
     place, allowed = task.place, job.spec.gpu_models
     here = state.nodes[place.node_id]
-    if task.exhausted == HOST and not place.cap_mib:
+    if task.exit.exhausted == HOST and not place.cap_mib:
         return False
-    had_mib = limit_mib(here, task, task.exhausted)
-    if had_mib <= job.short_of.get(short_key(place, task.exhausted), 0):
+    had_mib = limit_mib(here, task, task.exit.exhausted)
+    if had_mib <= job.retries.short_of.get(short_key(place, task.exit.exhausted), 0):
         return False
     return any(
-        (node.spec.host_memory_mib if task.exhausted == HOST else node.gpu_memory_mib) > had_mib
+        (node.spec.host_memory_mib if task.exit.exhausted == HOST else node.gpu_memory_mib) > had_mib
         for node in state.nodes.values()
         if node.status is not NodeStatus.GONE
         and len(node.spec.gpus) >= len(place.gpus)
@@ -93,21 +93,21 @@ def _more_exists(state: CellState, job: JobState, task: TaskState) -> bool:
 
 
 def short_key(place: TaskPlacement, memory: str) -> str:
-    """A key of `JobState.short_of`."""
+    """A key of `Retries.short_of`."""
     return f"{place.role}:{memory}"
 
 
 def limit_mib(node: NodeState, task: TaskState, memory: str) -> int:
     """The task's limit of this memory, or what it had of it when it ran out."""
-    return gpu_limit_mib(node, task) if memory == GPU else task.outgrown_mib or task.place.cap_mib
+    return gpu_limit_mib(node, task) if memory == GPU else task.exit.outgrown_mib or task.place.cap_mib
 
 
 def gpu_limit_mib(node: NodeState, task: TaskState) -> int:
     """The task's limit of GPU memory: all of its GPU, or the part reserved on a shared GPU. Members of a
     group share whole GPUs, but not for all of their time, so their node reports the limit under which they
     ended."""
-    if task.gpu_limit_mib:
-        return task.gpu_limit_mib
+    if task.exit.gpu_limit_mib:
+        return task.exit.gpu_limit_mib
     return node.gpu_memory_mib if task.place.gpu_share_milli == WHOLE_GPU else task.place.gpu_memory_mib
 
 
@@ -129,9 +129,9 @@ def _host_limit(node: NodeState, job: JobState, task: TaskState) -> str:
     place = task.place
     if not place.cap_mib:
         return "it had no cap, so the machine itself ran short"
-    if 0 < task.outgrown_mib < NEAR_CAP * place.cap_mib:
+    if 0 < task.exit.outgrown_mib < NEAR_CAP * place.cap_mib:
         had = (
-            f"its node ran short while it had {task.outgrown_mib} MiB, and was promised "
+            f"its node ran short while it had {task.exit.outgrown_mib} MiB, and was promised "
             f"{place.host_memory_mib} MiB"
         )
         return f"{had}: {_origin(job, place, HOST)}"
@@ -145,7 +145,7 @@ def _host_limit(node: NodeState, job: JobState, task: TaskState) -> str:
 
 def _gpu_limit(node: NodeState, job: JobState, task: TaskState) -> str:
     place, had_mib = task.place, gpu_limit_mib(node, task)
-    if place.gpu_share_milli == WHOLE_GPU and not task.gpu_limit_mib:
+    if place.gpu_share_milli == WHOLE_GPU and not task.exit.gpu_limit_mib:
         model = node.spec.gpus[0].model if node.spec.gpus else "GPU"
         return f"it had all {had_mib} MiB of its {model}: {_origin(job, place, GPU)}"
     had = "it was promised" if had_mib == place.gpu_memory_mib else "its limit was"

@@ -10,7 +10,7 @@ from penstock.model.nouns.transitions import NodeStatus
 def resumed(state: CellState, job: JobState) -> Checkpoint | None:
     """The checkpoint that every task of the attempt finds where it starts, or fetches before: all tasks of a
     gang resume at the same checkpoint, or all start from zero."""
-    found = job.checkpoint
+    found = job.saving.checkpoint
     if found is None or not found.path:
         return None
     if found.shared or all(task.place.node_id == found.node_id for task in job.tasks.values()):
@@ -24,7 +24,7 @@ def source(state: CellState, job: JobState) -> NodeState | None:
     Ideal: gangs fetch, too. Departure: only jobs of one task fetch. Members of a gang must resume at the same
     checkpoint, and if one of them cannot fetch it, the others would have to be informed before they start.
     """
-    found = job.checkpoint
+    found = job.saving.checkpoint
     if found is None or not found.path or found.shared or len(job.tasks) != 1:
         return None
     (task,) = job.tasks.values()
@@ -36,7 +36,7 @@ def source(state: CellState, job: JobState) -> NodeState | None:
 
 def only_home(state: CellState, job: JobState) -> str:
     """The one node on which the job can resume; empty: it has no checkpoint, or can resume elsewhere, too."""
-    found = job.checkpoint
+    found = job.saving.checkpoint
     node = None if found is None or not found.path or found.shared else state.nodes.get(found.node_id)
     if node is None or node.status is NodeStatus.GONE:
         return ""

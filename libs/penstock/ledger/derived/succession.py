@@ -39,7 +39,7 @@ def units_beyond(
 def comes_after(one: JobState, other: JobState) -> bool:
     """Whether `one` starts when the attempt of `other` that was placed before it has ended. A later attempt
     of `other` may itself start after `one`."""
-    return other.job_id in one.after and other.token < one.token
+    return other.job_id in one.succession.after and other.token < one.token
 
 
 def follow(one: JobState, other: JobState) -> bool:
@@ -57,7 +57,7 @@ def successors(
 ) -> Iterator[TaskPlacement]:
     """Places of tasks that start when this one has ended. O(tasks of the node) for a job that is being
     stopped or followed, else O(1). `gone`: jobs that do not count."""
-    if job.status is not JobStatus.STOPPING and not job.followed:
+    if job.status is not JobStatus.STOPPING and not job.succession.followed:
         return
     for task_id, other_id in state.nodes[place.node_id].tasks.items():
         other = state.jobs[other_id]
@@ -69,7 +69,7 @@ def predecessors(
     state: CellState, job: JobState, place: TaskPlacement, gone: Container[str] = frozenset()
 ) -> Iterator[TaskPlacement]:
     """Places of living tasks after which this one starts. `gone`: jobs that do not count."""
-    for other_id in job.after:
+    for other_id in job.succession.after:
         other = state.jobs.get(other_id)
         if other is None or other_id in gone or not comes_after(job, other):
             continue
@@ -90,7 +90,7 @@ def met(
 def followers(state: CellState, job: JobState) -> tuple[str, ...]:
     """Ids of jobs that start when this attempt has ended, in the order of their submission; for most jobs
     none. O(tasks of its nodes) where it is followed."""
-    if not job.followed:
+    if not job.succession.followed:
         return ()
     nodes = dict.fromkeys(task.place.node_id for task in job.tasks.values())
     named = {other_id for node_id in nodes for other_id in state.nodes[node_id].tasks.values()}
@@ -100,11 +100,11 @@ def followers(state: CellState, job: JobState) -> tuple[str, ...]:
 
 def awaited(state: CellState, job: JobState) -> tuple[str, ...]:
     """Ids of the predecessors of its attempt that still hold one of its GPUs; for most jobs none."""
-    if not job.after:
+    if not job.succession.after:
         return ()
     before = {
         place.task_id.rsplit(".", 2)[0]
         for task in job.tasks.values()
         for place in predecessors(state, job, task.place)
     }
-    return tuple(other_id for other_id in job.after if other_id in before)
+    return tuple(other_id for other_id in job.succession.after if other_id in before)

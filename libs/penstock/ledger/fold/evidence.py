@@ -11,7 +11,8 @@ from typing import NamedTuple
 from msgspec.structs import replace
 
 from penstock.ledger.state.index import bits
-from penstock.ledger.state.job.job_state import MAX_FAILED_ON, JobState
+from penstock.ledger.state.job.job_state import JobState
+from penstock.ledger.state.job.retries import MAX_FAILED_ON
 from penstock.ledger.state.masks import mask_of
 from penstock.ledger.state.node.distrust import TRUST_TIMER, Distrust, Failure, Kind
 from penstock.ledger.state.node.node_state import NodeState
@@ -66,9 +67,11 @@ def noted(state: CellState, job: JobState, place: TaskPlacement, fact: TaskExite
             _works(state, node, job, gpu_mask)
     elif first and not fact.exhausted and fact.cause in ("exited", "start_failed"):
         _failed(state, node, job, gpu_mask)
-        job.failed_on[fact.node_id] = gpu_mask | job.failed_on.pop(fact.node_id, 0)
-        if len(job.failed_on) > MAX_FAILED_ON:
-            del job.failed_on[next(iter(job.failed_on))]
+        failed_on = dict(job.retries.failed_on)
+        failed_on[fact.node_id] = gpu_mask | failed_on.pop(fact.node_id, 0)
+        if len(failed_on) > MAX_FAILED_ON:
+            del failed_on[next(iter(failed_on))]
+        job.retries = replace(job.retries, failed_on=failed_on)
 
 
 def _failed(state: CellState, node: NodeState, job: JobState, gpu_mask: int) -> None:

@@ -25,12 +25,12 @@ def cores_decided(state: CellState, fact: CoresDecided) -> None:
     node, task = state.nodes[fact.node_id], _task(state, fact)
     job = state.jobs[fact.job_id]
     _count_cores(job, task, fact)
-    task.cores_adjusted = _decided(state, fact)
+    tried = fact.cause == "probe" and set(fact.cores) <= set(task.place.cores)
+    trial = fact.cores if tried and len(fact.cores) < len(task.place.cores) else ()
+    task.cores = replace(task.cores, adjusted=_decided(state, fact), trial=trial)
     job.version += 1
     state.change_log.add(job.job_id)
-    task.trial_cores = ()
-    if fact.cause == "probe" and set(fact.cores) <= set(task.place.cores):
-        task.trial_cores = fact.cores if len(fact.cores) < len(task.place.cores) else ()
+    if tried:
         return
     node.take_back_cores(booked(state, job, task.place).cores)
     task.place = replace(task.place, cores=fact.cores)
@@ -42,24 +42,32 @@ def cores_decided(state: CellState, fact: CoresDecided) -> None:
 def _count_cores(job: JobState, task: TaskState, fact: CoresDecided) -> None:
     """Counters that bound a service's changes (`penstock.proposals.validate_adjustments`). Cores that an
     operator chose are not given back."""
-    before, after = len(task.used_cores), len(fact.cores)
+    cores, before, after = task.cores, len(task.used_cores), len(fact.cores)
     if fact.cause == "contention":
-        job.throttles += after < before
-        task.throttled_from = task.throttled_from or before
+        _throttled(job, after < before)
+        task.cores = replace(cores, throttled_from=cores.throttled_from or before)
         return
-    if not (fact.cause == "released" and after < task.throttled_from):
-        task.throttled_from = 0
+    throttled = fact.cause == "released" and after < cores.throttled_from
+    task.cores = replace(
+        cores,
+        probes=cores.probes + (fact.cause == "probe"),
+        settled=cores.settled or fact.cause == "settled",
+        throttled_from=cores.throttled_from if throttled else 0,
+    )
     if fact.cause in ("", "released"):
         return
-    task.core_probes += fact.cause == "probe"
-    task.cores_settled |= fact.cause == "settled"
-    job.core_changes += after not in (before, task.placed_cores)
+    changes = job.adjustments.core_changes + (after not in (before, cores.placed))
+    job.adjustments = replace(job.adjustments, core_changes=changes)
+
+
+def _throttled(job: JobState, times: int) -> None:
+    job.adjustments = replace(job.adjustments, throttles=job.adjustments.throttles + times)
 
 
 def bandwidth_decided(state: CellState, fact: BandwidthDecided) -> None:
     task = _task(state, fact)
     if fact.cause and fact.memory_bandwidth_percent not in (None, task.memory_bandwidth_percent):
-        state.jobs[fact.job_id].throttles += 1
+        _throttled(state.jobs[fact.job_id], 1)
     task.memory_bandwidth_percent = fact.memory_bandwidth_percent
     task.bandwidth_adjusted = _decided(state, fact)
     state.jobs[fact.job_id].version += 1
@@ -78,8 +86,8 @@ def task_adjusted(state: CellState, fact: TaskAdjusted) -> None:
     job = state.jobs[state.nodes[fact.node_id].tasks[fact.task_id]]
     task = job.tasks[fact.task_id]
     answer = {"enforced": fact.enforced, "problem": "" if fact.enforced else fact.detail or "not reported"}
-    if fact.what == "cores" and task.cores_adjusted is not None:
-        task.cores_adjusted = replace(task.cores_adjusted, **answer)
+    if fact.what == "cores" and task.cores.adjusted is not None:
+        task.cores = replace(task.cores, adjusted=replace(task.cores.adjusted, **answer))
     elif fact.what == "memory_bandwidth" and task.bandwidth_adjusted is not None:
         task.bandwidth_adjusted = replace(task.bandwidth_adjusted, **answer)
     job.version += 1
@@ -92,14 +100,14 @@ def ledger_lost(state: CellState) -> None:
     for job in state.holding.values():
         for task in job.tasks.values():
             if task.place.cores:
-                task.cores_adjusted = known
+                task.cores = replace(task.cores, adjusted=known)
             if state.nodes[task.place.node_id].spec.bandwidth_cap != "none":
                 task.bandwidth_adjusted = known
 
 
 def adjustment(task: TaskState, what: str) -> Adjustment | None:
     """The latest adjustment of this kind (`TaskAdjusted.what`)."""
-    return task.cores_adjusted if what == "cores" else task.bandwidth_adjusted
+    return task.cores.adjusted if what == "cores" else task.bandwidth_adjusted
 
 
 def _task(state: CellState, fact: AdjustmentDecided) -> TaskState:

@@ -25,10 +25,10 @@ def without_gpus(job: JobState) -> bool:
 
 def asked(state: CellState, job: JobState) -> None:
     """Updates the counts after the job's demand became known, changed or ended."""
-    before, after = job.counted_gpus, gpus_of(job) if job.job_id in state.jobs else 0
+    before, after = job.array.counted_gpus, gpus_of(job) if job.job_id in state.jobs else 0
     if before == after:
         return
-    job.counted_gpus = after
+    job.array = replace(job.array, counted_gpus=after)
     arrays = _rolled(state)
     large = arrays.large_gpus + _large(after) - _large(before)
     small = arrays.small_gpus + after - _large(after) - before + _large(before)
@@ -99,5 +99,5 @@ def hold_cores(node: NodeState, job: JobState, cores: tuple[int, ...]) -> None:
 
 def cores_reclaimed(state: CellState, fact: CoresReclaimed) -> None:
     job = state.jobs[fact.job_id]
-    job.reclaims += 1
+    job.array = replace(job.array, reclaims=job.array.reclaims + 1)
     job.version += 1

@@ -13,9 +13,14 @@ from penstock.ledger.fold import evidence, evolve_arrays, evolve_sharing
 from penstock.ledger.fold.evolve_groups import join, leave
 from penstock.ledger.fold.evolve_moves import end_move
 from penstock.ledger.fold.plans import arrived
-from penstock.ledger.state.job.job_state import HOLDING, MAX_RUNS, JobState, Run, TaskState
+from penstock.ledger.state.job.adjusted import TaskCores
+from penstock.ledger.state.job.ending import NO_EXIT, Stop
+from penstock.ledger.state.job.following import Following
+from penstock.ledger.state.job.job_state import HOLDING, JobState, TaskState
+from penstock.ledger.state.job.progress import MAX_RUNS, Progress, Run
 from penstock.ledger.state.job.remaining import begun_again, begun_at_0, remaining_of
-from penstock.ledger.state.job.sharing import ALONE
+from penstock.ledger.state.job.retries import Retries
+from penstock.ledger.state.job.succession import NO_SUCCESSION, Succession
 from penstock.ledger.state.state import MAX_EARLY_ESTIMATES, MAX_ENDED_REMEMBERED, CellState
 from penstock.ledger.state.timers import compact_timers, drop_timers
 from penstock.model.decisions import ledger_events
@@ -52,7 +57,8 @@ def set_job(state: CellState, job: JobState, status: JobStatus) -> None:
     job.version += 1
     state.change_log.add(job.job_id)
     if old is JobStatus.RUNNING and job.running_ms is not None:
-        job.runs = (*job.runs, Run(job.attempt, job.running_ms, state.now_ms))[-MAX_RUNS:]
+        runs = (*job.progress.runs, Run(job.attempt, job.running_ms, state.now_ms))
+        job.progress = replace(job.progress, runs=runs[-MAX_RUNS:])
     if old is JobStatus.QUEUED:
         state.queue.pop(job.order, None)
     if status is JobStatus.QUEUED:
@@ -74,7 +80,8 @@ def set_job(state: CellState, job: JobState, status: JobStatus) -> None:
 def job_submitted(state: CellState, fact: external_events.JobSubmitted) -> None:
     job = JobState(fact.job_id, fact.spec, state.seq, state.now_ms)
     state.jobs[job.job_id] = job
-    job.unfollowed_ms = None if fact.spec.tied_to is None else state.now_ms
+    if fact.spec.tied_to is not None:
+        job.following = Following(absent_ms=state.now_ms)
     state.prelaunching += fact.spec.prelaunch
     estimate = state.early_estimates.pop(job.job_id, None)
     if estimate is not None:
@@ -112,25 +119,32 @@ def placement_decided(state: CellState, fact: ledger_events.PlacementDecided) ->
     job.token = state.token
     give_ports(state, job, fact.tasks)
     job.placed_ms = state.now_ms
-    job.running_ms = job.stop_reason = job.exit_code = None
-    job.failure = job.failure_cause = ""
+    job.running_ms, job.exit = None, NO_EXIT
     job.backfill_count = job.plans_passed = 0
-    job.unsaved = None
+    if job.saving.unsaved is not None:
+        job.saving = replace(job.saving, unsaved=None)
     _clear_unschedulable(state, job)
     drop_timers(state, job.job_id, "queue_timeout")
     if state.failed_choices.in_a_row:
         state.failed_choices = replace(state.failed_choices, in_a_row=0)
-    job.tasks, job.sharing, job.after, job.prelaunch = {}, ALONE, fact.after, fact.prelaunch
-    job.followed, job.false_ends, job.borrows = False, 0, fact.borrows
+    job.tasks, job.succession = {}, NO_SUCCESSION
+    if job.sharing.ever:
+        job.sharing = replace(job.sharing, jobs=(), since_ms=0, ever=False)
+    if fact.borrows:
+        job.array = replace(job.array, borrows=True)
+    if fact.after or fact.prelaunch:
+        job.succession = Succession(fact.after, fact.prelaunch)
     for other_id in fact.after:
         other = state.jobs[other_id]
-        other.followed = other.followed or other.status is not JobStatus.STOPPING
+        if other.status is not JobStatus.STOPPING:
+            other.succession = replace(other.succession, followed=True)
     if fact.group is not None:
         join(state, job, fact.group)
     for place in fact.tasks:
         node = state.nodes[place.node_id]
         lease_ms = state.settings.lease_ms if node.leases else 0
-        job.tasks[place.task_id] = TaskState(place, lease_ms=lease_ms, placed_cores=len(place.cores))
+        cores = TaskCores(len(place.cores))
+        job.tasks[place.task_id] = TaskState(place, lease_ms=lease_ms, cores=cores)
         node.give(booked(state, job, place))
         evolve_arrays.hold_cores(node, job, place.cores)
         node.tasks[place.task_id] = job.job_id
@@ -139,7 +153,7 @@ def placement_decided(state: CellState, fact: ledger_events.PlacementDecided) ->
         if node.distrust is not None:
             evidence.placed(state, node, job.job_id, place.gpus)
         evolve_sharing.changed(state, job, place)
-    if job.kept_ms and job.spec.checkpoint == "sdk" and resumed(state, job) is None:
+    if job.saving.kept_ms and job.spec.checkpoint == "sdk" and resumed(state, job) is None:
         begin_at_0(job)
     if job.spec.min_workers is not None:
         job.workers = sum(place.role == "worker" for place in fact.tasks)
@@ -147,9 +161,9 @@ def placement_decided(state: CellState, fact: ledger_events.PlacementDecided) ->
 
 def begin_at_0(job: JobState) -> None:
     """The attempt starts from zero: it does not find the checkpoint, or not the latest."""
-    if job.eta is not None:
-        job.eta = begun_at_0(job.eta, job.kept_ms)
-    job.kept_ms = 0
+    if job.progress.eta is not None:
+        job.progress = replace(job.progress, eta=begun_at_0(job.progress.eta, job.saving.kept_ms))
+    job.saving = replace(job.saving, kept_ms=0)
 
 
 def stop_decided(state: CellState, fact: ledger_events.StopDecided) -> None:
@@ -158,13 +172,13 @@ def stop_decided(state: CellState, fact: ledger_events.StopDecided) -> None:
         set_job(state, job, JobStatus.STOPPING)
     if fact.reason != "migrated":
         end_move(state, job, f"it is stopped: {fact.reason}")
-    if job.stop_reason != fact.reason:
+    if job.stop.reason != fact.reason:
         state.change_log.add(job.job_id)
-    job.stop_reason, job.stop_detail = fact.reason, fact.detail
-    job.stop_token = state.token
+    job.stop = Stop(fact.reason, fact.detail, state.token)
     if fact.reason == "predecessor_late":
         for other_id in awaited(state, job):
-            state.jobs[other_id].false_ends += 1
+            other = state.jobs[other_id]
+            other.succession = replace(other.succession, false_ends=other.succession.false_ends + 1)
     for task in job.tasks.values():
         if task.status in (TaskStatus.ASSIGNED, TaskStatus.RUNNING):
             task.status = transition(TASK_TRANSITIONS, task.status, TaskStatus.STOPPING, task.place.task_id)
@@ -172,32 +186,21 @@ def stop_decided(state: CellState, fact: ledger_events.StopDecided) -> None:
 
 def job_requeued(state: CellState, fact: ledger_events.JobRequeued) -> None:
     job = state.jobs[fact.job_id]
-    if job.running_ms is not None:
-        job.served_ms += state.now_ms - job.running_ms
-    saved_ms = _saved_ms(job)
-    if saved_ms is not None and job.running_ms is not None:
-        job.kept_ms += max(0, saved_ms - job.running_ms)
-    if job.eta is not None:
-        job.eta = begun_again(job.eta, job.running_ms, saved_ms, state.now_ms)
-    if fact.estimate_again:
-        for task in job.tasks.values():
-            if task.exhausted:
-                had_mib = limit_mib(state.nodes[task.place.node_id], task, task.exhausted)
-                key = short_key(task.place, task.exhausted)
-                job.short_of[key] = max(had_mib, job.short_of.get(key, 0))
+    _stands_still(state, job)
+    if fact.reason in INFRASTRUCTURE or fact.estimate_again:
+        job.retries = _retried(state, job, fact)
     if fact.reason != "migrated":
         end_move(state, job, f"it queues again: {fact.reason}")
     leave(state, job)
     evolve_arrays.attempt_over(state, job)
     _unname(state, job)
-    job.tasks, job.after, job.prelaunch, job.followed = {}, (), False, False
+    job.tasks, job.succession = {}, Succession(false_ends=job.succession.false_ends)
     job.workers = job.spec.fewest_workers
-    job.stop_reason, job.borrows = None, False
+    if job.array.borrows:
+        job.array = replace(job.array, borrows=False)
+    if job.stop.reason is not None:
+        job.stop = replace(job.stop, reason=None)
     drop_timers(state, job.job_id, *ATTEMPT_TIMERS)
-    if fact.reason in INFRASTRUCTURE or fact.estimate_again:
-        job.infrastructure_retries += 1
-        job.losses += fact.reason in LOSSES
-        job.memory_retries += fact.estimate_again
     if fact.estimate_again:
         job.estimate = None
         evolve_arrays.asked(state, job)
@@ -207,9 +210,39 @@ def job_requeued(state: CellState, fact: ledger_events.JobRequeued) -> None:
     job.placed_ms = job.running_ms = None
 
 
+def _retried(state: CellState, job: JobState, fact: ledger_events.JobRequeued) -> Retries:
+    """The job's retries with the attempt that is over, while its tasks are still known."""
+    before, short_of = job.retries, dict(job.retries.short_of)
+    for task in job.tasks.values() if fact.estimate_again else ():
+        if task.exit.exhausted:
+            had_mib = limit_mib(state.nodes[task.place.node_id], task, task.exit.exhausted)
+            key = short_key(task.place, task.exit.exhausted)
+            short_of[key] = max(had_mib, short_of.get(key, 0))
+    return replace(
+        before,
+        losses=before.losses + (fact.reason in LOSSES),
+        infrastructure=before.infrastructure + 1,
+        memory=before.memory + fact.estimate_again,
+        short_of=short_of,
+    )
+
+
+def _stands_still(state: CellState, job: JobState) -> None:
+    """The attempt is over: what it has served, what is kept of it, and what is left."""
+    saved_ms, progress = _saved_ms(job), job.progress
+    if job.running_ms is not None:
+        progress = replace(progress, served_ms=progress.served_ms + state.now_ms - job.running_ms)
+        if saved_ms is not None:
+            kept_ms = job.saving.kept_ms + max(0, saved_ms - job.running_ms)
+            job.saving = replace(job.saving, kept_ms=kept_ms)
+    if progress.eta is not None:
+        progress = replace(progress, eta=begun_again(progress.eta, job.running_ms, saved_ms, state.now_ms))
+    job.progress = progress
+
+
 def _saved_ms(job: JobState) -> int | None:
     """When the attempt last saved a checkpoint from which the next one can resume; None: it did not."""
-    found = job.checkpoint
+    found = job.saving.checkpoint
     if found is None or job.spec.checkpoint == "none" or found.attempt != job.attempt:
         return None
     return found.at_ms
@@ -235,13 +268,17 @@ def work_progressed(state: CellState, fact: external_events.WorkProgressed) -> N
     for progress in fact.jobs:
         job = jobs.get(progress.job_id)
         if job is not None:
-            job.attained_s = progress.attained_s
-            job.remaining_s = progress.remaining_s
-            job.progress_ms = now_ms
-            job.progress_attempt = job.attempt
+            before = job.progress
+            job.progress = Progress(
+                progress.attained_s,
+                progress.remaining_s,
+                now_ms,
+                job.attempt,
+                before.eta if progress.remaining_s is None else None,
+                before.served_ms,
+                before.runs,
+            )
             left_is_known(job, now_ms)
-            if progress.remaining_s is not None:
-                job.eta = None
             if job.status in HOLDING:
                 held.append(progress.job_id)
             else:
@@ -255,10 +292,9 @@ def eta_estimated(state: CellState, fact: EtaEstimated) -> None:
     job = state.jobs.get(fact.job_id)
     if job is None or job.status not in HOLDING or job.attempt != fact.attempt:
         return
-    if job.remaining_s is not None and job.progress_attempt == job.attempt:
+    if job.progress.remaining_s is not None and job.progress.attempt == job.attempt:
         return
-    job.remaining_s = None
-    job.eta = remaining_of(fact, state.now_ms)
+    job.progress = replace(job.progress, remaining_s=None, eta=remaining_of(fact, state.now_ms))
     left_is_known(job, state.now_ms)
     state.progress_log.add(job.job_id)
 

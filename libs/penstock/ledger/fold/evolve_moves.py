@@ -58,23 +58,26 @@ def let_go(node: NodeState, job: JobState) -> None:
 def move_decided(state: CellState, fact: MoveDecided) -> None:
     job = state.jobs[fact.job_id]
     nodes = tuple(place.node_id for place in fact.tasks)
-    job.move = Move(fact.attempt, nodes, fact.by, fact.reason, state.now_ms, state.token, tasks=fact.tasks)
+    move = Move(fact.attempt, nodes, fact.by, fact.reason, state.now_ms, state.token, tasks=fact.tasks)
+    job.moves = replace(
+        job.moves,
+        latest=move,
+        rebalanced=job.moves.rebalanced or fact.cause == "rebalance",
+        migrations=job.moves.migrations + bool(fact.cause),
+    )
     state.moving[job.order] = job
     for node_id in dict.fromkeys(nodes):
         node = state.nodes[node_id]
         node.reserved.add(job.job_id)
         keep(node, job)
         state.rebook(node)
-    if fact.cause:
-        job.migrations += 1
-    job.rebalanced |= fact.cause == "rebalance"
     state.change_log.add(job.job_id)
     job.version += 1
 
 
 def job_converged(state: CellState, fact: JobConverged) -> None:
     job = state.jobs[fact.job_id]
-    job.converged_ms = state.now_ms
+    job.moves = replace(job.moves, converged_ms=state.now_ms)
     job.version += 1
 
 
@@ -88,7 +91,7 @@ def move_given_up(state: CellState, fact: MoveGivenUp) -> None:
 def end_move(state: CellState, job: JobState, problem: str) -> None:
     """Frees what was reserved for the job, if anything was. `problem`: why it does not reach its target;
     empty: it takes its target now."""
-    move = job.move
+    move = job.moves.latest
     if move is None or not move.tasks:
         return
     for node_id in dict.fromkeys(move.nodes):
@@ -96,5 +99,6 @@ def end_move(state: CellState, job: JobState, problem: str) -> None:
         let_go(node, job)
         node.reserved.discard(job.job_id)
         state.rebook(node)
-    job.move = replace(move, outcome="given_up" if problem else "arrived", problem=problem, tasks=())
+    move = replace(move, outcome="given_up" if problem else "arrived", problem=problem, tasks=())
+    job.moves = replace(job.moves, latest=move)
     del state.moving[job.order]

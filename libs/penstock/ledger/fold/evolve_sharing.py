@@ -4,8 +4,9 @@ during each attempt.
 The estimator continues from it after a snapshot, and learns step and run times from attempts that ran alone.
 """
 
+from msgspec.structs import replace
+
 from penstock.ledger.state.job.job_state import JobState
-from penstock.ledger.state.job.sharing import Sharing
 from penstock.ledger.state.state import CellState
 from penstock.model.nouns.types import WHOLE_GPU, TaskPlacement
 
@@ -49,13 +50,14 @@ def changed(state: CellState, job: JobState, place: TaskPlacement) -> None:
 
 
 def _may_share(job: JobState, place: TaskPlacement) -> bool:
-    return bool(job.group) or place.gpu_share_milli < WHOLE_GPU
+    return bool(job.sharing.group) or place.gpu_share_milli < WHOLE_GPU
 
 
 def _meet(state: CellState, job: JobState, known: Holders) -> None:
     found = present(state, job, known)
-    if found != job.sharing.jobs:
-        job.sharing = Sharing(found, state.now_ms, job.sharing.ever or bool(found))
+    before = job.sharing
+    if found != before.jobs:
+        job.sharing = replace(before, jobs=found, since_ms=state.now_ms, ever=before.ever or bool(found))
 
 
 def present(state: CellState, job: JobState, known: Holders) -> tuple[str, ...]:

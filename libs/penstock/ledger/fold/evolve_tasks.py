@@ -9,6 +9,7 @@ from penstock.ledger.fold import evidence, evolve_nodes, evolve_sharing
 from penstock.ledger.fold.evolve_jobs import begin_at_0, set_job
 from penstock.ledger.fold.evolve_moves import keep, let_go
 from penstock.ledger.state.job.checkpoints import Checkpoint, Unsaved, smoothed
+from penstock.ledger.state.job.ending import Exit, TaskExit
 from penstock.ledger.state.job.job_state import JobState, TaskState
 from penstock.ledger.state.node.node_state import NodeState
 from penstock.ledger.state.state import CellState
@@ -53,7 +54,7 @@ def phase_changed(state: CellState, fact: external_events.TaskPhaseChanged) -> N
     assert job is not None, fact.task_id
     task = job.tasks[fact.task_id]
     if task.saving and fact.phase != "save":
-        job.false_ends += 1
+        job.succession = replace(job.succession, false_ends=job.succession.false_ends + 1)
     task.saving = fact.phase == "save"
     if task.launch_ms is None and fact.phase != "launch":
         if task.began_ms is not None:
@@ -65,7 +66,7 @@ def phase_changed(state: CellState, fact: external_events.TaskPhaseChanged) -> N
 def task_checkpointed(state: CellState, fact: external_events.TaskCheckpointed) -> None:
     job = job_of_task(state, fact.node_id, fact.task_id)
     assert job is not None, fact.task_id
-    job.checkpoint = Checkpoint(
+    checkpoint = Checkpoint(
         fact.path,
         fact.iteration,
         fact.node_id,
@@ -74,9 +75,9 @@ def task_checkpointed(state: CellState, fact: external_events.TaskCheckpointed) 
         fact.save_ms,
         fact.size_bytes,
         fact.shared,
-        smoothed(job.checkpoint, fact.save_ms),
+        smoothed(job.saving.checkpoint, fact.save_ms),
     )
-    job.unsaved = None
+    job.saving = replace(job.saving, checkpoint=checkpoint, unsaved=None)
     state.change_log.add(job.job_id)
     job.tasks[fact.task_id].checkpoint_asked = None
     job.version += 1
@@ -88,7 +89,7 @@ def save_refused(state: CellState, fact: SaveRefused) -> None:
     job = job_of_task(state, fact.node_id, fact.task_id)
     assert job is not None, fact.task_id
     if job.spec.checkpoint == "sdk":
-        job.unsaved = Unsaved(fact.reason, state.now_ms)
+        job.saving = replace(job.saving, unsaved=Unsaved(fact.reason, state.now_ms))
         state.change_log.add(job.job_id)
     job.tasks[fact.task_id].checkpoint_asked = None
     job.version += 1
@@ -97,9 +98,9 @@ def save_refused(state: CellState, fact: SaveRefused) -> None:
 def steps_measured(state: CellState, fact: external_events.StepsMeasured) -> None:
     """A member's speed in its group. Its version stays: plans that were made before are as good as after."""
     job = job_of_task(state, fact.node_id, fact.task_id)
-    if job is None or not job.group or not fact.steps or not fact.step_ms:
+    if job is None or not job.sharing.group or not fact.steps or not fact.step_ms:
         return
-    job.measured = max(0.0, 1.0 - fact.waited_ms / fact.step_ms)
+    job.sharing = replace(job.sharing, measured=max(0.0, 1.0 - fact.waited_ms / fact.step_ms))
     compare(state, job)
 
 
@@ -108,12 +109,12 @@ def checkpoint_fetched(state: CellState, fact: external_events.CheckpointFetched
     and the next attempt that is placed elsewhere fetches it from here."""
     job = job_of_task(state, fact.node_id, fact.task_id)
     assert job is not None, fact.task_id
-    found = job.checkpoint
+    found = job.saving.checkpoint
     if fact.problem:
         begin_at_0(job)
-        job.checkpoint = None if found is None else replace(found, problem=fact.problem)
+        found = None if found is None else replace(found, problem=fact.problem)
     elif found is not None:
-        job.checkpoint = replace(
+        found = replace(
             found,
             path=fact.path,
             iteration=fact.iteration,
@@ -121,6 +122,7 @@ def checkpoint_fetched(state: CellState, fact: external_events.CheckpointFetched
             fetched_from=fact.from_node,
             problem="",
         )
+    job.saving = replace(job.saving, checkpoint=found)
     state.change_log.add(job.job_id)
     job.version += 1
 
@@ -134,8 +136,7 @@ def _end_task(state: CellState, node_id: str, task_id: str, cause: str) -> tuple
     if passes:
         let_go(node, job)
     task.status = transition(TASK_TRANSITIONS, task.status, TaskStatus.EXITED, task_id)
-    task.exited_ms = state.now_ms
-    task.cause = cause
+    task.exit = TaskExit(state.now_ms, cause)
     node.take_back(booked(state, job, task.place))
     if passes:
         keep(node, job)
@@ -154,23 +155,25 @@ def task_exited(state: CellState, fact: external_events.TaskExited) -> None:
         node.orphan_tasks.pop(fact.task_id, None)
         return
     job, task = _end_task(state, fact.node_id, fact.task_id, fact.cause)
-    task.succeeded = fact.cause == "exited" and fact.exit_code == 0
-    task.exit_code = (
-        fact.exit_code if fact.exit_code is not None else (128 + fact.signal if fact.signal else None)
+    place, succeeded = task.place, fact.cause == "exited" and fact.exit_code == 0
+    outgrew = fact.exhausted == HOST
+    task.exit = replace(
+        task.exit,
+        succeeded=succeeded,
+        code=128 + fact.signal if fact.exit_code is None and fact.signal else fact.exit_code,
+        exhausted=fact.exhausted,
+        outgrown_mib=outgrown_mib(place.cap_mib, place.host_memory_mib, fact) if outgrew else 0,
+        gpu_limit_mib=fact.gpu_memory_limit_mib,
     )
-    task.exhausted, task.gpu_limit_mib = fact.exhausted, fact.gpu_memory_limit_mib
-    if fact.exhausted == HOST:
-        task.outgrown_mib = outgrown_mib(task.place.cap_mib, task.place.host_memory_mib, fact)
-    first = not job.failure and job.stop_reason is None
+    first = not job.exit.failure and job.stop.reason is None
     evidence.noted(state, job, task.place, fact, first=first)
-    if fact.exhausted and (first or job.stop_reason in (None, "gang_member_failed")):
+    if fact.exhausted and (first or job.stop.reason in (None, "gang_member_failed")):
         _note_exhausted(node, job, task, fact)
         return
-    if task.succeeded:
-        task.note = fact.detail
-    if task.succeeded or not first:
+    if succeeded:
+        task.exit = replace(task.exit, note=fact.detail)
+    if succeeded or not first:
         return
-    job.exit_code = task.exit_code
     how = fact.cause.replace("_", " ")
     if fact.cause == "exited":
         how = f"exit code {fact.exit_code}" if fact.signal is None else f"killed by signal {fact.signal}"
@@ -184,18 +187,15 @@ def _note_exhausted(
 ) -> None:
     """The exit of the member that ran out of memory is the gang's failure, though exits of other members may
     come first."""
-    if any(other.exhausted for other in job.tasks.values() if other is not task):
+    if any(other.exit.exhausted for other in job.tasks.values() if other is not task):
         return
-    job.exit_code = task.exit_code
-    job.failure = failure_text(node, job, task, fact)
-    job.failure_cause = task.cause
+    job.exit = Exit(task.exit.code, failure_text(node, job, task, fact), task.exit.cause)
 
 
 def _note_failure(job: JobState, node_id: str, task: TaskState, how: str) -> None:
     """Stores the gang's first failure; failures of other members that follow from it are ignored."""
-    if not job.failure and job.stop_reason is None:
-        job.failure = f"{task.place.task_id} on {node_id}: {how}"
-        job.failure_cause = task.cause
+    if not job.exit.failure and job.stop.reason is None:
+        job.exit = Exit(task.exit.code, f"{task.place.task_id} on {node_id}: {how}", task.exit.cause)
 
 
 def task_lost(state: CellState, fact: ledger_events.TaskLost) -> None:

@@ -26,6 +26,7 @@ from penstock.ledger.state.node.node_state import NodeState
 from penstock.ledger.state.state import CellState, Timer
 from penstock.model.jobs.job_fields import plain
 from penstock.model.nouns.transitions import JobStatus, NodeStatus
+from penstock.model.nouns.types import Value
 
 SLICE = (
     256  # entries of a mapping that are written or read at once: this blocks other threads for a millisecond
@@ -52,6 +53,12 @@ DERIVED = {
     ),
     NodeState: frozenset({"entered", "gpu_memory_mib", "gpu_uuids", "named", "reserved"}),
 }
+
+USUAL = {
+    model: {each.name: each.default for each in dataclasses.fields(model) if isinstance(each.default, Value)}
+    for model in (JobState, TaskState)
+}
+"""Parts that most jobs and tasks have in common: one object for all of them."""
 
 
 class Damaged(Exception):
@@ -220,7 +227,9 @@ def _field_type(name: str) -> Any:
 
 
 def _object(model: type[Any], found: Any) -> Any:
-    return model(**{name: getattr(found, name) for name in found.__struct_fields__})
+    fields = {name: getattr(found, name) for name in found.__struct_fields__}
+    fields |= {name: usual for name, usual in USUAL.get(model, {}).items() if fields[name] == usual}
+    return model(**fields)
 
 
 def _job(found: Any) -> JobState:
@@ -240,8 +249,8 @@ def _derive(state: CellState) -> None:
             state.stopping[job.order] = job
         if job.target:
             state.moving[job.order] = job
-        if job.group:
-            state.groups.setdefault(job.group, {})[job.job_id] = job
+        if job.sharing.group:
+            state.groups.setdefault(job.sharing.group, {})[job.job_id] = job
         for task in job.tasks.values():
             state.nodes[task.place.node_id].named += 1
         for place in job.target:

@@ -37,3 +37,18 @@ class Arrays(Value, frozen=True):
     now: Window = Window()
     before: Window = Window()
     """The previous window; empty where nothing happened in it."""
+
+
+class ArrayUse(Value, frozen=True):
+    """What one job has of the arrays (`evolve_arrays`)."""
+
+    reclaims: int = 0
+    """How often cores that it had borrowed were reclaimed (`CoresReclaimed`): it is then first in its array's
+    queue."""
+    borrows: bool = False
+    """Its attempt was placed with cores that are reserved for jobs with GPUs."""
+    counted_gpus: int = 0
+    """GPUs that the cell's `arrays` count for it."""
+
+
+NO_ARRAY_USE = ArrayUse()

@@ -226,7 +226,7 @@ class Crowding:
         """Ends the job's window at a report of its steps."""
         job = state.jobs.get(steps.task_id.rsplit(".", 2)[0])
         known = None if job is None else self._jobs.get(job.job_id)
-        if job is None or known is None or steps.token != known.token or job.group:
+        if job is None or known is None or steps.token != known.token or job.sharing.group:
             return
         self._settle(known)
         self._pass(known, now_ms)
@@ -272,7 +272,7 @@ class Crowding:
         share = exp(known.log_share)
         if known.total and known.step_s:
             return Progress(max(0.0, (known.total - known.done) * known.step_s - done_s), share)
-        done_s += job.served_ms / 1_000
+        done_s += job.progress.served_ms / 1_000
         run_ms = None if job.estimate is None else job.estimate.run_ms
         return Progress(done_s if run_ms is None else max(0.0, run_ms / 1_000 - done_s), share)
 

@@ -190,7 +190,7 @@ def _moves(
 ) -> Iterator[tuple[float, Migration]]:
     """(net gain in s, migration) for each target with a sufficient gain, whether it has room or not."""
     job, here = leaving.job, leaving.node_id
-    cost_s = stop_cost_s(state, job) + (0.0 if job.checkpoint is not None else SAVE_S)
+    cost_s = stop_cost_s(state, job) + (0.0 if job.saving.checkpoint is not None else SAVE_S)
     category = category_of(job, seen.categories)
     moved = leaving.sharer._replace(left_s=leaving.sharer.left_s + cost_s)
     most_s = leaving.gain_s - moved.left_s  # on a node where no job slows another
@@ -220,8 +220,8 @@ def _movable(job: JobState) -> bool:
     return (
         job.status is JobStatus.RUNNING
         and len(job.tasks) == 1
-        and not job.group
-        and job.migrations < MAX_MIGRATIONS
+        and not job.sharing.group
+        and job.moves.migrations < MAX_MIGRATIONS
         and job.saves
         and not loses(job)
     )

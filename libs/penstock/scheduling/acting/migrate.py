@@ -61,6 +61,6 @@ def category_of(job: JobState, categories: Categories) -> Category:
     """Category of a running job; a job with `converged_ms` has converged."""
     return (
         Category.CONVERGED
-        if job.converged_ms is not None
+        if job.moves.converged_ms is not None
         else categories.get(job.job_id, Category.PROGRESSING)
     )

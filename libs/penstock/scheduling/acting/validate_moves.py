@@ -39,12 +39,13 @@ def cause_of(proposal: MigrationProposed) -> MoveCause:
 
 
 def _moved_enough(job: JobState, proposal: MigrationProposed) -> str | None:
-    if proposal.cause == "converged" and job.converged_ms is not None:
+    if proposal.cause == "converged" and job.moves.converged_ms is not None:
         return "was judged by its convergence before: that happens once"
-    if proposal.cause == "rebalance" and job.rebalanced:
+    if proposal.cause == "rebalance" and job.moves.rebalanced:
         return "was moved for the balance of nodes before: that happens once"
-    if job.migrations >= MAX_MIGRATIONS:
-        return f"was moved {job.migrations} times by services: no more than {MAX_MIGRATIONS} are allowed"
+    migrations = job.moves.migrations
+    if migrations >= MAX_MIGRATIONS:
+        return f"was moved {migrations} times by services: no more than {MAX_MIGRATIONS} are allowed"
     return None
 
 
@@ -77,7 +78,7 @@ def target_of(state: CellState, job_id: str, nodes: tuple[str, ...]) -> tuple[Ta
     if nodes_of(job) == nodes:
         return Refusal("invalid", f"{job.job_id} runs on these nodes already")
     here = {task.place.node_id for task in job.tasks.values()}
-    if job.group and (same := sorted(here & set(nodes))):
+    if job.sharing.group and (same := sorted(here & set(nodes))):
         detail = (
             f"{job.job_id} shares GPUs of {', '.join(same)} with its group: it can move to other nodes only"
         )

@@ -280,7 +280,7 @@ class Source(Generic[Item]):
             estimate.worker.gpu_memory_mib,
             circle_of(job),
             marks_of(self._apart, job),
-            (job.group or f"{job.job_id}/alone") if runs else "",
+            (job.sharing.group or f"{job.job_id}/alone") if runs else "",
             fixed_cost_s(job) if runs else 0.0,
             runs and loses(job),
             self._scope.stops(job),

@@ -182,17 +182,17 @@ def _split(state: CellState, scope: Scope, group: PlannedGroup, taken: set[str])
     ]
     if not jobs:
         return None
-    if len(jobs) == 1 and jobs[0].status in RUNS and not jobs[0].group and jobs[0].job_id not in taken:
+    place = jobs[0].sharing.group
+    if len(jobs) == 1 and jobs[0].status in RUNS and not place and jobs[0].job_id not in taken:
         taken.add(jobs[0].job_id)
         return _Part((jobs[0],), (), group.turns if len(group.job_ids) == 1 else None)
-    place = jobs[0].group
     if place and place not in taken and _are_there(state, place, jobs):
         taken.add(place)
         return _Part(tuple(jobs), (), group.turns if len(jobs) == len(group.job_ids) else None)
     parts: dict[str, list[JobState]] = {}
     for job in jobs:
         if job.status in RUNS:
-            parts.setdefault(job.group or job.job_id, []).append(job)
+            parts.setdefault(job.sharing.group or job.job_id, []).append(job)
     stayable = [
         (place, part)
         for place, part in parts.items()
@@ -220,7 +220,7 @@ def _are_there(state: CellState, place: str, jobs: Sequence[JobState]) -> bool:
     """Whether exactly these jobs run in the group."""
     if len(state.groups[place]) != len(jobs):
         return False
-    return all(job.group == place and job.status in RUNS for job in jobs)
+    return all(job.sharing.group == place and job.status in RUNS for job in jobs)
 
 
 def _held_by_others(state: CellState, scope: Scope, place: str, group: PlannedGroup) -> bool:
@@ -253,7 +253,7 @@ def _may_start(job: JobState) -> bool:
 def _joined(part: _Part) -> ProposedUnit | None:
     """The unit for jobs that join a part that stays; None: no job joins, and its turns are unchanged."""
     first = part.stays[0]
-    if not part.comes and (part.turns is None or len(part.stays) == 1 or part.turns == first.turns):
+    if not part.comes and (part.turns is None or len(part.stays) == 1 or part.turns == first.sharing.turns):
         return None
     return _unit(part, tuple(task.place.node_id for task in first.tasks.values()))
 

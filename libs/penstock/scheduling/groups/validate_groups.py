@@ -79,7 +79,7 @@ def formed(state: CellState, members: Members, view: ClusterView) -> Formed | Re
     placed = _places(state, view, running, [(job, demands[job.job_id]) for job in waiting], nodes)
     if isinstance(placed, Refusal):
         return placed
-    group_id = running[0].group if running else ""
+    group_id = running[0].sharing.group if running else ""
     return Formed(group_id, tuple(job.job_id for job in running), *placed)
 
 
@@ -91,14 +91,14 @@ def runs_on(job: JobState, view: ClusterView) -> bool:
 def shared_already(state: CellState, members: Members, stops: frozenset[str] = frozenset()) -> Formed | None:
     """The existing group, if its running members without the stops are exactly these."""
     first = state.jobs.get(members[0][0])
-    if first is None or not first.group:
+    if first is None or not first.sharing.group:
         return None
-    present = state.groups[first.group].values()
+    present = state.groups[first.sharing.group].values()
     running = [job for job in present if job.status in RUNS and job.job_id not in stops]
     if {job.job_id for job in running} != {job_id for job_id, _ in members}:
         return None
     in_order = sorted(running, key=lambda job: job.order)
-    return Formed(first.group, tuple(job.job_id for job in in_order), (), ())
+    return Formed(first.sharing.group, tuple(job.job_id for job in in_order), (), ())
 
 
 def _jobs(state: CellState, members: Members, view: ClusterView) -> list[JobState] | Refusal:
@@ -185,9 +185,9 @@ def _not_together(
         return None
     first = running[0]
     for job in running[1:]:
-        if not job.group or job.group != first.group:
+        if not job.sharing.group or job.sharing.group != first.sharing.group:
             return Refusal("infeasible", f"{job.job_id} and {first.job_id} run on different GPUs")
-    present = state.groups.get(first.group, {})
+    present = state.groups.get(first.sharing.group, {})
     if view.ended:
         present = {job_id: job for job_id, job in present.items() if runs_on(job, view)}
     named = {job.job_id for job in running}
@@ -379,7 +379,7 @@ def apart_from_all(state: CellState, job: JobState, profile: Profile) -> str:
             continue
         if other.demand.workers != demand.workers or not stage_times(state, other):
             continue
-        members = [*state.groups.get(other.group, {}).values()] or [other]
+        members = [*state.groups.get(other.sharing.group, {}).values()] or [other]
         why = next(filter(None, (why_apart(state, (member, job)) for member in members)), "")
         if not why:
             return ""

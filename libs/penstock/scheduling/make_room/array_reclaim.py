@@ -235,8 +235,8 @@ class _Taking:
         """Small jobs of one task that may resume elsewhere, largest first."""
         for _, _, job_id, _ in self._stage.small.running.get((ordinal,), ()):
             job = self._state.jobs[job_id]
-            saves = job.saves and job.preemptible and job.held is None and not job.followed
-            if saves and job.migrations < MAX_MIGRATIONS and job_id not in self._trial.ended:
+            saves = job.saves and job.preemptible and job.held is None and not job.succession.followed
+            if saves and job.moves.migrations < MAX_MIGRATIONS and job_id not in self._trial.ended:
                 yield job
 
     def _borrowers(self, ordinal: int) -> list[JobState]:
@@ -246,10 +246,10 @@ class _Taking:
         found = [
             job
             for job in jobs.values()
-            if job.borrows
+            if job.array.borrows
             and job.status in (JobStatus.LAUNCHING, JobStatus.RUNNING)
             and job.preemptible
-            and job.reclaims < self._stage.settings.max_reclaims
+            and job.array.reclaims < self._stage.settings.max_reclaims
             and self._loses_little(job)
             and job.job_id not in self._trial.ended
         ]

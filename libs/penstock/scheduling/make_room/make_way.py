@@ -175,10 +175,10 @@ class MakeWay:
             and _suits(job)
             and job.preemptible
             and not job.target
-            and not job.followed
+            and not job.succession.followed
             and job.saves
             and saves_in_time(job)
-            and job.infrastructure_retries < MAX_MOVED
+            and job.retries.infrastructure < MAX_MOVED
             and not any(state.nodes[place.node_id].bit & avoid for place in living_places(job))
         )
         return islice(found, MAX_TRIALS)

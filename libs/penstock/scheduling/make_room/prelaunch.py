@@ -71,7 +71,7 @@ class Next(NamedTuple):
 def saves(job: JobState) -> bool:
     """Whether every task of the running job has reported the last phase, and that was not in vain in this
     attempt."""
-    return not job.false_ends and all(
+    return not job.succession.false_ends and all(
         task.saving or task.status is TaskStatus.EXITED for task in job.tasks.values()
     )
 
@@ -135,7 +135,8 @@ def _endings(state: CellState) -> list[Ending]:
     expected to end first."""
     found: list[Ending] = []
     for job in state.holding.values():
-        if job.status is not JobStatus.RUNNING or job.group or job.false_ends >= MAX_FALSE_ENDS:
+        missed = job.succession.false_ends >= MAX_FALSE_ENDS
+        if missed or job.status is not JobStatus.RUNNING or job.sharing.group:
             continue
         if saves(job):
             found.append(Ending(state.now_ms, job, True))
@@ -153,9 +154,9 @@ def _end_ms(job: JobState) -> float:
     end_s = ends_s(job)
     if end_s is None:
         return inf
-    if job.remaining_s is not None or job.eta is not None:
+    if job.progress.remaining_s is not None or job.progress.eta is not None:
         return end_s * 1_000
-    return end_s * 1_000 + _launch_ms(job) * ((job.served_ms > 0) - job.prelaunch)
+    return end_s * 1_000 + _launch_ms(job) * ((job.progress.served_ms > 0) - job.succession.prelaunch)
 
 
 def _first(state: CellState, profile: Profile) -> Iterator[JobState]:

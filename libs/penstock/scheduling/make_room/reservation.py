@@ -208,7 +208,7 @@ class _Ended:
         """Counts the GPUs that are free when this job has ended, too; those of a group's rank when no member
         has a task there. Returns the job's nodes."""
         state, each, nodes = self._state, self._each, 0
-        if job.group:
+        if job.sharing.group:
             self._members.add(job.job_id)
         for place in living_places(job):
             node = state.nodes[place.node_id]

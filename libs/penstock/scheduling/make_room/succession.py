@@ -52,7 +52,7 @@ def _leaving(
     or others also hold its GPUs."""
     task = job.tasks[task_id]
     ends = job.status is JobStatus.STOPPING or (ending and job.status is JobStatus.RUNNING)
-    if not ends or job.group or job.target or task.started_ms is None:
+    if not ends or job.sharing.group or job.target or task.started_ms is None:
         return None
     if not task.place.gpus or task.place.gpu_share_milli < WHOLE_GPU:
         return None

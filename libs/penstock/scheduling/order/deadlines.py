@@ -159,12 +159,12 @@ def run_time(job: JobState, option: ShapeOption, start_ms: float) -> RunTime | N
 def time_left(job: JobState, now_ms: int) -> RunTime | None:
     """Run time of a job that holds resources: by the estimator's latest answer, else by its option; None
     where no interval is known."""
-    speed = job.speed
-    if job.eta is not None and job.eta.attempt == job.attempt:
-        left, level = job.eta.left_ms, job.eta.level
+    speed, eta = job.pace.speed, job.progress.eta
+    if eta is not None and eta.attempt == job.attempt:
+        left, level = eta.left_ms, eta.level
         width = NormalDist().inv_cdf((1.0 + level) / 2.0)
         low, middle, high = (max(LEAST_MS, ms) for ms in (left.low, left.middle, left.high))
-        gone_ms = job.eta.passed_ms(job.running_ms, now_ms) - slowed_ms(job, now_ms)
+        gone_ms = eta.passed_ms(job.running_ms, now_ms) - slowed_ms(job, now_ms)
         return RunTime(now_ms, middle, log(middle / low) / width, log(high / middle) / width, gone_ms, speed)
     option = option_of(job)
     found = None if option is None else run_time(job, option, now_ms)

@@ -137,4 +137,4 @@ def goes_on(state: CellState, job_id: str) -> bool:
 def will_queue_again(job: JobState) -> bool:
     """Whether a job that is being stopped will wait in the queue; a job with a reserved target starts there
     without queueing."""
-    return job.stop_reason in QUEUES_AGAIN and job.held is None and not job.target
+    return job.stop.reason in QUEUES_AGAIN and job.held is None and not job.target

@@ -76,14 +76,14 @@ def leased(state: CellState, job: JobState, gone: Container[str] = frozenset()) 
     """What counts for the job of the leases of its tasks that are not proven ended, and of its reservation.
     O(tasks); for a job that is being stopped or followed O(tasks of its nodes). `gone`: jobs that do not
     count."""
-    followed = job.followed or job.status is JobStatus.STOPPING
+    followed = job.succession.followed or job.status is JobStatus.STOPPING
     gpus = cores = memory_mib = bandwidth_mbps = 0
     for task in job.tasks.values():
         if task.status is TaskStatus.EXITED:
             continue
         place = task.place
         memory_mib += place.host_memory_mib
-        if job.group:
+        if job.sharing.group:
             lease = [place, *others(state, job, place.rank, gone)]
             part = PARTS // len(lease)
             gpus += len({gpu for one in lease for gpu in one.gpus}) * WHOLE_GPU * part
@@ -171,11 +171,11 @@ class Holdings(Generic[Tenant]):
                 if before is not None:
                     self._take(before)
                     del jobs[job_id]
-            elif job.group:
-                beside.update(dict.fromkeys(state.groups[job.group]))
+            elif job.sharing.group:
+                beside.update(dict.fromkeys(state.groups[job.sharing.group]))
             elif before is None or before.version != job.version or before.job is not job:
-                if job.after:
-                    beside.update(dict.fromkeys(job.after))
+                if job.succession.after:
+                    beside.update(dict.fromkeys(job.succession.after))
                 self._enter(state, job, before)
         for job_id in beside:
             job = state.jobs.get(job_id)
@@ -192,11 +192,11 @@ class Holdings(Generic[Tenant]):
         held = leased(state, job)
         if before is not None:
             if before.job is job and before.amounts == held:
-                before.version, before.after = job.version, job.after
+                before.version, before.after = job.version, job.succession.after
                 return
             self._take(before)
         tenant = self.tenant_of(job)
-        self.jobs[job.job_id] = _Held(job, job.version, job.after, tenant, held)
+        self.jobs[job.job_id] = _Held(job, job.version, job.succession.after, tenant, held)
         _add(self.held, tenant, held)
 
     def _take(self, before: _Held[Tenant]) -> None:
@@ -235,7 +235,7 @@ class IfHeld(Generic[Tenant]):
             return
         self._ended.add(job.job_id)
         self._count(before, NOTHING)
-        for job_id in (*before.after, *(self._state.groups[job.group] if job.group else ())):
+        for job_id in (*before.after, *(self._state.groups[job.sharing.group] if job.sharing.group else ())):
             if job_id in self._jobs and job_id not in self._ended:
                 other = self._jobs[job_id]
                 self._count(other, leased(self._state, other.job, self._ended))

@@ -25,7 +25,7 @@ def preferring(job: JobState, choose: Choose) -> Choose:
     """As `choose`, on the nodes that this job prefers where it fits there; `choose` itself for a job
     without preferences."""
     nodes = job.spec.nodes
-    if not job.failed_on and (nodes is None or not nodes.prefer):
+    if not job.retries.failed_on and (nodes is None or not nodes.prefer):
         return choose
 
     def chosen(state: CellState, job: JobState, rng: LazyRng) -> Plan | None:
@@ -45,7 +45,7 @@ def _narrower(job: JobState, home: str) -> Iterator[tuple[JobState, str]]:
     `home`: the only node that has its checkpoint is not avoided: the work would be lost for certain.
     """
     nodes = job.spec.nodes or NodeChoice()
-    failed = tuple(node_id for node_id in job.failed_on if node_id not in (*nodes.exclude, home))
+    failed = tuple(node_id for node_id in job.retries.failed_on if node_id not in (*nodes.exclude, home))
     avoids = f"not on {', '.join(failed)}, where an attempt failed" if failed else ""
     among = f"on nodes that it prefers: {', '.join(nodes.prefer)}" if nodes.prefer else ""
     if failed and nodes.prefer:

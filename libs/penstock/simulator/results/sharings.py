@@ -58,7 +58,7 @@ class Sharings:
     def note(self, state: CellState, group_id: str, now_ms: int) -> None:
         """Ends the group's present sharing if it has changed, and begins the new one."""
         jobs = state.groups.get(group_id, {})
-        turns = next((job.turns for job in jobs.values() if job.turns is not None), None)
+        turns = next((job.sharing.turns for job in jobs.values() if job.sharing.turns is not None), None)
         members = tuple(jobs) if turns is None or set(turns.job_ids) != set(jobs) else turns.job_ids
         at = self._open.get(group_id)
         if at is not None:

@@ -267,7 +267,7 @@ class Timeline:
             raise KeyError(event.task_id)
         if isinstance(event, TASK_ENDS):
             self._task_ends(job, job.tasks[event.task_id].place)
-        before, groups = job.status, {job.group}
+        before, groups = job.status, {job.sharing.group}
         evolve(state, event)
         self._regrouped(groups)
         if isinstance(event, external_events.TaskStarted) and event.opened_ms is not None:
@@ -316,11 +316,11 @@ class Timeline:
     def _groups(self, event: Event) -> set[str]:
         """Groups that an event may change."""
         if isinstance(event, GroupDecided):
-            return {event.group_id, *(self.state.jobs[job_id].group for job_id in event.job_ids)}
+            return {event.group_id, *(self.state.jobs[job_id].sharing.group for job_id in event.job_ids)}
         if isinstance(event, ledger.PlacementDecided):
             return {event.group or ""}
         job = self.state.jobs.get(getattr(event, "job_id", ""))
-        return set() if job is None else {job.group}
+        return set() if job is None else {job.sharing.group}
 
     def _regrouped(self, groups: set[str]) -> None:
         for group_id in sorted(groups - {""}):
@@ -385,7 +385,7 @@ class Timeline:
         self._halt(job)
         for later in successors(self.state, job, place):
             self._begun_ms[later.task_id] = self.now_ms
-        self._bar(job, place, blocks, EXITED if job.stop_reason is None else STOPPED)
+        self._bar(job, place, blocks, EXITED if job.stop.reason is None else STOPPED)
         self._gpus_held.ends(place.task_id)
         if place.gpu_share_milli < WHOLE_GPU:
             for gpu in place.gpus:

@@ -25,9 +25,9 @@ def remaining_text(state: CellState, job: JobState) -> str:
     if left_s == inf:
         return "run time unknown"
     text = f"{span(1_000 * left_s)} left"
-    if job.remaining_s is not None:
+    if job.progress.remaining_s is not None:
         return f"{text}, as the job reports"
-    if (eta := job.eta) is None:
+    if (eta := job.progress.eta) is None:
         return f"{text}, as estimated"
     passed_ms = eta.passed_ms(job.running_ms, state.now_ms)
     low, high = (span(max(0.0, end - passed_ms)) for end in (eta.left_ms.low, eta.left_ms.high))

@@ -409,6 +409,6 @@ def served_since_s(job: JobState) -> float | None:
     since_ms = job.running_ms
     if since_ms is None:
         return None
-    if job.attained_s is None:
-        return (since_ms - job.served_ms) / 1_000
-    return max(since_ms, job.progress_ms) / 1_000 - job.attained_s
+    if job.progress.attained_s is None:
+        return (since_ms - job.progress.served_ms) / 1_000
+    return max(since_ms, job.progress.at_ms) / 1_000 - job.progress.attained_s

@@ -309,10 +309,10 @@ class ContentionGuard:
         self._begun = True
         for job in state.holding.values():
             self._jobs_due[job.job_id] = None
-            if any(task.core_probes and not task.cores_settled for task in job.tasks.values()):
+            if any(task.cores.probes and not task.cores.settled for task in job.tasks.values()):
                 self._search(state, job)
             for task in job.tasks.values():
-                for latest in (task.cores_adjusted, task.bandwidth_adjusted):
+                for latest in (task.cores.adjusted, task.bandwidth_adjusted):
                     if latest is not None and latest.by == PROPOSER:
                         self._renews_at(task.place.node_id, latest.at_ms + RENEWED_AFTER_MS)
         self._nodes_due.update(dict.fromkeys(state.nodes))
@@ -430,7 +430,7 @@ def _renewed(state: CellState, view: NodeView, now_ms: int) -> Iterator[Change]:
     for other in view.others:
         task = state.jobs[_job_id(other.task_id)].tasks[other.task_id]
         capped = other.cap is not None
-        latest = task.bandwidth_adjusted if capped else task.cores_adjusted
+        latest = task.bandwidth_adjusted if capped else task.cores.adjusted
         if not other.throttled or latest is None or now_ms - latest.at_ms < RENEWED_AFTER_MS:
             continue
         why = f"still slowed for the training on {view.node_id}, {view.pressure}"

@@ -112,7 +112,7 @@ class Search:
             return [
                 Change(task_id, "settled", why, self.cores)
                 for task_id, task in tasks
-                if not task.cores_settled
+                if not task.cores.settled
             ]
         if self.settling is not None:
             return []
@@ -128,7 +128,7 @@ class Search:
         latest window."""
         if self.ended or self.settling is not None:
             return
-        adjusted = [job.tasks[task_id].cores_adjusted for task_id in self.workers]
+        adjusted = [job.tasks[task_id].cores.adjusted for task_id in self.workers]
         if problem := next((one.problem for one in adjusted if one is not None and one.problem), ""):
             self.end(self.start, f"its node cannot give it {self.cores} cores: {problem}")
         elif all(one is None or one.enforced for one in adjusted) and all(
@@ -152,17 +152,17 @@ def search_of(state: CellState, job: JobState, guard: Guard, latest_ms: int) -> 
     step = guard.step_of(job)
     workers = tuple(task_id for task_id, task in job.tasks.items() if task.place.gpus)
     tasks = [job.tasks[task_id] for task_id in workers]
-    if step is None or not tasks or any(task.cores_settled for task in tasks) or not _may_change(state, job):
+    if step is None or not tasks or any(task.cores.settled for task in tasks) or not _may_change(state, job):
         return None
-    if any(set_by_operator(task.cores_adjusted) for task in tasks):
+    if any(set_by_operator(task.cores.adjusted) for task in tasks):
         return None
     most = most_of(state, workers)
-    if any(task.core_probes for task in tasks):
-        found = Search(job.attempt, workers, step, tasks[0].placed_cores, 1, most, None)
-        found.end(tasks[0].placed_cores, "the search was interrupted")
+    if any(task.cores.probes for task in tasks):
+        found = Search(job.attempt, workers, step, tasks[0].cores.placed, 1, most, None)
+        found.end(tasks[0].cores.placed, "the search was interrupted")
         return found
     cores = {len(task.used_cores) for task in tasks}
-    left = MAX_CORE_CHANGES * job.spec.workers - job.core_changes
+    left = MAX_CORE_CHANGES * job.spec.workers - job.adjustments.core_changes
     if len(cores) != 1 or left < len(workers) * (MAX_CORE_PROBES + 1) or not 0 < min(cores) <= most:
         return None
     (start,) = cores
@@ -178,7 +178,8 @@ def takes_ms(speed: Speed) -> int:
 
 def alone(job: JobState) -> bool:
     """Whether its speed is its own: it neither takes turns with other jobs nor shares a GPU."""
-    return not job.group and all(task.place.gpu_share_milli == WHOLE_GPU for task in job.tasks.values())
+    places = (task.place for task in job.tasks.values())
+    return not job.sharing.group and all(place.gpu_share_milli == WHOLE_GPU for place in places)
 
 
 def _may_change(state: CellState, job: JobState) -> bool:

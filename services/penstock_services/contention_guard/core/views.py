@@ -63,18 +63,18 @@ def with_tasks(
 def _other(state: CellState, job: JobState, task_id: str, traffic: float | None) -> Other:
     task = job.tasks[task_id]
     cores = most = len(task.place.cores)
-    if task.throttled_from > cores and isinstance(found := running(state, task_id), Running):
+    if task.cores.throttled_from > cores and isinstance(found := running(state, task_id), Running):
         most = usable_cores(state, found)
-    left = MAX_THROTTLES * job.spec.workers - job.throttles
+    left = MAX_THROTTLES * job.spec.workers - job.adjustments.throttles
     fixed = set_by_operator(task.bandwidth_adjusted)
     return Other(
         task_id,
         cores,
         None if fixed else task.memory_bandwidth_percent,
-        task.throttled_from,
+        task.cores.throttled_from,
         traffic,
         most,
-        may_throttle=left > 0 and not fixed and not set_by_operator(task.cores_adjusted),
+        may_throttle=left > 0 and not fixed and not set_by_operator(task.cores.adjusted),
         may_return=left >= RESERVE,
     )
 
@@ -95,6 +95,6 @@ def slowed(state: CellState, spec: NodeState) -> bool:
     """Whether a job there may have to be released."""
     for task_id, job_id in spec.tasks.items():
         task = _running_task(state, job_id, task_id)
-        if task is not None and (task.memory_bandwidth_percent is not None or task.throttled_from > 0):
+        if task is not None and (task.memory_bandwidth_percent is not None or task.cores.throttled_from > 0):
             return True
     return False

@@ -58,12 +58,12 @@ class Followers:
             job = state.jobs.get(job_id)
             if job is None or job.spec.tied_to is None:
                 self._forget(job_id)
-            elif job.follower == self.gateway:
+            elif job.following.gateway == self.gateway:
                 due_s = self._loss_said_s.get(job_id, now_s - APART_S) + APART_S
                 if due_s > now_s:
                     waits_s.append(due_s - now_s)
                 else:
-                    found += self._lost(state, job_id, job.follower, now_s, lost_s)
+                    found += self._lost(state, job_id, job.following.gateway, now_s, lost_s)
         looks_s = self.began_s + RETURNED_WITHIN_S - now_s
         if not self._looked_back and looks_s > 0:
             waits_s.append(looks_s)
@@ -85,7 +85,7 @@ class Followers:
     def _connections(self, state: CellState) -> Iterator[FollowerChanged]:
         for job_id in self._open:
             job = state.jobs.get(job_id)
-            if job is not None and job.unfollowed_ms is not None:
+            if job is not None and job.following.absent_ms is not None:
                 yield from self._say(state, job_id, self.gateway, connected=True)
 
     def _lost(
@@ -100,17 +100,17 @@ class Followers:
         """Once, some time after the start: a connection to another run, such as the one before this start,
         counts as lost since this start. A gateway that still has such a connection says so."""
         for job in state.jobs.values():
-            if job.follower not in ("", self.gateway):
+            if job.following.gateway not in ("", self.gateway):
                 if job.job_id in self._open:
                     yield from self._say(state, job.job_id, self.gateway, connected=True)
                 else:
-                    yield from self._lost(state, job.job_id, job.follower, now_s, self.began_s)
+                    yield from self._lost(state, job.job_id, job.following.gateway, now_s, self.began_s)
 
     def _say(
         self, state: CellState, job_id: str, gateway: str, *, connected: bool, silent_ms: int = 0
     ) -> Iterator[FollowerChanged]:
         """The report, unless the same one is under way."""
-        before, changed_seq = self._said.get(job_id), state.jobs[job_id].followed_seq
+        before, changed_seq = self._said.get(job_id), state.jobs[job_id].following.seq
         if before is not None and before.connected is connected and changed_seq <= before.after:
             return
         self._said[job_id] = FollowerChanged(

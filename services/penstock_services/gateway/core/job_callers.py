@@ -26,7 +26,7 @@ def task_caller(state: CellState, node_id: str, job_id: str, task_id: str, token
     """
     job = state.jobs.get(job_id)
     task = None if job is None or job.token != token else job.tasks.get(task_id)
-    if job is None or task is None or task.exited_ms is not None or task.place.node_id != node_id:
+    if job is None or task is None or task.exit.at_ms is not None or task.place.node_id != node_id:
         detail = f"this token is of task {task_id} of job {job_id}, which does not run on {node_id}"
         raise Problem(401, "job_token_expired", f"{detail} any more; a job's token ends with its task")
     if not job.spec.may_submit:

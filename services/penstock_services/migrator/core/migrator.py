@@ -11,7 +11,7 @@ and each loss that it reads from telemetry:
 
 One proposal is under way at a time. A refused one is not repeated: the job asks again when its loss falls
 still slower. Its state beside the ledger's are monitors, one for each job that has reported a loss. They
-follow from the runs of the job's attempts, which the ledger's state has (`JobState.runs`), and from the
+follow from the runs of the job's attempts, which the ledger's state has (`Progress.runs`), and from the
 samples of these runs in the order of their times: whether a sample is read in time or after a restart is the
 same.
 """
@@ -56,7 +56,7 @@ class _Watched:
     def advance(self, job: JobState, now_ms: int) -> None:
         """Ends the runs that were over at `now_ms`, with the evaluations that were due in them, and begins
         those that followed."""
-        for run in job.runs:
+        for run in job.progress.runs:
             if run.attempt < self.attempt:
                 continue
             if run.began_ms > now_ms:
@@ -148,11 +148,11 @@ class Migrator:
             del self._watched[job_id]
             self._asking.pop(job_id, None)
             return
-        if job.converged_ms is not None:
+        if job.moves.converged_ms is not None:
             watched.monitor.pause(now_ms)
         else:
             watched.advance(job, now_ms)
-        if job.status is not JobStatus.RUNNING or job.converged_ms is not None:
+        if job.status is not JobStatus.RUNNING or job.moves.converged_ms is not None:
             self._asking.pop(job_id, None)
         self._at(job_id, watched.monitor)
 
@@ -166,7 +166,7 @@ class Migrator:
         """
         stage = _stage(state.settings)
         found = _run_of(state, sample, at_ms)
-        if sample.loss is None or found is None or stage is None or found[0].converged_ms is not None:
+        if sample.loss is None or found is None or stage is None or found[0].moves.converged_ms is not None:
             return
         job, attempt, began_ms = found
         at_ms = max(at_ms, began_ms)
@@ -273,7 +273,7 @@ def _run_of(state: CellState, sample: TelemetrySampled, at_ms: int) -> tuple[Job
     if attempt == job.attempt and job.status is JobStatus.RUNNING:
         began_ms = job.running_ms if sample.task_id in job.tasks else None
     else:
-        runs = (run.began_ms for run in job.runs if run.attempt == attempt and at_ms <= run.ended_ms)
+        runs = (run.began_ms for run in job.progress.runs if run.attempt == attempt and at_ms <= run.ended_ms)
         began_ms = next(runs, None)
     return None if began_ms is None or at_ms < began_ms - EARLY_MS else (job, attempt, began_ms)
 

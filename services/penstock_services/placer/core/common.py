@@ -95,7 +95,7 @@ def launches_early(state: CellState, job: JobState, after: Sequence[str]) -> boo
 def start_deadline(state: CellState, job: JobState) -> ledger_events.TimerSet:
     """Time by which all nodes must have answered the orders to start it; where it starts after other jobs,
     these may take their grace before, or the time for which it waits for their end."""
-    before = [state.jobs[job_id].spec.grace_ms for job_id in job.after if job_id in state.jobs]
+    before = [state.jobs[job_id].spec.grace_ms for job_id in job.succession.after if job_id in state.jobs]
     if (late := state.timers.get(timer_id(job.job_id, "predecessor_timeout"))) is not None:
         before.append(late.at_ms - state.now_ms)
     after_ms = state.settings.launch_timeout_ms + max(before, default=0)
@@ -114,7 +114,7 @@ def stop_deadline(state: CellState, job: JobState) -> Iterator[Event]:
 def succeeded(job: JobState) -> ledger_events.JobEnded:
     """Every worker has exited 0, and no task of the job runs any more. The reason is what a node has said
     of that, if any has."""
-    note = next((task.note for task in job.tasks.values() if task.note), "")
+    note = next((task.exit.note for task in job.tasks.values() if task.exit.note), "")
     return ledger_events.JobEnded(job_id=job.job_id, outcome="succeeded", exit_code=0, reason=note)
 
 
@@ -161,19 +161,19 @@ class Stopped:
         self._nodes = tuple(task.place.node_id for task in job.tasks.values())
         self._stop_ms = max(0, state.now_ms - move.at_ms)
         ran_ms = 0 if job.running_ms is None else max(0, move.at_ms - job.running_ms)
-        self._worked_ms = job.kept_ms + ran_ms
+        self._worked_ms = job.saving.kept_ms + ran_ms
 
     def moved(self, job: JobState, move: Move) -> Moved:
         """With the work that the next attempt repeats: the work done when the move was decided, less that in
         its checkpoint."""
-        found = job.checkpoint
+        found = job.saving.checkpoint
         unknown = job.spec.checkpoint == "signal" and found is None
-        saved = None if found is None or not job.kept_ms else found.iteration
+        saved = None if found is None or not job.saving.kept_ms else found.iteration
         return Moved(
             seq=seq_of(move.token),
             attempt=move.attempt,
             nodes=self._nodes,
             stop_ms=self._stop_ms,
-            lost_ms=None if unknown else max(0, self._worked_ms - job.kept_ms),
+            lost_ms=None if unknown else max(0, self._worked_ms - job.saving.kept_ms),
             resumes_at=saved,
         )

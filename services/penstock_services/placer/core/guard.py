@@ -65,7 +65,7 @@ def _cancel(state: CellState, event: external_events.JobCancelRequested) -> str 
         return _no_job(state, event.job_id)
     if event.tenant not in (None, job.spec.owner):
         return "other_tenant"
-    return "already_stopping" if job.stop_reason in FINAL_STOPS else None
+    return "already_stopping" if job.stop.reason in FINAL_STOPS else None
 
 
 def _command(state: CellState, event: Command) -> str | None:
@@ -84,7 +84,7 @@ def _hold(state: CellState, event: external_events.JobHoldRequested) -> str | No
     job = state.jobs[event.job_id]
     if job.held is not None:
         return "already_held"
-    return "already_stopping" if job.stop_reason in FINAL_STOPS else None
+    return "already_stopping" if job.stop.reason in FINAL_STOPS else None
 
 
 def _save(state: CellState, event: external_events.JobCheckpointRequested) -> str | None:
@@ -112,9 +112,9 @@ def _follower(state: CellState, event: FollowerChanged) -> str | None:
         return _no_job(state, event.job_id)
     if job.spec.tied_to is None:
         return "not_tied"
-    if event.after < job.followed_seq:
+    if event.after < job.following.seq:
         return "old_report"
-    return None if event.connected == (job.follower != event.gateway) else "already_reported"
+    return None if event.connected == (job.following.gateway != event.gateway) else "already_reported"
 
 
 def _release(state: CellState, event: external_events.JobReleaseRequested) -> str | None:
@@ -174,7 +174,7 @@ def _adjusted(state: CellState, event: TaskAdjusted) -> str | None:
 
 def _is_a_stop(job: JobState, token: int) -> bool:
     """Whether the token is of a stop of the current attempt; there may have been several."""
-    return job.token < token <= job.stop_token
+    return job.token < token <= job.stop.token
 
 
 def _exited(state: CellState, event: external_events.TaskExited) -> str | None:

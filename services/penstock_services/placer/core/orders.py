@@ -129,7 +129,7 @@ def start_orders(state: CellState, job_id: str, token: int) -> list[Order]:
 def stop_orders(state: CellState, job_id: str, token: int) -> list[Order]:
     """For a stop read back as valid. Empty after a later stop or the exits."""
     job = state.jobs.get(job_id)
-    if job is None or job.stop_token != token:
+    if job is None or job.stop.token != token:
         return []
     ended = _chief_ended(job)
     return [_stop(job, task, ended) for task in job.tasks.values() if task.status is TaskStatus.STOPPING]
@@ -148,9 +148,9 @@ def _reported(state: CellState, fact: OfTask, token: int) -> Sequence[Order]:
     of a later stop the orders follow when that is read back."""
     job = state.jobs.get(fact.task_id.rsplit(".", 2)[0])
     task = None if job is None else job.tasks.get(fact.task_id)
-    if job is None or task is None or task.place.rank > 0 or job.stop_token >= token or not _chief_ended(job):
+    if job is None or task is None or task.place.rank > 0 or job.stop.token >= token or not _chief_ended(job):
         return ()
-    return stop_orders(state, job.job_id, job.stop_token)
+    return stop_orders(state, job.job_id, job.stop.token)
 
 
 def adjusting_orders(state: CellState, task: TaskState, up_to: int) -> Iterator[Order]:
@@ -164,7 +164,7 @@ def adjusting_orders(state: CellState, task: TaskState, up_to: int) -> Iterator[
         return
     about = {"node_id": task.place.node_id, "task_id": task.place.task_id}
     found: list[Order] = []
-    if (asked := task.cores_adjusted) is not None and not asked.answered and asked.token <= up_to:
+    if (asked := task.cores.adjusted) is not None and not asked.answered and asked.token <= up_to:
         found.append(SetCores(**about, token=asked.token, cores=task.used_cores))
     if task.status is TaskStatus.STOPPING:
         yield from found
@@ -225,7 +225,7 @@ def outstanding(state: CellState, node_ids: Iterable[str], up_to: int) -> Iterat
             task = job.tasks[task_id]
             if task.status is TaskStatus.ASSIGNED and job.token <= up_to:
                 assigned.setdefault(job_id, []).append(task)
-            elif task.status is TaskStatus.STOPPING and job.stop_token <= up_to:
+            elif task.status is TaskStatus.STOPPING and job.stop.token <= up_to:
                 yield _stop(job, task, _chief_ended(job))
         for job_id, tasks in assigned.items():
             job = state.jobs[job_id]
@@ -385,7 +385,7 @@ def _start(
         checkpoint_from=_source(state, job),
         companions=_companions(state, job, place.rank),
         global_batch_size=job.spec.global_batch_size,
-        prelaunch=job.prelaunch,
+        prelaunch=job.succession.prelaunch,
         spare_cores=job.spec.resources.cores is None,
         interactive=job.spec.interactive,
         may_submit=job.spec.may_submit,
@@ -395,11 +395,11 @@ def _start(
 def _companions(state: CellState, job: JobState, rank: int) -> tuple[Companion, ...]:
     """The other members' tasks of this rank that are not proven ended;
     also of members that joined after it."""
-    if not job.group:
+    if not job.sharing.group:
         return ()
     return tuple(
         Companion(task_id=task.place.task_id, token=other.token)
-        for other in state.groups[job.group].values()
+        for other in state.groups[job.sharing.group].values()
         if other is not job
         for task in other.tasks.values()
         if task.place.rank == rank and task.status is not TaskStatus.EXITED
@@ -421,14 +421,14 @@ def _source(state: CellState, job: JobState) -> CheckpointSource | None:
         return None
     assert node.spec.logs is not None
     assert node.public_key is not None
-    assert job.checkpoint is not None
+    assert job.saving.checkpoint is not None
     return CheckpointSource(
         node_id=node.spec.node_id,
         address=node.spec.address,
         port=node.spec.logs.port,
         tls=node.spec.logs.tls,
         public_key=node.public_key,
-        size_bytes=job.checkpoint.size_bytes,
+        size_bytes=job.saving.checkpoint.size_bytes,
     )
 
 
@@ -452,11 +452,11 @@ def _hand_over(state: CellState, job: JobState) -> Iterator[HandOverCheckpoint]:
 
 def _stop(job: JobState, task: TaskState, chief_ended: bool) -> StopTask:
     return StopTask(
-        token=job.stop_token,
+        token=job.stop.token,
         node_id=task.place.node_id,
         task_id=task.place.task_id,
         grace_ms=job.spec.grace_ms,
-        reason=job.stop_reason or "stopped",
+        reason=job.stop.reason or "stopped",
         chief_ended=chief_ended and task.place.rank > 0,
     )
 

@@ -259,7 +259,7 @@ class Projection:
 
     def touch_target(self, job: JobState) -> None:
         """Nodes on which resources are, or were, reserved for its latest move."""
-        for node_id in () if job.move is None else job.move.nodes:
+        for node_id in () if job.moves.latest is None else job.moves.latest.nodes:
             self.touch_node(node_id)
 
     def own(self, job: JobState, task_id: str) -> None:
@@ -356,7 +356,7 @@ def _stopped(to: Projection, event: Any, job: JobState | None) -> None:
     to.touch_job(job)
     to.touch_target(job)
     for task_id, task in job.tasks.items():
-        if task.exited_ms is None:
+        if task.exit.at_ms is None:
             to.touch_task(job, task_id)
 
 

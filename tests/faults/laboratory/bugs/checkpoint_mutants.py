@@ -4,6 +4,7 @@ and fetches that never end."""
 from collections.abc import Iterator
 from typing import Any
 
+import msgspec
 from msgspec import structs
 
 from penstock.ledger.derived import resuming
@@ -27,7 +28,8 @@ def _() -> None:
 @mutant("a gang goes on at a checkpoint that one of its nodes has", faults=FAULTS, first=1)
 def _() -> None:
     def resumed(state: CellState, job: JobState) -> Any:
-        return job.checkpoint if job.checkpoint is not None and job.checkpoint.path else None
+        found = job.saving.checkpoint
+        return found if found is not None and found.path else None
 
     replace(resuming.resumed, resumed)
 
@@ -65,10 +67,10 @@ def _() -> None:
 
     def task_checkpointed(state: CellState, fact: TaskCheckpointed) -> None:
         job = evolve_tasks.job_of_task(state, fact.node_id, fact.task_id)
-        before = None if job is None else job.checkpoint
+        before = None if job is None else job.saving.checkpoint
         real(state, fact)
         if job is not None and before is not None:
-            job.checkpoint = before
+            job.saving = msgspec.structs.replace(job.saving, checkpoint=before)
 
     replace(real, task_checkpointed)
 
@@ -79,9 +81,9 @@ def _() -> None:
 
     def job_requeued(state: CellState, fact: JobRequeued) -> None:
         job = state.jobs[fact.job_id]
-        before = job.kept_ms
+        before = job.saving.kept_ms
         real(state, fact)
-        job.kept_ms += before
+        job.saving = msgspec.structs.replace(job.saving, kept_ms=job.saving.kept_ms + before)
 
     replace(real, job_requeued)
 

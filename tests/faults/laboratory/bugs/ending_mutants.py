@@ -20,7 +20,7 @@ def _() -> None:
 @mutant("a probe of cores outlives its service", faults="adjust", profile="coda", lost=GUARD)
 def _() -> None:
     real = adjustments._own_cores
-    replace(real, lambda task: len(task.used_cores) if task.trial_cores else real(task))
+    replace(real, lambda task: len(task.used_cores) if task.cores.trial else real(task))
 
 
 @mutant("borrowed cores are kept", faults="adjust", profile="penstock", lost=GUARD)

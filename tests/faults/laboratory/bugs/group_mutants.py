@@ -89,9 +89,9 @@ def _() -> None:
 @mutant("the last member is never alone again", faults=FAULTS, **CELL, first=8)
 def _() -> None:
     def leave(state: CellState, job: Any) -> None:
-        if job.group:
-            del state.groups[job.group][job.job_id]
-            job.group = ""
+        if job.sharing.group:
+            del state.groups[job.sharing.group][job.job_id]
+            job.sharing = replaced(job.sharing, group="")
 
     replace(evolve_groups.leave, leave)
 

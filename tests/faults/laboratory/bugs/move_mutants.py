@@ -3,6 +3,8 @@
 from collections.abc import Iterator
 from typing import Any
 
+import msgspec
+
 from penstock.cluster import reasons
 from penstock.ledger.fold import evolve_jobs, evolve_moves
 from penstock.ledger.state.job.job_state import JobState
@@ -70,7 +72,7 @@ def _() -> None:
     real = evolve_jobs.job_ended
 
     def job_ended(state: CellState, fact: JobEnded) -> None:
-        state.jobs[fact.job_id].move = None
+        state.jobs[fact.job_id].moves = msgspec.structs.replace(state.jobs[fact.job_id].moves, latest=None)
         real(state, fact)
 
     replace(real, job_ended)
@@ -114,8 +116,9 @@ def _() -> None:
         here = [task.place for task in job.tasks.values()]
         for fact in real(state, proposal, explain):
             yield fact
-            if isinstance(fact, MoveDecided) and job.move is not None and len(here) == len(fact.tasks):
-                moved = zip(job.move.tasks, here, strict=True)
+            latest = job.moves.latest
+            if isinstance(fact, MoveDecided) and latest is not None and len(here) == len(fact.tasks):
+                moved = zip(latest.tasks, here, strict=True)
                 for place, old in moved:
                     object.__setattr__(place, "node_id", old.node_id)
 

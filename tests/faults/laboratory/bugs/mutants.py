@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 from typing import Any
 
+import msgspec
 from msgspec import structs
 
 from penstock.cluster import capacity, view
@@ -152,7 +153,7 @@ def _() -> None:
 
     def failed(self: Attempts, state: CellState, job: Any) -> Iterator[Any]:
         for found in real(self, state, job):
-            used = job.attempt - job.infrastructure_retries
+            used = job.attempt - job.retries.infrastructure
             retried = isinstance(found, JobRequeued) and found.reason == "failed"
             if retried and used + 1 >= job.spec.retry.max_attempts:
                 yield JobEnded(job_id=job.job_id, outcome="failed", exit_code=1, reason="too early")
@@ -168,9 +169,9 @@ def _() -> None:
 
     def requeued(state: CellState, fact: Any) -> None:
         job = state.jobs[fact.job_id]
-        before = job.infrastructure_retries
+        before = job.retries.infrastructure
         real(state, fact)
-        job.infrastructure_retries = before
+        job.retries = msgspec.structs.replace(job.retries, infrastructure=before)
 
     replace(real, requeued)
 

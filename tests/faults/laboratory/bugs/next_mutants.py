@@ -32,7 +32,7 @@ def _() -> None:
     first=1,
 )
 def _() -> None:
-    replace(succession.comes_after, lambda one, other: other.job_id in one.after)
+    replace(succession.comes_after, lambda one, other: other.job_id in one.succession.after)
 
 
 @mutant("a next member takes cores of anybody who is being stopped", faults=FAULTS, **CELL, first=4)
@@ -55,7 +55,7 @@ def _() -> None:
         place = job.tasks[task_id].place
         found = real(state, node, job, task_id, ending=ending)
         return found or (
-            policy._Leaving(job, 1 << place.gpus[0], 0) if place.gpus and not job.group else None
+            policy._Leaving(job, 1 << place.gpus[0], 0) if place.gpus and not job.sharing.group else None
         )
 
     replace(real, leaving)
@@ -112,6 +112,7 @@ def _() -> None:
     real = groups.booked
 
     def booked(state: Any, job: Any, place: Any, gone: Any = frozenset()) -> Any:
-        return place if job.followed and not job.after else real(state, job, place, gone)
+        known = job.succession
+        return place if known.followed and not known.after else real(state, job, place, gone)
 
     replace(real, booked)

@@ -57,8 +57,10 @@ class CheckpointJudge:
         job_id = self._book(kind, fact, now_ms)
         job = self._judge.replica.state.jobs.get(job_id)
         most_ms = self._kept.get(job_id, 0)
-        if job is not None and job.kept_ms > most_ms:
-            raise Violation("checkpoint", f"{job_id} counts {job.kept_ms} ms as kept; {most_ms} were saved")
+        if job is not None and job.saving.kept_ms > most_ms:
+            raise Violation(
+                "checkpoint", f"{job_id} counts {job.saving.kept_ms} ms as kept; {most_ms} were saved"
+            )
 
     def restored(self, record: Fact) -> None:
         """One record of a ledger that was restored from an older copy: what it says of work counts, and

@@ -184,8 +184,9 @@ def _of_job(state: CellState, job: JobState) -> Iterator[Temporary]:
     if job.target:
         yield Temporary(("move", *about), UNDERWAY_S, f"{job.job_id} is on its way to {job.target}")
     if job.status in (JobStatus.LAUNCHING, JobStatus.STOPPING, JobStatus.BACKOFF):
-        bound_s = UNDERWAY_S * (1 + bool(job.after))
-        yield Temporary((job.status, *about), bound_s, f"{job.job_id} is {job.status}, after {job.after}")
+        after = job.succession.after
+        bound_s = UNDERWAY_S * (1 + bool(after))
+        yield Temporary((job.status, *about), bound_s, f"{job.job_id} is {job.status}, after {after}")
     if job.status is JobStatus.RUNNING:
         for task in job.tasks.values():
             yield from _of_task(state, job, task)
@@ -196,7 +197,7 @@ def _of_task(state: CellState, job: JobState, task: TaskState) -> Iterator[Tempo
     task_id, about = task.place.task_id, (job.job_id, job.attempt)
     if task.status is not TaskStatus.RUNNING:
         return
-    cap, cores = task.bandwidth_adjusted, task.cores_adjusted
+    cap, cores = task.bandwidth_adjusted, task.cores.adjusted
     if task.memory_bandwidth_percent is not None and (cap is None or cap.by != OPERATOR):
         at_ms = None if cap is None else cap.at_ms
         text = f"{task_id} is capped at {task.memory_bandwidth_percent} %"
@@ -205,7 +206,7 @@ def _of_task(state: CellState, job: JobState, task: TaskState) -> Iterator[Tempo
         return
     key = ("adjusted", "cores", task_id, *about, cores.at_ms)
     count, free = len(task.place.cores), state.nodes[task.place.node_id].free_core_mask.bit_count()
-    own = task.throttled_from or (count if task.cores_settled else task.placed_cores)
-    if task.trial_cores or count > own or (count < own and free):
+    own = task.cores.throttled_from or (count if task.cores.settled else task.cores.placed)
+    if task.cores.trial or count > own or (count < own and free):
         used = len(task.used_cores)
         yield Temporary(key, ADJUSTED_S + TIMERS_S, f"{task_id} has {used} of its {own} cores by {cores.by}")

@@ -59,7 +59,7 @@ class Grouper:
             return []
         first = runs[int(rng.integers(len(runs)))]
         nodes = tuple(task.place.node_id for task in first.tasks.values())
-        members = state.groups.get(first.group, {first.job_id: first}).values()
+        members = state.groups.get(first.sharing.group, {first.job_id: first}).values()
         there = [job for job in members if job.status in RUNS]
         alike = [job for job in waits if _alike(job, first)] or waits
         new = [

@@ -99,8 +99,8 @@ async def test_a_gateway_that_was_killed_asks_in_its_next_run_who_has_come_back(
         for report in await await_until(reported, "its reports"):
             cell.placer.feed(report)
         jobs = cell.placer.state.jobs
-        assert jobs["back"].follower not in ("", "killed")
-        assert jobs["gone"].unfollowed_ms is not None
+        assert jobs["back"].following.gateway not in ("", "killed")
+        assert jobs["gone"].following.absent_ms is not None
 
 
 async def test_a_stream_is_the_sign_of_life_of_a_pipeline(cell: Cell) -> None:

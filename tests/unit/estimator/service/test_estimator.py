@@ -115,7 +115,7 @@ class Cell:
         lost = [
             TaskLost(task_id=task_id, node_id=task.place.node_id, reason=reason)
             for task_id, task in job.tasks.items()
-            if task.exited_ms is None
+            if task.exit.at_ms is None
         ]
         return (*lost, JobRequeued(job_id=job_id, attempt=job.attempt, reason=reason))
 

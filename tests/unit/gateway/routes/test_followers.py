@@ -63,7 +63,7 @@ def test_a_job_whose_runner_was_killed_is_stopped_after_its_grace() -> None:
     assert cell.at(10 * GRACE_MS) == [], "while it is followed no clock runs"
     gone_ms = cell.now_ms
     lose(cell)
-    assert cell.job("j").unfollowed_ms == gone_ms
+    assert cell.job("j").following.absent_ms == gone_ms
     assert cell.at(11 * GRACE_MS - 1) == []
     [reason] = reasons(cell.at(11 * GRACE_MS))
     assert reason == f"{PIPELINE_GONE} since 1970-01-01T00:26:40Z"
@@ -78,10 +78,10 @@ def test_a_follower_that_comes_back_in_time_keeps_its_job() -> None:
     cell = cell_with(tied())
     connect(cell)
     lose(cell)
-    assert load(dump(cell.state)).jobs["j"].unfollowed_ms == cell.now_ms
+    assert load(dump(cell.state)).jobs["j"].following.absent_ms == cell.now_ms
     cell.at(GRACE_MS - 1)
     connect(cell, "g2")
-    assert (cell.job("j").follower, cell.job("j").unfollowed_ms) == ("g2", None)
+    assert (cell.job("j").following.gateway, cell.job("j").following.absent_ms) == ("g2", None)
     assert cell.at(5 * GRACE_MS) == []
     assert cell.job("j").status is JobStatus.RUNNING
 
@@ -117,7 +117,7 @@ def test_the_time_before_a_loss_was_reported_counts() -> None:
     connect(cell)
     cell.at(30_000)
     lose(cell, silent_ms=10_000)
-    assert cell.job("j").unfollowed_ms == cell.now_ms - 10_000
+    assert cell.job("j").following.absent_ms == cell.now_ms - 10_000
     assert reasons(cell.at(20_000 + GRACE_MS - 1)) == []
     assert len(reasons(cell.at(20_000 + GRACE_MS))) == 1
 
@@ -167,7 +167,7 @@ class Gateways:
 
     @property
     def followed(self) -> bool:
-        return self.cell.job("j").unfollowed_ms is None
+        return self.cell.job("j").following.absent_ms is None
 
 
 def test_a_gateway_reports_connections_and_losses() -> None:
@@ -212,13 +212,13 @@ def test_after_a_restart_a_job_is_lost_unless_its_follower_returns() -> None:
     assert cell.until(101.0) == pytest.approx(RETURNED_WITHIN_S - 1.0)
     again.opened(["j"], "submit")
     cell.until(100.0 + RETURNED_WITHIN_S)
-    assert cell.cell.job("j").follower == "g2"
+    assert cell.cell.job("j").following.gateway == "g2"
     cell.known.clear()
     cell.now_s = 200.0
     cell.begin("g3")
     cell.until(200.0 + RETURNED_WITHIN_S)
     assert not cell.followed
-    assert cell.cell.job("j").unfollowed_ms == cell.cell.now_ms - 1_000 * RETURNED_WITHIN_S
+    assert cell.cell.job("j").following.absent_ms == cell.cell.now_ms - 1_000 * RETURNED_WITHIN_S
 
 
 def test_what_a_killed_gateway_had_reported_is_looked_at_even_if_it_is_read_late() -> None:
@@ -248,7 +248,7 @@ def test_a_follower_that_moves_to_another_gateway_keeps_its_job() -> None:
     first.closed(["j"], "submit", 21.0)
     cell.until(21.0)
     assert cell.followed
-    assert cell.cell.job("j").follower == "g2"
+    assert cell.cell.job("j").following.gateway == "g2"
     cell.begin("g3")
     cell.until(21.0 + RETURNED_WITHIN_S)
     assert cell.followed, "a gateway that starts doubts all others, and they answer"

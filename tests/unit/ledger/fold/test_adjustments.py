@@ -47,7 +47,7 @@ def asks(task_id: str, count: int, **more: Any) -> CoresProposed:
 
 def adjusted(cell: CellDriver, task_id: str, enforced: Any = "affinity", **more: Any) -> TaskAdjusted:
     job = cell.job(task_id.split(".")[0])
-    asked = job.tasks[task_id].cores_adjusted
+    asked = job.tasks[task_id].cores.adjusted
     fields: dict[str, Any] = {
         "node_id": "n1",
         "task_id": task_id,
@@ -102,7 +102,7 @@ def test_the_next_attempt_has_what_was_estimated(cell: CellDriver) -> None:
     cell.exit("c.1.w0", 1)
     cell.at(cell.state.now_ms + 60_000)
     assert len(cores(cell, "c.2.w0")) == 2
-    assert cell.job("c").tasks["c.2.w0"].cores_adjusted is None
+    assert cell.job("c").tasks["c.2.w0"].cores.adjusted is None
 
 
 @pytest.mark.parametrize(
@@ -156,7 +156,7 @@ def test_orders_are_repeated_until_the_node_has_answered(cell: CellDriver) -> No
     assert kinds(cell.feed(adjusted(cell, A, "cpuset"))) == ["task.adjusted"]
     assert cell.orders() == []
     assert cell.feed(adjusted(cell, A)).reason == "duplicate_adjustment"
-    known = cell.job("a").tasks[A].cores_adjusted
+    known = cell.job("a").tasks[A].cores.adjusted
     assert known is not None
     assert (known.enforced, known.problem) == ("cpuset", "")
 
@@ -165,7 +165,7 @@ def test_what_a_node_cannot_do_is_in_the_ledger(cell: CellDriver) -> None:
     """A container under another user: the kernel refuses, and nobody is told that the task has the cores."""
     cell.feed(asks(A, 2))
     cell.feed(adjusted(cell, A, "", detail="process 17: Operation not permitted"))
-    known = cell.job("a").tasks[A].cores_adjusted
+    known = cell.job("a").tasks[A].cores.adjusted
     assert known is not None
     assert (known.enforced, known.problem) == ("", "process 17: Operation not permitted")
     assert cell.orders() == []
@@ -257,7 +257,7 @@ def test_a_snapshot_in_between_changes_nothing(cell: CellDriver) -> None:
     would."""
     cell.feed(asks(A, 2))
     state = load(dump(cell.state))
-    assert state.jobs["a"].tasks[A].cores_adjusted == cell.job("a").tasks[A].cores_adjusted
+    assert state.jobs["a"].tasks[A].cores.adjusted == cell.job("a").tasks[A].cores.adjusted
     assert state.nodes["n1"].free_core_mask == cell.state.nodes["n1"].free_core_mask
 
 

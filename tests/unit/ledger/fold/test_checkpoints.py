@@ -69,9 +69,9 @@ def test_the_next_attempt_on_this_node_starts_at_the_latest_checkpoint(cell: Cel
     """It saved twice, then failed. A snapshot in between loses nothing."""
     cell.feed(saved(cell, "a.1.w0", 100))
     assert kinds(cell.feed(saved(cell, "a.1.w0", 250))) == ["task.checkpointed"]
-    found = load(dump(cell.state)).jobs["a"].checkpoint
+    found = load(dump(cell.state)).jobs["a"].saving.checkpoint
     assert found is not None
-    assert found == cell.job("a").checkpoint
+    assert found == cell.job("a").saving.checkpoint
     assert (found.iteration, found.node_id, found.attempt, found.save_ms) == (250, "n1", 1, 250)
     again(cell, "a")
     assert starts(cell) == {"a.2.w0": "attempt-1-iteration-250"}
@@ -125,7 +125,7 @@ def test_a_job_that_starts_elsewhere_fetches_its_checkpoint_from_where_it_is() -
     assert handed == HandOverCheckpoint(
         token=order.token, node_id="n1", job_id="a", attempt=2, to_node="n2", public_key="1" * 86
     )
-    assert cell.job("a").kept_ms >= 60_000
+    assert cell.job("a").saving.kept_ms >= 60_000
     assert start_orders(cell.state, "a", order.token) == [handed, order]
     cell.start("a")
     assert not [order for order in cell.orders() if isinstance(order, HandOverCheckpoint)]
@@ -160,12 +160,12 @@ def test_what_was_fetched_is_where_it_is_from_then_on() -> None:
         node_id="n2", task_id="a.2.w0", token=job.token, at_ms=5, from_node="n1", path=path, iteration=120
     )
     assert kinds(cell.feed(fetched)) == ["task.checkpoint_fetched"]
-    kept = load(dump(cell.state)).jobs["a"].checkpoint
+    kept = load(dump(cell.state)).jobs["a"].saving.checkpoint
     assert kept is not None
-    assert kept == job.checkpoint
+    assert kept == job.saving.checkpoint
     assert (kept.node_id, kept.path, kept.iteration, kept.fetched_from) == ("n2", path, 120, "n1")
     assert kept.problem == ""
-    assert job.kept_ms >= 60_000
+    assert job.saving.kept_ms >= 60_000
     cell.start("a")
     again(cell, "a")
     [order] = [order for order in cell.orders() if isinstance(order, StartTask) and order.job_id == "a"]
@@ -181,13 +181,13 @@ def test_what_could_not_be_fetched_is_done_again() -> None:
         node_id="n2", task_id="a.2.w0", token=job.token, at_ms=5, from_node="n1", problem="it does not answer"
     )
     cell.feed(failed)
-    assert job.kept_ms == 0
-    assert job.checkpoint is not None
-    assert (job.checkpoint.node_id, job.checkpoint.problem) == ("n1", "it does not answer")
+    assert job.saving.kept_ms == 0
+    assert job.saving.checkpoint is not None
+    assert (job.saving.checkpoint.node_id, job.saving.checkpoint.problem) == ("n1", "it does not answer")
     assert cell.feed(replace(failed, token=1)).reason == "stale_token"
     cell.start("a")
     cell.feed(saved(cell, "a.2.w0", 3))
-    assert job.checkpoint.problem == ""
+    assert job.saving.checkpoint.problem == ""
 
 
 @pytest.mark.parametrize("gone", [True, False])
@@ -205,7 +205,7 @@ def test_nothing_is_fetched_where_nobody_can_serve_it(gone: bool) -> None:
     [order] = [order for order in cell.orders() if isinstance(order, StartTask) and order.job_id == "a"]
     assert (order.node_id, order.checkpoint, order.checkpoint_from) == ("n2", "", None)
     assert not [order for order in cell.orders() if isinstance(order, HandOverCheckpoint)]
-    assert cell.job("a").kept_ms == 0
+    assert cell.job("a").saving.kept_ms == 0
 
 
 def test_a_gang_goes_on_together_or_not_at_all(cell: CellDriver) -> None:
@@ -315,7 +315,7 @@ def test_a_checkpoint_of_an_earlier_attempt_that_comes_late_is_refused(cell: Cel
     late = saved(cell, "a.1.w0", 100)
     again(cell, "a")
     assert cell.feed(late).reason == "unknown_task"
-    assert cell.job("a").checkpoint is None
+    assert cell.job("a").saving.checkpoint is None
 
 
 def test_what_it_needs_has_nothing_to_do_with_it(cell: CellDriver) -> None:
@@ -323,7 +323,7 @@ def test_what_it_needs_has_nothing_to_do_with_it(cell: CellDriver) -> None:
     cell.submit("s", SAVES, estimate())
     cell.start("s")
     cell.feed(saved(cell, "s.1.w0", 3, path="", save_ms=4_000))
-    kept = cell.job("s").checkpoint
+    kept = cell.job("s").saving.checkpoint
     assert kept is not None
     assert kept.save_ms == 4_000
     again(cell, "s")

@@ -84,7 +84,7 @@ def test_a_drained_node_empties_and_its_jobs_go_on_elsewhere() -> None:
     requeued = [fact for fact in found.facts if isinstance(fact, JobRequeued)]
     assert [fact.reason for fact in requeued] == ["drained"]
     assert cell.job("a").tasks["a.2.w0"].place.node_id == "n2"
-    assert cell.job("a").infrastructure_retries == 1, "a drain costs no attempt of the user's"
+    assert cell.job("a").retries.infrastructure == 1, "a drain costs no attempt of the user's"
     for task_id in ("b.1.w0", "b.1.w1"):
         cell.exit(task_id, None, cause="stopped", signal=15)
     assert {task.place.node_id for task in cell.job("b").tasks.values()} == {"n2"}

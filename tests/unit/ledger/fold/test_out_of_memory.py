@@ -110,7 +110,7 @@ def test_a_guess_that_was_too_small_costs_one_attempt_and_none_of_the_users_own(
     cell.start("j")
     assert exhausted(cell, "j.1.w0", **KILLED) == ["task.exited", "job.requeued"]
     job = cell.job("j")
-    assert (job.status, job.infrastructure_retries, job.estimate) == (JobStatus.SUBMITTED, 1, None)
+    assert (job.status, job.retries.infrastructure, job.estimate) == (JobStatus.SUBMITTED, 1, None)
     found = explain(cell.state, "j")
     assert found.reason == "awaiting_estimate"
     assert "its node ran short while it had 9000 MiB, and was promised 2048 MiB" in found.detail
@@ -119,7 +119,7 @@ def test_a_guess_that_was_too_small_costs_one_attempt_and_none_of_the_users_own(
     step = cell.feed(JobEstimated(job_id="j", estimate=raised, attempt=2))
     assert kinds(step) == ["job.estimated", "placement.decided", "timer.set"]
     assert job.tasks["j.2.w0"].place.host_memory_mib == 18_000
-    assert job.short_of == {"worker:host_memory": 9_000}
+    assert job.retries.short_of == {"worker:host_memory": 9_000}
     cell.start("j")
     cell.exit("j.2.w0")
     assert cell.state.ended["j"] == "succeeded"
@@ -165,8 +165,8 @@ def test_what_the_user_asked_for_is_his_limit(cell: CellDriver) -> None:
     cell.start("j")
     assert exhausted(cell, "j.1.w0") == ["task.exited", "job.requeued", "timer.set"]
     assert cell.job("j").status is JobStatus.BACKOFF
-    assert "its cap was 2048 MiB: the job asked for it" in cell.job("j").failure
-    assert "--host-memory 4GiB" in cell.job("j").failure
+    assert "its cap was 2048 MiB: the job asked for it" in cell.job("j").exit.failure
+    assert "--host-memory 4GiB" in cell.job("j").exit.failure
 
 
 def test_a_parameter_server_is_blamed_although_its_worker_failed_first(cell: CellDriver) -> None:
@@ -174,14 +174,14 @@ def test_a_parameter_server_is_blamed_although_its_worker_failed_first(cell: Cel
     cell.submit("j", job_spec(ps=1), GUESS)
     cell.start("j")
     assert kinds(cell.exit("j.1.w0", 1)) == ["task.exited", "stop.decided"]
-    assert cell.job("j").failure == "j.1.w0 on n1: exit code 1"
+    assert cell.job("j").exit.failure == "j.1.w0 on n1: exit code 1"
     facts = exhausted(cell, "j.1.ps0", cause="out_of_memory", exit_code=None, signal=9)
     assert facts == ["task.exited", "job.requeued"]
     job = cell.job("j")
-    assert job.failure.startswith("j.1.ps0 on n1: out of host memory")
-    assert "its node ran short while it had 1900 MiB, and was promised 1024 MiB" in job.failure
-    assert "Penstock's guess for parameter servers" in job.failure
-    assert job.exit_code == 137
+    assert job.exit.failure.startswith("j.1.ps0 on n1: out of host memory")
+    assert "its node ran short while it had 1900 MiB, and was promised 1024 MiB" in job.exit.failure
+    assert "Penstock's guess for parameter servers" in job.exit.failure
+    assert job.exit.code == 137
 
 
 def test_cuda_out_of_memory_is_tried_again_where_a_card_has_more(cell: CellDriver) -> None:
@@ -192,8 +192,8 @@ def test_cuda_out_of_memory_is_tried_again_where_a_card_has_more(cell: CellDrive
     assert exhausted(cell, "small.1.w0", "gpu_memory") == ["task.exited", "job.ended"]
     cell.join(node_spec("n2", 1, model="A100", memory_mib=40_960))
     assert exhausted(cell, "large.1.w0", "gpu_memory") == ["task.exited", "job.requeued"]
-    assert "it had all 16384 MiB of its V100" in cell.job("large").failure
-    assert "or use a smaller batch" in cell.job("large").failure
+    assert "it had all 16384 MiB of its V100" in cell.job("large").exit.failure
+    assert "or use a smaller batch" in cell.job("large").exit.failure
 
 
 def test_a_member_stopped_beyond_its_promise_gets_another_attempt_as_one_with_a_part_of_a_gpu(
@@ -213,10 +213,10 @@ def test_a_member_stopped_beyond_its_promise_gets_another_attempt_as_one_with_a_
     how: dict[str, Any] = {"exit_code": None, "signal": 9, "detail": evidence, "gpu_memory_limit_mib": 4_096}
     assert exhausted(cell, "member.1.w0", "gpu_memory", **how) == ["task.exited", "job.requeued"]
     member = cell.job("member")
-    assert (member.status, member.memory_retries) == (JobStatus.SUBMITTED, 1)
-    assert member.short_of == {"worker:gpu_memory": 4_096}
-    assert f"out of GPU memory ({evidence}); it was promised 4096 MiB of a shared GPU" in member.failure
-    assert "--gpu-memory 8GiB" in member.failure
+    assert (member.status, member.retries.memory) == (JobStatus.SUBMITTED, 1)
+    assert member.retries.short_of == {"worker:gpu_memory": 4_096}
+    assert f"out of GPU memory ({evidence}); it was promised 4096 MiB of a shared GPU" in member.exit.failure
+    assert "--gpu-memory 8GiB" in member.exit.failure
     assert exhausted(cell, "asked.1.w0", "gpu_memory", **how) == ["task.exited", "job.ended"]
     cell.feed(JobEstimated(job_id="member", estimate=found, attempt=2))
     cell.start("member")
@@ -240,7 +240,7 @@ def test_memory_is_raised_a_bounded_number_of_times(cell: CellDriver) -> None:
     for attempt in range(1, MAX_RAISES + 1):
         cell.start("more")
         exhausted(cell, f"more.{attempt}.w0", **(KILLED | {"usage": Usage(host_memory_mib=9_000 + attempt)}))
-        assert cell.job("more").memory_retries == attempt
+        assert cell.job("more").retries.memory == attempt
         worker = msgspec.structs.replace(GUESS.worker, host_memory_mib=9_000 + attempt)
         raised = msgspec.structs.replace(GUESS, worker=worker)
         cell.feed(JobEstimated(job_id="more", estimate=raised, attempt=attempt + 1))

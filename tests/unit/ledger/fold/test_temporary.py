@@ -63,7 +63,7 @@ def test_a_throttle_ends_though_its_guard_has_died(caps: BandwidthCap) -> None:
         cell.at(cell.now_ms - 1_000_000 + 60_000)
         assert cell.now_ms <= began_ms + ADJUSTED_FOR_MS
     adjusted = cell.job("hog").tasks[HOG]
-    latest = adjusted.bandwidth_adjusted if caps == "resctrl" else adjusted.cores_adjusted
+    latest = adjusted.bandwidth_adjusted if caps == "resctrl" else adjusted.cores.adjusted
     assert latest is not None
     assert latest.reason == f"{PROPOSER} has not renewed it for 15 minutes"
     assert not cell.state.timers
@@ -74,14 +74,14 @@ def test_a_guard_that_lives_renews_a_throttle_that_is_needed(caps: BandwidthCap)
     """Two hours of contention: the telemetry of a node is quiet, since nothing changes. The throttle stays,
     and counts once."""
     cell = contended(caps)
-    throttles, proposals = cell.job("hog").throttles, len(cell.proposals)
+    throttles, proposals = cell.job("hog").adjustments.throttles, len(cell.proposals)
     for _ in range(120):
         cell.passes(60_000)
         due = cell.guard.due_ms(cell.state)
         if due is not None and due <= cell.now_ms:
             cell.acts()
         assert slowed(cell)
-    assert cell.job("hog").throttles == throttles
+    assert cell.job("hog").adjustments.throttles == throttles
     assert len(cell.proposals) - proposals == 120 * 60_000 // RENEWED_AFTER_MS - 1
 
 

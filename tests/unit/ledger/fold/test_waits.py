@@ -88,7 +88,7 @@ def test_a_cancelled_job_on_a_silent_node_says_what_is_not_proven() -> None:
 def test_a_run_time_out_on_a_silent_node_ends_when_its_end_is_proven() -> None:
     cell = silent_cell(run_timeout_ms=60_000)
     cell.at(60_000)
-    assert (cell.job("j").status, cell.job("j").stop_reason) == (JobStatus.STOPPING, "run_timeout")
+    assert (cell.job("j").status, cell.job("j").stop.reason) == (JobStatus.STOPPING, "run_timeout")
     assert "It ends as timed out running" in explain(cell.state, "j").text
     cell.feed(NodeLeft(node_id="n1", boot_id="b1", proof="fenced", by="ada", reason=""))
     assert cell.state.ended["j"] == "timed_out_running"

@@ -139,7 +139,8 @@ def test_a_group_below_its_promise_for_a_minute_is_dissolved() -> None:
     assert (stopped.job_id, stopped.reason) == ("slow", "preempted")
     cell.ends("slow")
     assert cell.job("slow").in_line
-    assert (cell.job("quick").group, cell.job("quick").measured, cell.job("quick").speed) == ("", None, 1.0)
+    quick = cell.job("quick")
+    assert (quick.sharing.group, quick.sharing.measured, quick.pace.speed) == ("", None, 1.0)
     why = explain(cell.state, "slow").detail
     assert "it shares no GPUs: quick and slow are not grouped for 1440 minutes" in why
     assert why.endswith(dissolved.reason)
@@ -208,7 +209,7 @@ def test_of_three_members_the_one_that_waits_for_nobody_leaves() -> None:
     [dissolved] = cell.passes(PATIENCE_MS)
     assert dissolved.leaves == ("slow",)
     cell.ends("slow")
-    assert cell.job("quick").group == cell.job("third").group != ""
+    assert cell.job("quick").sharing.group == cell.job("third").sharing.group != ""
     cell.reports("quick", 0.6)
     cell.reports("third", 0.6)
     assert cell.passes(10 * PATIENCE_MS) == []
@@ -250,7 +251,7 @@ def test_where_the_one_that_holds_turns_may_not_be_stopped_the_other_leaves() ->
     [dissolved] = cell.passes(PATIENCE_MS)
     assert dissolved.leaves == ("quick",)
     cell.ends("quick")
-    assert not cell.job("slow").group
+    assert not cell.job("slow").sharing.group
 
 
 def test_where_neither_may_be_stopped_the_group_stays_and_why_says_what_it_keeps() -> None:

@@ -30,7 +30,7 @@ class Judge:
 
     def reported(self, job_id: str, speed: float) -> None:
         """Before the placer gets it."""
-        if self.cell.job(job_id).group:
+        if self.cell.job(job_id).sharing.group:
             self.speeds[job_id] = speed
             self._compare(job_id)
 
@@ -78,7 +78,7 @@ class Judge:
     def _left(self) -> None:
         for job_id in list(self.speeds):
             job = self.cell.state.jobs.get(job_id)
-            if job is None or not job.group:
+            if job is None or not job.sharing.group:
                 self.speeds.pop(job_id)
                 self.short_ms.pop(job_id, None)
 

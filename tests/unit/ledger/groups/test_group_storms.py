@@ -35,7 +35,7 @@ class Storm:
     def group(self, first: JobState) -> None:
         state = self.cell.state
         nodes = tuple(task.place.node_id for task in first.tasks.values())
-        there = state.groups.get(first.group, {first.job_id: first})
+        there = state.groups.get(first.sharing.group, {first.job_id: first})
         ids = [job.job_id for job in there.values() if job.status is not JobStatus.STOPPING]
         ids += [job_id for job_id in state.queue.values() if state.jobs[job_id].workers == len(nodes)]
         step = self.cell.group(*ids[: self.chance.choice((2, 3, 4))], nodes=nodes)

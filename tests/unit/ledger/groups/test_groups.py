@@ -157,7 +157,7 @@ def test_whoever_ends_first_the_rest_stays_held_until_the_last_has_ended(cell: C
     assert free(cell) == (0, 32 - cores, 131_072 - 1_000, 10_000 - mbps)
     assert free(cell, "n2") == (0, 32 - 6, 131_072 - 2_000, 10_000 - 250)
     cell.exit(f"{first}.1.w1")
-    assert (cell.job(last).group, cell.state.groups) == ("", {})
+    assert (cell.job(last).sharing.group, cell.state.groups) == ("", {})
     assert (cell.job(last).attempt, cell.job(last).status) == (1, JobStatus.RUNNING)
     cell.exit(f"{last}.1.w0")
     cell.exit(f"{last}.1.w1")
@@ -388,7 +388,7 @@ def test_a_gang_that_fails_leaves_its_group_alone(cell: Cell) -> None:
     _, detail = cell.refused("a", "b", nodes=BOTH)
     assert detail == "b is stopping: a member runs or is queued"
     cell.exit("b.1.w1", None, cause="stopped", signal=15)
-    assert cell.job("a").group == ""
+    assert cell.job("a").sharing.group == ""
     cell.at(1_000)
     assert cell.job("b").status is JobStatus.QUEUED
     cell.formed("a", "b", nodes=BOTH)
@@ -482,5 +482,5 @@ def test_a_member_moves_away_and_the_others_stay(cell: Cell) -> None:
     cell.exit("b.1.w0", None, cause="stopped", signal=15)
     cell.exit("b.1.w1", None, cause="stopped", signal=15)
     assert [task.place.node_id for task in cell.job("b").tasks.values()] == ["n3", "n4"]
-    assert (cell.job("a").group, cell.job("b").group) == ("", "")
+    assert (cell.job("a").sharing.group, cell.job("b").sharing.group) == ("", "")
     assert cell.job("a").attempt == 1

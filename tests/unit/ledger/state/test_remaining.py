@@ -174,7 +174,7 @@ def test_a_live_srtf_stops_the_longer_job_and_not_the_one_that_is_nearly_done() 
     driver.submit("short", None, short)
     driver.at(driver.now_ms - 1_000_000)
     assert driver.job("nearly-done").status is JobStatus.RUNNING
-    assert (driver.job("long").status, driver.job("long").stop_reason) == (JobStatus.STOPPING, "preempted")
+    assert (driver.job("long").status, driver.job("long").stop.reason) == (JobStatus.STOPPING, "preempted")
     stopped(driver, "long")
     driver.at(driver.now_ms - 1_000_000)
     driver.start("short")
@@ -198,7 +198,7 @@ def test_a_forecast_and_an_answer_agree(told: bool) -> None:
     pass_s(driver, 30)
     job, now_ms = driver.job("job"), driver.now_ms + 7_000
     row = {"job_id": "job", "status": job.status, "attempt": job.attempt, "running_ms": job.running_ms}
-    found = remaining(row, job.estimate, job.eta, now_ms)
+    found = remaining(row, job.estimate, job.progress.eta, now_ms)
     assert (
         found["ends_ms"]["middle"] == ends_ms(job, now_ms) == driver.now_ms + (570 if told else 870) * SECOND
     )

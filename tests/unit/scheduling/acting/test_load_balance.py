@@ -143,10 +143,10 @@ def test_who_may_not_move_stays() -> None:
     cell.learns()
     crowd(cell)
     for job in cell.state.jobs.values():
-        job.migrations = MAX_MIGRATIONS
+        job.moves = replace(job.moves, migrations=MAX_MIGRATIONS)
     assert cell.moves() == []
     for job in cell.state.jobs.values():
-        job.migrations = 0
+        job.moves = replace(job.moves, migrations=0)
     cell.state.frozen = "nodes vanished"
     assert cell.moves() == []
 
@@ -286,7 +286,7 @@ def best_of_all(state: CellState, seen: Seen) -> tuple[str, str, str] | None:
         (sums_s[here] - one_by_one_s([other for other in sharers if other is not one]), here, one)
         for here, sharers in hosts.items()
         for one in sharers
-        if state.jobs[one.job_id].migrations < MAX_MIGRATIONS
+        if state.jobs[one.job_id].moves.migrations < MAX_MIGRATIONS
     ]
     leaving.sort(key=lambda one: (-one[0], state.jobs[one[2].job_id].order))
     found = []
@@ -347,7 +347,7 @@ def _starts(cell: Crowded, jobs: Iterator[str], rng: Random) -> None:
     job_id = next(jobs)
     run_ms = rng.choice([300_000, 600_000, rng.randrange(10_000, 3_000_000)])
     cell.runs(job_id, run_ms, gpus=rng.choice([0, 0, 1]), cores=rng.choice([1, 1, 2]))
-    cell.job(job_id).migrations = rng.choice([0, 0, MAX_MIGRATIONS])
+    cell.job(job_id).moves = replace(cell.job(job_id).moves, migrations=rng.choice([0, 0, MAX_MIGRATIONS]))
 
 
 def test_noise_of_step_times_costs_no_predictions(monkeypatch: pytest.MonkeyPatch) -> None:

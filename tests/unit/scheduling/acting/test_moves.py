@@ -93,9 +93,9 @@ def test_a_job_goes_on_at_its_target_in_the_record_of_its_last_exit(cell: CellDr
     assert placed.tasks == decided.tasks
     assert [type(order) for order in cell.orders()] == [StartTask]
     job = cell.job("a")
-    assert (job.attempt, job.infrastructure_retries, job.status) == (2, 1, JobStatus.LAUNCHING)
-    assert job.move is not None
-    assert (job.move.outcome, job.move.nodes) == ("arrived", ("n2",))
+    assert (job.attempt, job.retries.infrastructure, job.status) == (2, 1, JobStatus.LAUNCHING)
+    assert job.moves.latest is not None
+    assert (job.moves.latest.outcome, job.moves.latest.nodes) == ("arrived", ("n2",))
     assert cell.state.nodes["n1"].free_gpu_mask == 0b1111
     cell.start("a")
     cell.exit("a.2.w0")
@@ -240,10 +240,10 @@ def test_a_target_that_is_lost_is_given_up_and_the_job_queues(cell: CellDriver, 
     assert not cell.state.moving
     stopped(cell, "a.1.w0")
     job = cell.job("a")
-    assert job.move is not None
-    assert job.move.outcome == "given_up"
+    assert job.moves.latest is not None
+    assert job.moves.latest.outcome == "given_up"
     assert job.status is (JobStatus.QUEUED if lost == "held" else JobStatus.LAUNCHING)
-    assert job.infrastructure_retries == 1
+    assert job.retries.infrastructure == 1
 
 
 def test_a_silent_target_is_waited_for_until_the_job_has_stopped(cell: CellDriver) -> None:
@@ -286,7 +286,7 @@ def test_what_cannot_move_is_refused_with_the_reason(
     assert found[0] == reason
     assert says in found[1]
     assert cell.job("a").status is JobStatus.RUNNING
-    assert cell.job("a").move is None
+    assert cell.job("a").moves.latest is None
     assert len(dump(cell.state)) == pytest.approx(len(before), abs=400)
 
 
@@ -364,17 +364,17 @@ def test_whatever_happens_books_and_targets_are_right(
         _do(cell, deed, name, nodes, number)
         cell.at(1_000 * (number + 1))
         for job in cell.state.jobs.values():
-            if job.move is not None and job.move.outcome == "arrived" and job.attempt == job.move.attempt + 1:
-                assert (
-                    tuple(task.place.node_id for task in job.tasks.values()) == job.move.nodes
-                    or not job.tasks
-                )
+            latest = job.moves.latest
+            if latest is not None and latest.outcome == "arrived" and job.attempt == latest.attempt + 1:
+                there = tuple(task.place.node_id for task in job.tasks.values())
+                assert there == latest.nodes or not job.tasks
     assert dump(load(dump(cell.state))) == dump(cell.state)
 
 
 def _do(cell: CellDriver, deed: str, name: str, nodes: list[str], number: int) -> None:
     job, node = cell.state.jobs.get(name), cell.state.nodes[nodes[0]]
-    living = [] if job is None else [task_id for task_id, task in job.tasks.items() if task.exited_ms is None]
+    tasks = {} if job is None else job.tasks
+    living = [task_id for task_id, task in tasks.items() if task.exit.at_ms is None]
     match deed:
         case "move":
             cell.feed(asks(name, *nodes, proposal_id=f"m{number}"))

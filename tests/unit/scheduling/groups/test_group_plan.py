@@ -49,7 +49,10 @@ def carried_out(cell: CellDriver) -> None:
         launching = [
             job.job_id
             for job in cell.state.holding.values()
-            if (job.status is JobStatus.LAUNCHING and not any(name in cell.state.jobs for name in job.after))
+            if (
+                job.status is JobStatus.LAUNCHING
+                and not any(name in cell.state.jobs for name in job.succession.after)
+            )
             or (job.status is JobStatus.LAUNCHING and not cell.state.stopping)
         ]
         for job_id in launching:

@@ -190,7 +190,7 @@ def test_a_job_makes_way_twice_at_most() -> None:
             cell.exit(f"{name}.1.w1")
             cell.at(cell.now_ms - 1_000_000 + 60_000)
     assert made <= 2
-    assert cell.job("long").infrastructure_retries <= 2
+    assert cell.job("long").retries.infrastructure <= 2
 
 
 def test_nobody_makes_way_while_somebody_is_being_stopped() -> None:

@@ -265,4 +265,4 @@ def test_under_a_profile_that_stops_jobs_a_stop_is_for_who_comes_first_there() -
     driver.submit("long", None, needing(4, 3_600))
     driver.at(0)
     assert proposed(driver, (("long", ("n0",)),)) == []
-    assert not driver.job("long").after
+    assert not driver.job("long").succession.after

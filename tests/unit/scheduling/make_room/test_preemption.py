@@ -169,7 +169,7 @@ def test_what_a_stop_will_free_is_not_given_to_others() -> None:
     submit(driver, "night", 4, 36_000)
     driver.submit("pair", job_spec(workers=2), needing(4, 600))
     driver.at(driver.now_ms - 1_000_000)
-    assert driver.job("night").stop_reason == "preempted"
+    assert driver.job("night").stop.reason == "preempted"
     why = explain(driver.state, "pair", driver.state.now_ms)
     assert (why.reason, why.detail) == (Reason.AWAITING_STOPS, "night on n0")
     driver.submit("later", None, needing(1, 40_000))

@@ -132,7 +132,7 @@ def test_a_late_end_costs_a_bounded_wait() -> None:
         [again] = [fact for fact in step.facts if isinstance(fact, JobRequeued)]
         assert again.reason == "predecessor_late"
         assert len(placed(step)) == (attempt < MAX_FALSE_ENDS)
-    assert driver.job("b").infrastructure_retries == MAX_FALSE_ENDS
+    assert driver.job("b").retries.infrastructure == MAX_FALSE_ENDS
     assert placed(*driver.at(900_000)) == []
     assert placed(driver.exit("a.1.w0")) == [("b", (), False)]
 

@@ -44,8 +44,8 @@ class OnEachNode(array_reclaim._Taking):
             and job.saves
             and job.preemptible
             and job.held is None
-            and not job.followed
-            and job.migrations < MAX_MIGRATIONS
+            and not job.succession.followed
+            and job.moves.migrations < MAX_MIGRATIONS
         ]
         yield from sorted(found, key=lambda job: (-job.demand.worker.gpus, job.order))
 

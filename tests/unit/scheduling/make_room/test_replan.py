@@ -64,7 +64,7 @@ def test_the_shorter_job_takes_the_gpus() -> None:
     submit(driver, "long", 4, 36_000)
     submit(driver, "short", 4, 60)
     assert running(driver) == {"short"}
-    assert driver.job("long").infrastructure_retries == 1, "a preemption is not the user's failed attempt"
+    assert driver.job("long").retries.infrastructure == 1, "a preemption is not the user's failed attempt"
     driver.at(60_000)
     driver.exit("short.1.w0")
     settle(driver)

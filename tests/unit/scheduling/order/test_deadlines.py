@@ -6,8 +6,10 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from penstock.ledger.state.job.job_state import JobState
+from penstock.ledger.state.job.progress import Pace
 from penstock.ledger.state.job.remaining import remaining_of
 from penstock.model.inputs.estimates import Bounds, EtaEstimated
 from penstock.model.jobs.job_spec import JobSpec
@@ -114,19 +116,22 @@ def test_what_it_reports_comes_before_its_estimate() -> None:
     """The estimator answers from its steps: two minutes are left, one to four; the estimate said ten minutes
     in all."""
     job = running(one_job((option(),)))
-    job.eta = remaining_of(
-        EtaEstimated(
-            job_id="j",
-            attempt=1,
-            at_ms=400_000,
-            done=1,
-            left_ms=Bounds(middle=120_000, low=60_000, high=240_000),
-            steps=Bounds(middle=1, low=1, high=1),
-            step_ms=Bounds(middle=1, low=1, high=1),
-            level=0.9,
-            source="s",
+    job.progress = replace(
+        job.progress,
+        eta=remaining_of(
+            EtaEstimated(
+                job_id="j",
+                attempt=1,
+                at_ms=400_000,
+                done=1,
+                left_ms=Bounds(middle=120_000, low=60_000, high=240_000),
+                steps=Bounds(middle=1, low=1, high=1),
+                step_ms=Bounds(middle=1, low=1, high=1),
+                level=0.9,
+                source="s",
+            ),
+            400_000,
         ),
-        400_000,
     )
     found = time_left(job, 400_000)
     assert found is not None
@@ -143,7 +148,7 @@ def test_in_a_group_it_goes_on_at_the_speed_of_its_turns() -> None:
     """At half of its speed it takes twice as long."""
     job = running(one_job((option(),)))
     alone = time_left(job, 100_000)
-    job.speed, job.speed_ms = 0.5, 100_000
+    job.pace = Pace(0.5, 100_000)
     shared = time_left(job, 100_000)
     assert alone is not None
     assert shared is not None

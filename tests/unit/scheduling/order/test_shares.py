@@ -43,11 +43,11 @@ def on_gpus(state: CellState, gone: frozenset[str] = frozenset()) -> Counter[str
                 holders.setdefault((place.node_id, gpu), []).append((job, place))
     found: Counter[str] = Counter()
     for here in holders.values():
-        if all(place.gpu_share_milli == 1_000 for _, place in here) and not here[0][0].group:
+        if all(place.gpu_share_milli == 1_000 for _, place in here) and not here[0][0].sharing.group:
             here = [max(here, key=lambda one: one[0].token)]
         for job, place in here:
             share = Fraction(place.gpu_share_milli, 1_000)
-            found[job.spec.owner] += share / (len(here) if job.group else 1)  # type: ignore[assignment]
+            found[job.spec.owner] += share / (len(here) if job.sharing.group else 1)  # type: ignore[assignment]
     return found
 
 
@@ -127,7 +127,7 @@ class Judge:
             self.seen["groups with two members of one tenant"] += len(owners) < len(members)
         self.seen["reservations"] += bool(state.moving)
         for job in state.holding.values():
-            self.seen["successors"] += any(before in state.jobs for before in job.after)
+            self.seen["successors"] += any(before in state.jobs for before in job.succession.after)
             ended = [task.status is TaskStatus.EXITED for task in job.tasks.values()]
             self.seen["gangs that end"] += any(ended) and not all(ended)
             self.seen["parts"] += job.demand.worker.gpu_share_milli < 1_000

@@ -55,7 +55,7 @@ def contenders(state: CellState) -> Iterator[JobState]:
     """In order of submission: waiting, running, or stopped only to make way."""
     for job in state.jobs.values():
         runnable = job.status in (JobStatus.QUEUED, JobStatus.LAUNCHING, JobStatus.RUNNING)
-        preempted = job.status is JobStatus.STOPPING and job.stop_reason == "preempted"
+        preempted = job.status is JobStatus.STOPPING and job.stop.reason == "preempted"
         if (runnable and not job.unschedulable and job.held is None) or (preempted and job.held is None):
             yield job
 
@@ -71,7 +71,7 @@ def passes_on(state: CellState, job: JobState) -> set[tuple[str, int]]:
     return {
         (task.place.node_id, gpu)
         for later in state.holding.values()
-        if job.job_id in later.after
+        if job.job_id in later.succession.after
         for task in later.tasks.values()
         for gpu in task.place.gpus
     }
@@ -135,7 +135,7 @@ def plain_tiresias(policy: Tiresias, state: CellState) -> Selection:
     free = sum(state.sound_gpus) - sum(
         gpu not in passes_on(state, job)
         for job in state.stopping.values()
-        if job.stop_reason != "preempted" or job.held is not None
+        if job.stop.reason != "preempted" or job.held is not None
         for task in job.tasks.values()
         if task.status is not TaskStatus.EXITED
         for gpu in ((task.place.node_id, gpu) for gpu in task.place.gpus)

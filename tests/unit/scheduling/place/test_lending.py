@@ -55,7 +55,7 @@ def test_a_training_gets_back_what_its_node_reserves() -> None:
     driver = cell(node("n0"))
     run(driver, "own", 0, 13)
     run(driver, "lent", 0, 15)
-    assert (driver.job("own").borrows, driver.job("lent").borrows) == (False, True)
+    assert (driver.job("own").array.borrows, driver.job("lent").array.borrows) == (False, True)
     assert reclaimed(submit(driver, "training", 1, 4)) == ["lent"]
     submit(driver, "other", 0, 2)
     assert driver.job("other").status is JobStatus.QUEUED, "what is given back is not for it"
@@ -147,5 +147,5 @@ def test_all_jobs_end_whatever_comes(jobs: list[tuple[int, int, bool]], order: o
         for i, (gpus, cores, saves) in enumerate(jobs)
     ]
     for minutes in until_all_have_ended(driver, coming, order, 20):
-        assert all(job.reclaims <= 3 for job in driver.state.jobs.values())
+        assert all(job.array.reclaims <= 3 for job in driver.state.jobs.values())
         assert minutes < 1_000 * len(jobs)

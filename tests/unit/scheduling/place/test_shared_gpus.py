@@ -250,7 +250,7 @@ def test_no_order_of_arrivals_and_exits_overbooks_a_gpu(
         need = whole() if milli == 1_000 else share(milli)
         cell.submit(f"j{number}", job_spec(workers=workers), need)
         cell.at(number + 1)
-        running = [job for job in cell.state.jobs.values() if job.tasks and job.stop_reason is None]
+        running = [job for job in cell.state.jobs.values() if job.tasks and job.stop.reason is None]
         if running and ending < 6:
             job = running[ending % len(running)]
             cell.start(job.job_id)

@@ -34,6 +34,22 @@ class Unsaved(Value, frozen=True):
     """Ledger time of the report."""
 
 
+class Saving(Value, frozen=True):
+    """What is saved of the job's work."""
+
+    checkpoint: Checkpoint | None = None
+    """The latest checkpoint, of any attempt. None: none was reported."""
+    unsaved: Unsaved | None = None
+    """Why its attempt cannot save, though it is to save by the SDK. None: no node has reported this, or it
+    has saved since."""
+    kept_ms: int = 0
+    """Work of earlier attempts that the checkpoint contains, from which the current or next attempt resumes,
+    ≥ 0."""
+
+
+NOT_SAVED = Saving()
+
+
 def smoothed(before: Checkpoint | None, save_ms: int) -> float:
     """`Checkpoint.usual_save_ms` of the next checkpoint."""
     return (

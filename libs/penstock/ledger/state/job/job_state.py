@@ -7,31 +7,30 @@ from typing import NamedTuple
 
 from msgspec.structs import replace
 
+from penstock.ledger.state.arrays import NO_ARRAY_USE, ArrayUse
 from penstock.ledger.state.holds import Hold
-from penstock.ledger.state.job.adjusted import Adjustment
-from penstock.ledger.state.job.checkpoints import Checkpoint, Unsaved
+from penstock.ledger.state.job.adjusted import (
+    AS_PLACED,
+    NOT_ADJUSTED,
+    Adjustment,
+    AdjustmentCounts,
+    TaskCores,
+)
+from penstock.ledger.state.job.checkpoints import NOT_SAVED, Saving
 from penstock.ledger.state.job.demand import Demand, DemandKey
-from penstock.ledger.state.job.moves import Move
-from penstock.ledger.state.job.remaining import Remaining
+from penstock.ledger.state.job.ending import NO_EXIT, NO_STOP, NOT_EXITED, Exit, Stop, TaskExit
+from penstock.ledger.state.job.following import NOT_TIED, Following
+from penstock.ledger.state.job.moves import NO_MOVES, Moves
+from penstock.ledger.state.job.progress import FULL_SPEED, NO_PROGRESS, Pace, Progress
+from penstock.ledger.state.job.retries import NO_RETRIES, Retries
 from penstock.ledger.state.job.sharing import ALONE, Sharing
-from penstock.model.decisions.groups import Turns
+from penstock.ledger.state.job.succession import NO_SUCCESSION, Succession
 from penstock.model.jobs.job_spec import JobSpec
 from penstock.model.nouns.transitions import JobStatus, TaskStatus
 from penstock.model.nouns.types import Estimate, TaskPlacement
 
 WAITING = frozenset({JobStatus.SUBMITTED, JobStatus.QUEUED, JobStatus.BACKOFF})
 HOLDING = frozenset({JobStatus.LAUNCHING, JobStatus.RUNNING, JobStatus.STOPPING})
-MAX_FAILED_ON = 8  # nodes; a job that failed on more is its own fault
-MAX_RUNS = 16  # of a job, so that one that is preempted without end does not grow the state
-
-
-class Run(NamedTuple):
-    """The time in which all tasks of an attempt ran, until it ended or was to stop: ledger times, `began_ms`
-    ≤ `ended_ms`."""
-
-    attempt: int
-    began_ms: int
-    ended_ms: int
 
 
 @dataclass(slots=True)
@@ -42,35 +41,10 @@ class TaskState:
     status: TaskStatus = TaskStatus.ASSIGNED
     pid: int | None = None
     started_ms: int | None = None
-    exited_ms: int | None = None
-    succeeded: bool = False
-    exit_code: int | None = None
-    cause: str = ""
-    note: str = ""
-    """What its node has said of its success (`TaskExited.detail`), such as that processes left running
-    were ended."""
-    exhausted: str = ""
-    """The memory in which one of its allocations failed (`TaskExited.exhausted`)."""
-    outgrown_mib: int = 0
-    """Host memory that it had when it ran out of it (`penstock.ledger.derived.memory`); 0: it did not."""
-    gpu_limit_mib: int = 0
-    """Limit under which it ran out of GPU memory, by its node; 0: by its place."""
+    exit: TaskExit = NOT_EXITED
     lease_ms: int = 0
     """Its node ends it after so long without reaching the log; 0: never."""
-    cores_adjusted: Adjustment | None = None
-    """The latest change of its cores since it was placed; the cores themselves are in `place`."""
-    placed_cores: int = 0
-    """Number of cores with which it was placed."""
-    trial_cores: tuple[int, ...] = ()
-    """Cores that the task may use during a trial with fewer cores; empty: all. The other cores of `place`
-    stay reserved for the task."""
-    core_probes: int = 0
-    """Number of core counts that services have probed for it."""
-    cores_settled: bool = False
-    """Whether a service's search for its core count has ended, which happens once."""
-    throttled_from: int = 0
-    """Its core count before services took some because of contention; 0: they took none, or gave them
-    back."""
+    cores: TaskCores = AS_PLACED
     bandwidth_adjusted: Adjustment | None = None
     memory_bandwidth_percent: int | None = None
     """Its bandwidth cap; None: it has none."""
@@ -89,12 +63,12 @@ class TaskState:
     @property
     def used_cores(self) -> tuple[int, ...]:
         """The cores that it may use."""
-        return self.trial_cores or self.place.cores
+        return self.cores.trial or self.place.cores
 
     @property
     def used_place(self) -> TaskPlacement:
         """Its place with the cores that it may use."""
-        return replace(self.place, cores=self.trial_cores) if self.trial_cores else self.place
+        return replace(self.place, cores=self.cores.trial) if self.cores.trial else self.place
 
 
 class Demanded(NamedTuple):
@@ -118,7 +92,8 @@ class Remembered:
 
 @dataclass(slots=True)
 class JobState(Remembered):
-    """A job that has not ended. Times are the ledger's, in ms."""
+    """A job that has not ended. Times are the ledger's, in ms. From `stop` on each field is a part: a frozen
+    value, which is replaced as a whole."""
 
     job_id: str
     spec: JobSpec
@@ -130,18 +105,6 @@ class JobState(Remembered):
     estimated_attempt: int = 0
     """The attempt for which `estimate` was made; 0: the first."""
     attempt: int = 0
-    losses: int = 0
-    """Attempts lost to nodes and refusals; bounded, since the job itself may crash its nodes."""
-    infrastructure_retries: int = 0
-    """Attempts lost to nodes, refusals or preemption; they do not count against the user's limit."""
-    memory_retries: int = 0
-    """Those of them that ran out of memory under a guessed limit; bounded, since more memory may not help."""
-    short_of: dict[str, int] = field(default_factory=dict)
-    """Role and memory (`penstock.ledger.derived.memory.short_key`) → MiB that such attempts had; the next one
-    must have more."""
-    failed_on: dict[str, int] = field(default_factory=dict)
-    """Node → slots of the GPUs on which attempts failed by themselves, the latest node last, bounded: the
-    next attempt avoids them."""
     token: int = 0
     """Token of the current attempt's placement (`penstock.model.nouns.token`)."""
     port: int = 0
@@ -150,109 +113,32 @@ class JobState(Remembered):
     queued_ms: int | None = None
     placed_ms: int | None = None
     running_ms: int | None = None
-    stop_reason: str | None = None
-    stop_detail: str = ""
-    """Why it is stopped, in the words of the caller."""
-    stop_token: int = 0
-    """Token of the latest decision to stop."""
-    exit_code: int | None = None
-    failure: str = ""
-    """The attempt's first failure, as text for users; `failure_cause` is its task's cause."""
-    failure_cause: str = ""
     unschedulable: str = ""
     held: Hold | None = None
     """The hold that prevents its start; while the job waits it is outside the queue."""
-    follower: str = ""
-    """The run of a gateway that has the connection of its follower; empty: none has, or the job is not
-    tied."""
-    unfollowed_ms: int | None = None
-    """Since when a job that is tied to its follower has had none. None: it has one, or is not tied."""
-    followed_seq: int = 0
-    """Record of the latest report about its follower: earlier reports are out of date."""
     commanded_seq: int = 0
     """Record of its latest hold or release: earlier commands are out of date."""
     backfill_count: int = 0
     plans_passed: int = 0
     """Proposed plans that started other jobs while it was first in the queue."""
     version: int = 0
-    served_ms: int = 0
-    """Total run time of earlier attempts."""
-    runs: tuple[Run, ...] = ()
-    """The latest `MAX_RUNS` runs that are over, oldest first; none of an attempt that never ran."""
-    attained_s: float | None = None
-    """Run time of all attempts together, as the job last reported it. None: no report; see
-    `penstock.scheduling.service`."""
-    remaining_s: float | None = None
-    progress_ms: int = 0
-    """Ledger time of its last progress report."""
-    progress_attempt: int = 0
-    """Its latest attempt at that time."""
-    eta: Remaining | None = None
-    """The estimator's latest answer. None: there is none, or the job itself has reported `remaining_s`
-    since."""
-    checkpoint: Checkpoint | None = None
-    """The latest checkpoint, of any attempt. None: none was reported."""
-    unsaved: Unsaved | None = None
-    """Why its attempt cannot save, though it is to save by the SDK. None: no node has reported this, or it
-    has saved since."""
-    kept_ms: int = 0
-    """Work of earlier attempts that the checkpoint contains, from which the current or next attempt resumes,
-    ≥ 0."""
-    move: Move | None = None
-    """The latest move, of any attempt."""
-    converged_ms: int | None = None
-    """When its convergence was evaluated for its placement, which happens once (`JobConverged`); None: it has
-    not been."""
-    rebalanced: bool = False
-    """Whether it was moved to balance load between nodes, which happens once."""
-    reclaims: int = 0
-    """How often cores that it had borrowed were reclaimed (`CoresReclaimed`): it is then first in its array's
-    queue."""
-    borrows: bool = False
-    """Its attempt was placed with cores that are reserved for jobs with GPUs."""
-    counted_gpus: int = 0
-    """GPUs that the cell's `arrays` count for it."""
-    migrations: int = 0
-    """How often a service has moved it by its own rules (`MoveDecided.cause`)."""
-    core_changes: int = 0
-    """How often a service has changed the cores of one of its tasks; changes back to the placement's number
-    are not counted."""
-    throttles: int = 0
-    """How often a service has slowed one of its tasks because of contention."""
-    sharing: Sharing = ALONE
     rank: tuple[int, int, int] | None = None
     """(level, 0 if chosen else 1, position) in a policy that maintains an order; None: by submission."""
-    group: str = ""
-    """Id of the group of which its attempt is a member (`penstock.ledger.derived.groups`); empty: it has its
-    GPUs alone."""
-    turns: Turns | None = None
-    """Interleaving of the group's members, as predicted when the group was formed. None: it has its GPUs
-    alone, or nothing was predicted."""
-    speed: float = 1.0
-    """Speed relative to running alone, as its group's plan predicts it (`penstock.ledger.derived.speed`)."""
-    speed_ms: int = 0
-    """Ledger time from which `speed` applies."""
-    slowed_ms: float = 0.0
-    """Run time lost to sharing until then, compared with running alone."""
-    measured: float | None = None
-    """Part of its time in which it does not wait for turns, 0 – 1, as last reported. None: it has its GPUs
-    alone, or has reported no waits."""
-    short_ms: int | None = None
-    """Ledger time since which it is slower than its group's plan promised
-    (`penstock.ledger.derived.promises`). None: it is not."""
-    after: tuple[str, ...] = ()
-    """Jobs that were being stopped or about to end at its placement; its attempt starts after they end
-    (`penstock.ledger.derived.succession`)."""
-    prelaunch: bool = False
-    """Whether its attempt launches before they have ended."""
-    followed: bool = False
-    """Whether another job is scheduled to start when this one ends by itself."""
-    false_ends: int = 0
-    """How often the end of its attempt was expected wrongly: it trained on after it had reported `saving`, or
-    ran longer than its successor's wait."""
     workers: int = 0
     """Worker count of its attempt; without an attempt the smallest with which it can start. 0: as in
     `spec`."""
+    stop: Stop = NO_STOP
+    exit: Exit = NO_EXIT
+    retries: Retries = NO_RETRIES
+    progress: Progress = NO_PROGRESS
+    pace: Pace = FULL_SPEED
+    saving: Saving = NOT_SAVED
+    moves: Moves = NO_MOVES
+    sharing: Sharing = ALONE
+    succession: Succession = NO_SUCCESSION
+    array: ArrayUse = NO_ARRAY_USE
+    adjustments: AdjustmentCounts = NOT_ADJUSTED
+    following: Following = NOT_TIED
 
     def __post_init__(self) -> None:
         self.workers = self.workers or self.spec.fewest_workers
@@ -261,7 +147,7 @@ class JobState(Remembered):
     @property
     def saves(self) -> bool:
         """Whether a stop saves its work, as far as its spec and its node tell."""
-        return self.spec.checkpoint != "none" and self.unsaved is None
+        return self.spec.checkpoint != "none" and self.saving.unsaved is None
 
     def shaped(self, workers: int) -> "JobState":
         """A read-only copy of a waiting job, as if it could start with this worker count only."""
@@ -273,7 +159,7 @@ class JobState(Remembered):
     def preemptible(self) -> bool:
         """Whether it may be stopped in favour of another job. A member of a group may not: its stop would
         free no GPU."""
-        return self.spec.preemptible and not self.group
+        return self.spec.preemptible and not self.sharing.group
 
     @property
     def in_line(self) -> bool:
@@ -283,12 +169,12 @@ class JobState(Remembered):
     @property
     def comes_back(self) -> bool:
         """Whether it is being preempted, so that it will wait in the queue again."""
-        return self.status is JobStatus.STOPPING and self.stop_reason == "preempted" and not self.target
+        return self.status is JobStatus.STOPPING and self.stop.reason == "preempted" and not self.target
 
     @property
     def target(self) -> tuple[TaskPlacement, ...]:
         """Places reserved for its next attempt, in rank order; empty: none, it is not being moved."""
-        return () if self.move is None else self.move.tasks
+        return () if self.moves.latest is None else self.moves.latest.tasks
 
     @property
     def awaited_estimate(self) -> int | None:

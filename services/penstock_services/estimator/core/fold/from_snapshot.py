@@ -37,8 +37,9 @@ def begin_at(state: State, replica: Replica) -> None:
         state.nodes.put(node.spec, present=node.status is not NodeStatus.GONE)
     for job in cell.jobs.values():
         live = state.live[job.job_id] = LiveJob(job, job_info(job.spec), job.job_id)
-        live.earlier = Earlier(ran=job.served_ms > 0, kept_ms=job.kept_ms)  # their disturbances are unknown
-        if job.kept_ms:
+        kept_ms = job.saving.kept_ms
+        live.earlier = Earlier(ran=job.progress.served_ms > 0, kept_ms=kept_ms)  # disturbances are unknown
+        if kept_ms:
             live.earlier.workers.add(job.workers)
         workers = [task for task in job.tasks.values() if task.place.role == "worker"]
         if workers:
@@ -48,7 +49,7 @@ def begin_at(state: State, replica: Replica) -> None:
             live.progress = begun(job.attempt, job.placed_ms or 0, places, live.allocation.card.model)
             live.progress.started_ms = job.running_ms
             _conditions_of(job, workers, live.progress)
-            live.partly = any(task.exited_ms is not None for task in workers)
+            live.partly = any(task.exit.at_ms is not None for task in workers)
             placed_seq = seq_of(job.token)
             state.recall_seq = min(state.recall_seq or placed_seq, placed_seq)
 
@@ -56,11 +57,11 @@ def begin_at(state: State, replica: Replica) -> None:
 def _conditions_of(job: JobState, workers: Sequence[TaskState], found: Progress) -> None:
     """The run conditions of the present attempt."""
     changed = [
-        one for task in workers for one in (task.cores_adjusted, task.bandwidth_adjusted) if one is not None
+        one for task in workers for one in (task.cores.adjusted, task.bandwidth_adjusted) if one is not None
     ]
-    found.placed = Conditions(cores=tuple(task.placed_cores for task in workers))
+    found.placed = Conditions(cores=tuple(task.cores.placed for task in workers))
     found.usual = Conditions(
-        cores=tuple(len(task.place.cores) if task.cores_settled else task.placed_cores for task in workers)
+        cores=tuple(len(task.place.cores) if task.cores.settled else task.cores.placed for task in workers)
     )
     found.conditions = Conditions(job.sharing.jobs, tuple(len(task.used_cores) for task in workers))
     for worker, task in enumerate(workers):
@@ -69,7 +70,7 @@ def _conditions_of(job: JobState, workers: Sequence[TaskState], found: Progress)
     found.disturbed = found.conditions.apart(found.placed)
     if job.sharing.ever:
         found.disturbed |= Disturbance.SHARED
-    if any(task.cores_adjusted is not None and task.cores_adjusted.by for task in workers):
+    if any(task.cores.adjusted is not None and task.cores.adjusted.by for task in workers):
         found.disturbed |= Disturbance.CORES
     if any(task.bandwidth_adjusted is not None and task.bandwidth_adjusted.by for task in workers):
         found.disturbed |= Disturbance.CAPPED

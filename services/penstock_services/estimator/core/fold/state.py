@@ -159,7 +159,7 @@ def _requeued(state: State, at: At, live: LiveJob, fact: ledger_events.JobRequeu
     if live.progress is not None:
         card = NO_CARD if live.allocation is None else live.allocation.card
         saves = live.job.spec.checkpoint == "signal" and fact.reason in ASKED_TO_STOP
-        live.earlier.over(live.progress, card, live.job.checkpoint, at.now_ms, saves=saves)
+        live.earlier.over(live.progress, card, live.job.saving.checkpoint, at.now_ms, saves=saves)
     if live.job.awaited_estimate is not None:
         state.estimate_again.append(fact.job_id)
 
@@ -167,7 +167,7 @@ def _requeued(state: State, at: At, live: LiveJob, fact: ledger_events.JobRequeu
 def _placed(state: State, at: At, live: LiveJob, fact: ledger_events.PlacementDecided) -> None:
     _over(state, live)
     job, nodes = live.job, {place.node_id for place in fact.tasks}
-    live.earlier.begin(nodes, job.spec.checkpoint, job.checkpoint)
+    live.earlier.begin(nodes, job.spec.checkpoint, job.saving.checkpoint)
     workers = [place for place in fact.tasks if place.role == "worker"]
     live.info = live.info_of_attempt(len(workers))
     live.allocation = state.nodes.allocation_of(workers)

@@ -69,16 +69,16 @@ def ends_ms(job: JobState, now_ms: int) -> int | None:
 
     For a job in a group at its present speed there.
     """
-    slowed = slowed_ms(job, now_ms)
-    if job.eta is not None and job.eta.attempt == job.attempt:
-        left_ms = job.eta.left_ms.middle - job.eta.passed_ms(job.running_ms, now_ms) + slowed
-        return now_ms + _whole(left_ms / job.speed)
+    slowed, eta = slowed_ms(job, now_ms), job.progress.eta
+    if eta is not None and eta.attempt == job.attempt:
+        left_ms = eta.left_ms.middle - eta.passed_ms(job.running_ms, now_ms) + slowed
+        return now_ms + _whole(left_ms / job.pace.speed)
     estimate = job.estimate
     run_ms = None if estimate is None else estimate.run_ms_with(job.workers, job.spec.fewest_workers)
     if run_ms is None:
         return None
     ran_ms = 0 if job.running_ms is None else max(0, now_ms - job.running_ms)
-    return now_ms + _whole((run_ms - ran_ms + slowed) / job.speed)
+    return now_ms + _whole((run_ms - ran_ms + slowed) / job.pace.speed)
 
 
 def _reported(eta: Remaining, running_ms: int | None, now_ms: int) -> Mapping[str, Any]:

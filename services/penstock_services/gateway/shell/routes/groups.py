@@ -50,14 +50,15 @@ async def rows_of(gateway: Gateway, members: Mapping[str, Sequence[JobState]]) -
 
 async def of_job(gateway: Gateway, job: JobState) -> Row | None:
     """The row of its group; None: it is in none."""
-    members = sorted(gateway.follower.state.groups.get(job.group, {}).values(), key=lambda one: one.order)
-    return (await rows_of(gateway, {job.group: members}))[0] if members else None
+    found = gateway.follower.state.groups.get(job.sharing.group, {})
+    members = sorted(found.values(), key=lambda one: one.order)
+    return (await rows_of(gateway, {job.sharing.group: members}))[0] if members else None
 
 
 async def waits_of(gateway: Gateway, job: JobState) -> Row | None:
     """Waiting times for turns in a member's last report of its steps; None: it is in no group, or has
     reported none."""
-    if not job.group:
+    if not job.sharing.group:
         return None
     text = await gateway.store.row(
         "SELECT data::text FROM events WHERE job_id = $1 AND type = $2 ORDER BY seq DESC, n DESC LIMIT 1",

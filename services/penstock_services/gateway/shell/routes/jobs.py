@@ -335,12 +335,12 @@ async def job(job_id: str, request: Request) -> Response:
     more["stages"] = fragment(None if live is None else profile_of(gateway.follower.state, live))
     more["adjustments"] = [] if live is None else adjustments(live)
     more["checkpoint"] = None if live is None else checkpoint(gateway.follower.state, live)
-    more["unsaved"] = None if live is None else fragment(live.unsaved)
+    more["unsaved"] = None if live is None else fragment(live.saving.unsaved)
     more["move"] = None if live is None else await move_of(gateway, live)
     more["group"] = None if live is None else await groups.of_job(gateway, live)
     more["waits"] = None if live is None else await groups.waits_of(gateway, live)
     more["shares_gpus_with"] = [] if live is None else list(live.sharing.jobs)
-    more["unfollowed_ms"] = None if live is None else live.unfollowed_ms
+    more["unfollowed_ms"] = None if live is None else live.following.absent_ms
     more["now_ms"] = gateway.follower.now_ms()
     return answer(job_for(caller_of(request), found | more))
 

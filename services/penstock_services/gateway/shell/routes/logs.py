@@ -154,7 +154,7 @@ def _is_over(gateway: Gateway, member: Member) -> bool:
     """Whether the task has exited according to the ledger."""
     job = gateway.follower.state.jobs.get(member.job_id)
     task = None if job is None else job.tasks.get(member.task_id)
-    return task is None or task.exited_ms is not None
+    return task is None or task.exit.at_ms is not None
 
 
 async def _members(

@@ -87,9 +87,9 @@ async def _now(gateway: Gateway, job_id: str) -> dict[str, Any]:
         )
     found["adjustments"] = [] if job is None else adjustments(job)
     found["checkpoint"] = None if job is None else checkpoint(gateway.follower.state, job)
-    found["unsaved"] = None if job is None else fragment(job.unsaved)
+    found["unsaved"] = None if job is None else fragment(job.saving.unsaved)
     found["move"] = None if job is None else await move_of(gateway, job)
-    found["unfollowed_ms"] = None if job is None else job.unfollowed_ms
+    found["unfollowed_ms"] = None if job is None else job.following.absent_ms
     found["start"] = start
     return found
 

@@ -38,8 +38,8 @@ def changed(state: CellState, event: FollowerChanged) -> Iterator[Event]:
 def gone(job: JobState) -> JobCancelRequested | None:
     """Its cancellation now that the timer has fired;
     None: it has a follower, or is being stopped for good."""
-    if job.unfollowed_ms is None or job.stop_reason in FINAL_STOPS:
+    if job.following.absent_ms is None or job.stop.reason in FINAL_STOPS:
         return None
-    moment = datetime.fromtimestamp(min(job.unfollowed_ms, LAST_DATE_MS) / 1_000, UTC)
+    moment = datetime.fromtimestamp(min(job.following.absent_ms, LAST_DATE_MS) / 1_000, UTC)
     reason = f"{PIPELINE_GONE} since {moment:%Y-%m-%dT%H:%M:%SZ}"
     return JobCancelRequested(job_id=job.job_id, reason=reason)

@@ -55,7 +55,7 @@ def decided(state: CellState, proposal: Adjusting) -> Iterator[CoresDecided | Ba
         "cause": cause_of(proposal),
     }
     cores_too = isinstance(proposal, CoresProposed)
-    latest = task.cores_adjusted if cores_too else task.bandwidth_adjusted
+    latest = task.cores.adjusted if cores_too else task.bandwidth_adjusted
     renewed = (
         renews(found, proposal) and latest is not None and state.now_ms - latest.at_ms >= RENEWED_AFTER_MS
     )
@@ -94,7 +94,7 @@ def expired(state: CellState, job: JobState) -> Iterator[CoresDecided | Bandwidt
             about = _expires(job, task_id, task, task.bandwidth_adjusted)
             yield BandwidthDecided(**about, memory_bandwidth_percent=None)
         if (count := min(_own_cores(task), usable_cores(state, found))) != len(task.used_cores):
-            about = _expires(job, task_id, task, task.cores_adjusted)
+            about = _expires(job, task_id, task, task.cores.adjusted)
             decision = CoresDecided(**about, cores=cores_of(state, found, count))
             freed = freed or frees(state, decision)
             yield decision
@@ -133,11 +133,11 @@ def _capped(task: TaskState) -> bool:
 def _own_cores(task: TaskState) -> int:
     """How many cores it has where no service takes some for a time, or lends it some."""
     used = len(task.used_cores)
-    if task.cores_adjusted is None or set_by_operator(task.cores_adjusted):
+    if task.cores.adjusted is None or set_by_operator(task.cores.adjusted):
         return used
-    if task.throttled_from:
-        return max(used, task.throttled_from)
-    return used if task.cores_settled or not task.placed_cores else task.placed_cores
+    if task.cores.throttled_from:
+        return max(used, task.cores.throttled_from)
+    return used if task.cores.settled or not task.cores.placed else task.cores.placed
 
 
 def asked_to_save(state: CellState, event: JobCheckpointRequested) -> Iterator[CheckpointDecided]:

@@ -53,7 +53,7 @@ def arrive(state: CellState, job: JobState, explain: Explain) -> Iterator[Event]
     if lost:
         yield _given_up(job, lost)
         return
-    target, move = job.target, job.move
+    target, move = job.target, job.moves.latest
     assert move is not None
     stopped = Stopped(state, job, move)
     yield ledger_events.JobRequeued(job_id=job.job_id, attempt=job.attempt, reason="migrated")

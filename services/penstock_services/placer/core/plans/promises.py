@@ -34,7 +34,7 @@ def dissolves(profile: Profile) -> bool:
 def measured(state: CellState, profile: Profile, event: StepsMeasured) -> Iterator[Event]:
     """Sets the timer of a member that is slower than promised, unless it is set."""
     job = job_of_task(state, event.node_id, event.task_id)
-    if job is None or job.short_ms is None or not dissolves(profile):
+    if job is None or job.sharing.short_ms is None or not dissolves(profile):
         return
     if timer_id(job.job_id, TURNS) not in state.timers:
         yield timer(state, job.job_id, TURNS, PATIENCE_MS, job.attempt)
@@ -42,21 +42,21 @@ def measured(state: CellState, profile: Profile, event: StepsMeasured) -> Iterat
 
 def due(state: CellState, profile: Profile, job: JobState) -> Iterator[Event]:
     """The timer of this member has fired."""
-    if job.short_ms is None or not job.group or not dissolves(profile):
+    if job.sharing.short_ms is None or not job.sharing.group or not dissolves(profile):
         return
-    left_ms = job.short_ms + PATIENCE_MS - state.now_ms
-    members = state.groups[job.group].values()
+    left_ms = job.sharing.short_ms + PATIENCE_MS - state.now_ms
+    members = state.groups[job.sharing.group].values()
     if left_ms <= 0 and (state.frozen or any(member.status is JobStatus.STOPPING for member in members)):
         left_ms = PATIENCE_MS
     if left_ms > 0:
         yield timer(state, job.job_id, TURNS, left_ms, job.attempt)
         return
-    found = dissolution(state, job.group)
+    found = dissolution(state, job.sharing.group)
     if found is None:  # none of them may be stopped; the next report asks again
         return
     reason, leaving = _reason(found), [member.job_id for member in found.leaves]
     yield GroupDissolved(
-        group_id=job.group,
+        group_id=job.sharing.group,
         job_ids=tuple(member.job_id for member in found.members),
         short=tuple(found.short),
         leaves=tuple(leaving),

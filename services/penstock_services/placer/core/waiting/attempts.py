@@ -42,8 +42,8 @@ class Attempts:
         for task in job.tasks.values():
             exited = task.status is TaskStatus.EXITED
             living |= not exited
-            failed |= exited and not task.succeeded
-            completed &= task.succeeded or task.place.role != "worker"
+            failed |= exited and not task.exit.succeeded
+            completed &= task.exit.succeeded or task.place.role != "worker"
         if job.status is JobStatus.STOPPING:
             if not living:
                 yield from self._stopped(state, job)
@@ -74,10 +74,10 @@ class Attempts:
 
     def _stopped(self, state: CellState, job: JobState) -> Iterator[Event]:
         """Every task of a stopped gang is proven dead."""
-        match job.stop_reason:
+        match job.stop.reason:
             case "cancelled":
                 yield ledger_events.JobEnded(
-                    job_id=job.job_id, outcome="cancelled", reason=job.stop_detail or "stopped on request"
+                    job_id=job.job_id, outcome="cancelled", reason=job.stop.detail or "stopped on request"
                 )
             case "run_timeout":
                 yield ledger_events.JobEnded(
@@ -92,7 +92,7 @@ class Attempts:
             case "completed":
                 yield succeeded(job)
             case "preempted" | "migrated" | "drained" | "predecessor_late" as reason:
-                if all(task.succeeded for task in job.tasks.values() if task.place.role == "worker"):
+                if all(task.exit.succeeded for task in job.tasks.values() if task.place.role == "worker"):
                     # It had finished before the stop reached it; a script that exits 0 on SIGTERM has not
                     # succeeded.
                     yield succeeded(job)
@@ -106,11 +106,11 @@ class Attempts:
 
     def _failed(self, state: CellState, job: JobState) -> Iterator[Event]:
         """The attempt failed and holds no resources any more: retry now, later, or end."""
-        cause = job.failure_cause
+        cause = job.exit.cause
         if cause == "stopped":
             yield from self.queue_again(state, job, "drained")
             return
-        if cause in LOST and job.losses < MAX_LOSSES:
+        if cause in LOST and job.retries.losses < MAX_LOSSES:
             if cause == "refused":
                 yield self._requeue(state, job, "refused", REFUSED_BACKOFF_MS)
                 yield timer(state, job.job_id, "backoff", REFUSED_BACKOFF_MS, job.attempt)
@@ -124,11 +124,11 @@ class Attempts:
             yield from self.queue_timeout(state, job)
             return
         retry = job.spec.retry
-        used = job.attempt - job.infrastructure_retries
+        used = job.attempt - job.retries.infrastructure
         if used >= retry.max_attempts:
-            code = job.exit_code if job.exit_code is None or 0 <= job.exit_code <= 255 else 255
+            code = job.exit.code if job.exit.code is None or 0 <= job.exit.code <= 255 else 255
             yield ledger_events.JobEnded(
-                job_id=job.job_id, outcome="failed", exit_code=code, reason=job.failure[:1_024]
+                job_id=job.job_id, outcome="failed", exit_code=code, reason=job.exit.failure[:1_024]
             )
             return
         backoff_ms = min(retry.backoff_ms << min(used - 1, 40), retry.backoff_max_ms)

@@ -82,7 +82,7 @@ def late(state: CellState, job: JobState) -> Iterator[Event]:
 def phase_changed(state: CellState, event: TaskPhaseChanged) -> Iterator[Event]:
     """Jobs that wait for a job that trains on, though it was about to end, return to the queue."""
     job = state.jobs[state.nodes[event.node_id].tasks[event.task_id]]
-    if event.phase != "save" and job.false_ends:
+    if event.phase != "save" and job.succession.false_ends:
         for other_id in followers(state, job):
             yield from late(state, state.jobs[other_id])
 

@@ -40,7 +40,7 @@ async def checkpoint(job_id: str, request: Request) -> Response:
         raise Problem(409, "saves_nothing", detail)
     if job is not None and job.status is not JobStatus.RUNNING:
         raise Problem(409, "not_running", f"job {job_id} is {job.status}; nothing was asked")
-    before = None if job is None else (job.checkpoint, job.unsaved)
+    before = None if job is None else (job.saving.checkpoint, job.saving.unsaved)
     event = as_asked_by(caller, JobCheckpointRequested(job_id=job_id, reason=reason))
     event_id = f"checkpoint-{job_id}-{secrets.token_hex(8)}"
     await append_event(gateway, "checkpoint", event_id, event_id, event, {"penstock.reason": reason})
@@ -57,10 +57,10 @@ async def _saved(gateway: Gateway, job_id: str, before: Before | None) -> dict[s
         async with asyncio.timeout(SAVED_WITHIN_S):
             while (job := gateway.follower.state.jobs.get(job_id)) is not None:
                 changed = gateway.follower.next_change()
-                if job.checkpoint is not None and job.checkpoint is not saved:
+                if job.saving.checkpoint is not None and job.saving.checkpoint is not saved:
                     return row_of(gateway.follower.state, job)
-                if job.unsaved is not None and job.unsaved is not unsaved:
-                    raise Problem(409, "not_saved", f"job {job_id} is not saved: {job.unsaved.reason}")
+                if job.saving.unsaved is not None and job.saving.unsaved is not unsaved:
+                    raise Problem(409, "not_saved", f"job {job_id} is not saved: {job.saving.unsaved.reason}")
                 await changed.wait()
     except TimeoutError:
         pass

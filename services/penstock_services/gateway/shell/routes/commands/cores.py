@@ -129,7 +129,7 @@ def _row(job: JobState | None, task_id: str, wanted: int) -> Row:
     task = None if job is None else job.tasks.get(task_id)
     if task is None:
         return {"task_id": task_id, "cores": [], "applied": False, "enforced": "", "problem": "it has ended"}
-    known, has = task.cores_adjusted, len(task.place.cores) == wanted
+    known, has = task.cores.adjusted, len(task.place.cores) == wanted
     return {
         "task_id": task_id,
         "cores": list(task.place.cores),

@@ -123,7 +123,7 @@ def _task(gateway: Gateway, job_id: str, name: str | None) -> tuple[JobState, st
     running = {
         task_id: task
         for task_id, task in tasks.items()
-        if task.started_ms is not None and task.exited_ms is None
+        if task.started_ms is not None and task.exit.at_ms is None
     }
     if job is None or not running:
         raise Problem(

@@ -71,7 +71,7 @@ def _proposal(state: CellState, job_id: str, act: MoveAct, by: str) -> Migration
 def _token(state: CellState, job_id: str) -> int:
     """Token of its latest move; 0: it has none."""
     job = state.jobs.get(job_id)
-    return 0 if job is None or job.move is None else job.move.token
+    return 0 if job is None or job.moves.latest is None else job.moves.latest.token
 
 
 async def _decided(gateway: Gateway, job_id: str, before: int) -> Row | None:
