@@ -172,7 +172,7 @@ def test_a_torn_ledger_is_reported_and_no_file_is_no_ledger(
     out.unlink()
     for content, message in (
         (b"", "empty: a ledger was expected"),
-        (b"job_id,submit_s,duration_s,gpus\na,0,1,1\n", "no ledger: none of its 2 lines is a first record"),
+        (b"job_id,submit_s,duration_s,gpus\na,0,1,1\n", "no ledger: none of its 2 lines begins one"),
         (whole.splitlines()[0], "no job that ran was submitted in this time"),
     ):
         ledger.write_bytes(content)

@@ -26,11 +26,9 @@ class Fold(Protocol):
     @property
     def replica(self) -> Replica:
         """Holds the chain and the cell's state."""
-        ...
 
     def see(self, record: RawRecord, n: int, event: Event) -> None:
         """The replica's hook. Raises `KeyError` for an id that no earlier event introduced."""
-        ...
 
 
 class Streamed(msgspec.Struct):
@@ -80,8 +78,7 @@ def read_ledger(path: Path, fold: Fold) -> str:
     if not lines[0]:
         raise BadFile(str(path), [Problem(0, "", "empty: a ledger was expected")])
     if not valid:
-        message = f"no ledger: none of its {len(void)} lines is a first record"
-        raise BadFile(str(path), [Problem(0, "", message)])
+        raise BadFile(str(path), [Problem(0, "", f"no ledger: none of its {len(void)} lines begins one")])
     if not void:
         return ""
     return (
