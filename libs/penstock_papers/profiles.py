@@ -19,7 +19,7 @@ from penstock.scheduling.groups.interleave import Interleave
 from penstock.scheduling.make_room.make_way import MakeWay
 from penstock.scheduling.place.liquid import Liquid, Network
 from penstock.scheduling.place.together import Together
-from penstock.scheduling.service import Key
+from penstock.scheduling.remaining_time import Key
 from penstock.scheduling.stages.protocols import Policy, Profile
 from penstock.scheduling.stages.regroup import Regroup
 from penstock_papers.baselines.baselines import Even, FirstFit, MostFree, RandomFit

@@ -22,8 +22,8 @@ def closed_port() -> Iterator[int]:
 def patient_kafka(monkeypatch: pytest.MonkeyPatch) -> None:
     """Services in this process give no request to a broker on a busy machine up; as processes they would
     start again."""
-    monkeypatch.setattr("penstock.log.kafka.kafka.REQUEST_TIMEOUT_MS", 3_600_000)
-    for limit in ("kafka.START_LIMIT_S", "kafka.DELIVERY_TIMEOUT_S", "topics.VISIBLE_LIMIT_S"):
+    monkeypatch.setattr("penstock.log.kafka.retries.REQUEST_TIMEOUT_MS", 3_600_000)
+    for limit in ("retries.START_LIMIT_S", "retries.DELIVERY_TIMEOUT_S", "topics.VISIBLE_LIMIT_S"):
         monkeypatch.setattr(f"penstock.log.kafka.{limit}", 3_600.0)
     monkeypatch.setattr("penstock_services.placer.shell.term.KNOWN_WITHIN_MS", 3_600_000)
 

@@ -9,12 +9,12 @@ import httpx
 import httpx_sse
 import msgspec
 
+from penstock.backoff import Backoff
 from penstock.client.connection import TIMEOUT_S, Connection
 from penstock.client.errors import ClientError, GatewayFault, WaitTimeout
 from penstock.client.models import Event, Job
 from penstock.client.requests import FIRST_PAUSE_S, LAST_PAUSE_S, PASSING
 from penstock.model.inputs.followers import MAX_FOLLOWED
-from penstock.retry import Backoff
 
 # The gateway sends comments into idle streams more often; silence beyond this means a dead connection.
 SILENCE_S = 60.0

@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from penstock.backoff import Backoff
 from penstock.errors import PenstockError
-from penstock.retry import Backoff
 from penstock.runtime.parents import ends_with_parent
 from penstock.runtime.race import first_of
 

@@ -1,4 +1,4 @@
-"""Client-side group commit: one write in flight, the next batch gathers meanwhile (speed.md rules 1 and 2).
+"""Client-side group commit: one write in flight, the next batch gathers meanwhile.
 
 Ideal: every append is written at once. Departure: appends that arrive during a write share the next one,
 since a write costs a round trip and an fsync whatever its size. Where all services share one log, those costs

@@ -14,7 +14,7 @@ import msgspec
 
 MAX_RECORD_BYTES = 1_000_000  # value bytes; below Kafka's default max.message.bytes of 1,048,588
 MAX_BATCH_RECORDS = 2_000  # records per append; larger batches are split by the adapter, in order
-MAX_READ_RECORDS = 2_000  # records per read (speed.md rule 2 asks for at least 500)
+MAX_READ_RECORDS = 2_000  # records per read
 
 Headers = tuple[tuple[str, bytes], ...]
 
@@ -108,7 +108,7 @@ class Log(Protocol):
         """A reader positioned at the given offsets (0 = the beginning).
 
         `batch_ms` > 0 lets the adapter gather records for so long *under load*; the first record after
-        an idle moment is never delayed (speed.md rule 1).
+        an idle moment is never delayed.
         """
         ...
 

@@ -16,7 +16,7 @@ from penstock.ledger.state.job.job_state import JobState
 from penstock.ledger.state.state import CellState
 from penstock.model.decisions.groups import KindsApart, Shortfall
 from penstock.proposals.plan_stops import stays
-from penstock.scheduling.service import LOSES_MS, stop_cost_s
+from penstock.scheduling.stop_cost import LOSES_MS, stop_cost_s
 
 PATIENCE_MS = 60_000
 """A member that is slower than promised for so long ends its group: some ten of the SDK's reports, and longer

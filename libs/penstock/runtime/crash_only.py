@@ -10,9 +10,9 @@ import logging
 from collections.abc import Callable, Coroutine
 from typing import TypeVar
 
+from penstock.backoff import Backoff
 from penstock.errors import ConfigurationError, NotAllowed, PenstockError
 from penstock.ledger.record.record import UndecodableRecord
-from penstock.retry import Backoff
 from penstock.runtime.race import first_of
 
 logger = logging.getLogger(__name__)

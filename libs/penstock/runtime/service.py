@@ -38,8 +38,8 @@ class Run(Protocol):
 
 
 def settle_gc() -> None:
-    """Tunes the garbage collector after start-up: objects that exist now live long; collect rarely (speed.md
-    rule 6)."""
+    """Tunes the garbage collector after start-up: objects that exist now live long; collect
+    rarely."""
     gc.collect()
     gc.freeze()
     gc.set_threshold(50_000, 20, 20)

@@ -30,16 +30,16 @@ from penstock.scheduling.bursts.burst import Burst
 from penstock.scheduling.definition import Definition, NoSettings, text_of
 from penstock.scheduling.groups.fair_interleave import FairInterleave
 from penstock.scheduling.make_room.array_reclaim import ArrayReclaim
+from penstock.scheduling.make_room.backfill import Reservation
 from penstock.scheduling.make_room.make_way import MakeWay
-from penstock.scheduling.make_room.reservation import Reservation
 from penstock.scheduling.order.deadline_order import DeadlineOrder
 from penstock.scheduling.order.fair import FairResponse
 from penstock.scheduling.place.lending import Lending
+from penstock.scheduling.place.measured_pairs import ByMeasuredPairs
 from penstock.scheduling.place.moldable import ShortestStep
-from penstock.scheduling.place.sharing import ByMeasuredPairs
 from penstock.scheduling.place.together import Together
-from penstock.scheduling.service import LOSES_MS
 from penstock.scheduling.stages.protocols import Profile
+from penstock.scheduling.stop_cost import LOSES_MS
 from penstock.text.installing import installing
 
 INSTALLED: Group[Definition] = Group("penstock.profiles")

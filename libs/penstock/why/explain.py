@@ -28,8 +28,8 @@ from penstock.model.nouns.settings import PlacerSettings
 from penstock.model.nouns.transitions import JobStatus
 from penstock.model.nouns.types import ResourceVector, Value
 from penstock.scheduling.groups.validate_groups import apart_from_all
+from penstock.scheduling.place.measured_pairs import apart_text, sharing_text
 from penstock.scheduling.place.moldable import as_it_waits
-from penstock.scheduling.place.sharing import apart_text, sharing_text
 from penstock.scheduling.profiles import in_force
 from penstock.scheduling.stages.protocols import Order, Preemption, Profile
 from penstock.scheduling.stages.regroup import regroups, waits_for_plan

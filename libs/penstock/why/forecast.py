@@ -29,8 +29,8 @@ from penstock.model.nouns.settings import MAX_OVERTAKES
 from penstock.model.nouns.types import MAX_GANG_TASKS, ResourceVector
 from penstock.scheduling.place.moldable import as_it_waits
 from penstock.scheduling.profiles import in_force
+from penstock.scheduling.remaining_time import remaining_s
 from penstock.scheduling.scheduling_pass import Starts, Trying, Waits, scheduling_pass
-from penstock.scheduling.service import remaining_s
 from penstock.scheduling.stages.protocols import Turns
 from penstock.why.queue_position import Line, by_arrival, line_of
 

@@ -13,7 +13,7 @@ from math import isinf
 
 from penstock.ledger.state.job.job_state import JobState
 from penstock.ledger.state.state import CellState
-from penstock.scheduling.service import remaining_s
+from penstock.scheduling.remaining_time import remaining_s
 from penstock.scheduling.stages.protocols import Turns
 from penstock_papers.baselines.key_order import Ranked
 from penstock_papers.baselines.preempting.claims import remaining_text

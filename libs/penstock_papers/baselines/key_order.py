@@ -10,7 +10,7 @@ from penstock.ledger.state.job.job_state import JobState
 from penstock.ledger.state.state import CellState
 from penstock.scheduling.order.job_rows import Entry, JobRows, Row, goes_on
 from penstock.scheduling.order.shares import Amounts, Holdings, IfHeld
-from penstock.scheduling.service import Key
+from penstock.scheduling.remaining_time import Key
 from penstock.scheduling.stages.protocols import Ranking, Turns
 from penstock_papers.baselines.preempting.claims import remaining_text
 from penstock_papers.baselines.preempting.ordered import go_on, heads

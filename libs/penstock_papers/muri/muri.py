@@ -13,7 +13,7 @@ from collections.abc import Callable
 
 from penstock.ledger.state.job.job_state import JobState
 from penstock.ledger.state.state import CellState
-from penstock.scheduling.service import Key, attained_s, gpus_of
+from penstock.scheduling.remaining_time import Key, attained_s, gpus_of
 from penstock.scheduling.stages.regroup import Answer, GroupPlan, Question
 from penstock_papers.baselines.preempting.ordered import shortest_remaining_service
 from penstock_papers.muri.authors import authors

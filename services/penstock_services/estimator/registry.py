@@ -27,7 +27,7 @@ from penstock_services.estimator.core.model_lifecycle import InUse
 from penstock_services.estimator.core.records.history import key_of
 from penstock_services.estimator.core.resource_model.tier import ModelTier
 from penstock_services.estimator.core.resources.estimate import Guess, Tier
-from penstock_services.estimator.core.step_time.tier import StepTier
+from penstock_services.estimator.core.step_time.run_time import StepTier
 from penstock_services.estimator.core.step_time.training import STEPS
 from penstock_services.estimator.shell.learner import KINDS
 from penstock_services.estimator.shell.store import estimator_schema, store_errors

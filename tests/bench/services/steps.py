@@ -30,7 +30,7 @@ from penstock_services.estimator.core.records.history import History, Run, key_o
 from penstock_services.estimator.core.records.runs import Allocation, Card, FinishedRun, Steps, job_info
 from penstock_services.estimator.core.resources.estimate import estimate
 from penstock_services.estimator.core.resources.nearest import Nearest
-from penstock_services.estimator.core.step_time.tier import StepTier
+from penstock_services.estimator.core.step_time.run_time import StepTier
 from penstock_services.estimator.core.step_time.training import STEPS, Durations
 from tests.support.cluster.driver import node_spec
 

@@ -275,7 +275,7 @@ def test_a_certificate_of_a_stranger_is_refused_at_once(system: System, tmp_path
 async def test_nothing_is_said_in_clear(system: System, monkeypatch: pytest.MonkeyPatch) -> None:
     """A URL without `?ca=` meets a listener that encrypts: it gets nowhere, with the password of an
     administrator."""
-    monkeypatch.setattr("penstock.log.kafka.kafka.START_LIMIT_S", 1.0)
+    monkeypatch.setattr("penstock.log.kafka.retries.START_LIMIT_S", 1.0)
     url, _, _ = system.broker.url(ADMIN).partition("?")
     with pytest.raises(LogError, match="cannot be reached as admin"):
         await open_log(url, "admin").start()

@@ -5,7 +5,7 @@ from penstock_services.node_reporter.shell.checkpoints import checkpoint_bundle
 from penstock_services.node_reporter.shell.checkpoints.checkpoint_fetch import CheckpointFetcher
 from penstock_services.node_reporter.shell.checkpoints.checkpoint_server import CheckpointServer
 from penstock_services.node_reporter.shell.watchdogs.lease import Lease
-from penstock_services.placer.core.waiting.attempts import Attempts
+from penstock_services.placer.core.waiting.retries import Attempts
 from tests.faults.promises.mutant import breaks
 
 CORE = ("tests/unit/placer/test_placer_core.py",)

@@ -5,7 +5,7 @@ from penstock.ledger.state import lease as ledger_lease
 from penstock.proposals import validate_adjustments
 from penstock.scheduling.acting import guard
 from penstock_services.contention_guard.core.guard import ContentionGuard
-from penstock_services.placer.core.members import lease
+from penstock_services.placer.core.members import silent_nodes
 from penstock_services.placer.core.plans import adjustments
 from tests.faults.promises.mutant import breaks
 
@@ -135,7 +135,7 @@ breaks(
     3,
     "A machine burns down at night; its jobs wait for an operator.",
     (
-        lease.due,
+        silent_nodes.due,
         "if due_ms is not None and state.now_ms >= due_ms and",
         "if False and due_ms is not None and",
     ),

@@ -6,7 +6,7 @@ from penstock.ledger.record import amendment
 from penstock.ledger.replica import snapshot
 from penstock.ledger.state import lease
 from penstock.model.wire import codec, upcasters
-from penstock_services.placer.core.members import lease as placer_lease
+from penstock_services.placer.core.members import silent_nodes
 from penstock_services.placer.shell import history
 from tests.faults.promises.mutant import breaks
 
@@ -59,7 +59,7 @@ breaks(
     "a node of an earlier version is probed",
     8,
     "A reporter that knows no probes does not answer, and its living tasks count as dead.",
-    (placer_lease.probe, "if node.leases and not node.leaving", "if not node.leaving"),
+    (silent_nodes.probe, "if node.leases and not node.leaving", "if not node.leaving"),
     judge="hostile",
     seed=3,
     tests=LEASES,

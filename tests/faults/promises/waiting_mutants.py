@@ -2,17 +2,17 @@
 
 from penstock.cluster import capacity
 from penstock.scheduling import liveness
-from penstock.scheduling.make_room.reservation import Reservation
+from penstock.scheduling.make_room.backfill import Reservation
 from penstock_services.placer.core import step
 from penstock_services.placer.core.decide import Decider
 from penstock_services.placer.core.members.membership import Membership
 from penstock_services.placer.core.plans import plans
 from penstock_services.placer.core.waiting import window
-from penstock_services.placer.core.waiting.attempts import Attempts
-from penstock_services.placer.core.waiting.backfilling import PassReservation
 from penstock_services.placer.core.waiting.behind import Behind
+from penstock_services.placer.core.waiting.pass_reservation import PassReservation
 from penstock_services.placer.core.waiting.placing import Placing
 from penstock_services.placer.core.waiting.reclaiming import Reclaiming
+from penstock_services.placer.core.waiting.retries import Attempts
 from tests.faults.promises.mutant import breaks
 
 BY_HAND = (

@@ -6,7 +6,7 @@ from penstock.ledger.record import amendment
 from penstock.model.nouns import types
 from penstock.model.wire import nearest
 from penstock.runtime.following.amended_log import AmendedLog, AmendedReader, Repairs
-from penstock.scheduling.make_room.reservation import Reservation
+from penstock.scheduling.make_room.backfill import Reservation
 from penstock_services.placer.core.plans import proposals
 from penstock_services.placer.core.step import PlacerCore
 from penstock_services.projector.shell import store

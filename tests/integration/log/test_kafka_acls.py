@@ -109,7 +109,7 @@ async def test_a_wrong_password_gets_nowhere(
     monkeypatch.setattr(logging.getLogger("aiokafka"), "propagate", True)
     with caplog.at_level(logging.DEBUG), caplog.at_level(logging.DEBUG, "aiokafka"):
         with monkeypatch.context() as soon:
-            soon.setattr("penstock.log.kafka.kafka.START_LIMIT_S", 1.0)  # it looks like a broker that is away
+            soon.setattr("penstock.log.kafka.retries.START_LIMIT_S", 1.0)  # as if the broker were away
             with pytest.raises(LogError, match="placer") as refused:
                 await open_log(guarded_kafka.url("placer").replace(today, yesterday), "placer").start()
         async with connected(guarded_kafka, "placer") as log:

@@ -29,7 +29,7 @@ import numpy as np
 
 from penstock.model.nouns.settings import PlacerSettings
 from penstock.model.nouns.types import Estimate, PairSpeed
-from penstock.scheduling.place.sharing import refused
+from penstock.scheduling.place.measured_pairs import refused
 from penstock.simulator.engine import Options, Simulation
 from penstock.simulator.job_models.measurements.colocation import Colocation, Config, Throughputs
 from penstock.simulator.job_models.measurements.tables import read_throughputs

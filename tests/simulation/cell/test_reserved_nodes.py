@@ -16,15 +16,15 @@ from penstock.ledger.state.job.job_state import JobState
 from penstock.ledger.state.state import CellState
 from penstock.model.decisions.plans import PlanUnit
 from penstock.model.nouns.settings import PlacerSettings
-from penstock.scheduling.make_room import array_reclaim, reservation
-from penstock.scheduling.make_room.reservation import Reservation
-from penstock.scheduling.service import ends_s, remaining_s
+from penstock.scheduling.make_room import array_reclaim, backfill
+from penstock.scheduling.make_room.backfill import Reservation
+from penstock.scheduling.remaining_time import ends_s, remaining_s
 from penstock.simulator.engine import Simulation
 from penstock.simulator.job_models.model import Constant
 from penstock.simulator.job_models.steady import SteadyWork
 from penstock.simulator.traces.cluster import nodes_of
 from penstock.simulator.traces.jobs import TraceJob
-from penstock_services.placer.core.waiting.backfilling import PassReservation
+from penstock_services.placer.core.waiting.pass_reservation import PassReservation
 from penstock_services.placer.core.waiting.placing import Placing
 from tests.simulation.cell.test_still_waiting import KINDS
 from tests.support.chance import rate, seeds_for
@@ -39,7 +39,7 @@ ENDS_EARLY = rate(29, 40)
 """Of a ledger in which a pass ends early: in 29 of 40."""
 
 
-class Compared(reservation._Ended):
+class Compared(backfill._Ended):
     """Beside it the trial in which all jobs are released."""
 
     trials = found = spared = grouped = 0
@@ -66,7 +66,7 @@ def test_a_loaded_cell_reserves_the_nodes_of_the_whole_trial(
 ) -> None:
     """Groups, gangs of several nodes and jobs that are being stopped come to their ends one after the
     other."""
-    monkeypatch.setattr(reservation, "_Ended", Compared)
+    monkeypatch.setattr(backfill, "_Ended", Compared)
     Compared.trials = Compared.found = Compared.spared = Compared.grouped = 0
 
     def all_happened(seed: int) -> bool:

@@ -27,7 +27,7 @@ from penstock_services.estimator.core.resource_model.tier import ModelTier
 from penstock_services.estimator.core.resource_model.training import RESOURCES
 from penstock_services.estimator.core.resources.estimate import HistoryTier, estimate
 from penstock_services.estimator.core.resources.nearest import NearestTier
-from penstock_services.estimator.core.step_time.tier import StepTier
+from penstock_services.estimator.core.step_time.run_time import StepTier
 from penstock_services.estimator.core.step_time.training import STEPS
 from tests.support.cluster.driver import CellDriver, node_spec
 

@@ -17,7 +17,7 @@ from penstock_services.estimator.core.fold.state import State
 from penstock_services.estimator.core.records.history import Run
 from penstock_services.estimator.core.records.runs import Allocation, Card, FinishedRun, Steps, job_info
 from penstock_services.estimator.core.resources.estimate import estimate
-from penstock_services.estimator.core.step_time.tier import StepTier
+from penstock_services.estimator.core.step_time.run_time import StepTier
 from tests.support.cluster.driver import node_spec
 from tests.unit.estimator.service.test_estimator import Cell, usage
 

@@ -9,8 +9,8 @@ import sys
 
 SERVICE = """
 import runpy
-from penstock.log import kafka
-kafka.START_LIMIT_S = 1e6
+from penstock.log.kafka import retries
+retries.START_LIMIT_S = 1e6
 runpy.run_module("penstock_services.projector", run_name="__main__")
 """
 """A projector that waits for its log until it is told to end."""

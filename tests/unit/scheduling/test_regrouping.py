@@ -22,7 +22,7 @@ from penstock.model.nouns.settings import PlacerSettings
 from penstock.model.nouns.transitions import JobStatus
 from penstock.proposals import plan_stops
 from penstock.scheduling.groups.group_plan import group_plan as nodes_and_stops
-from penstock.scheduling.service import remaining_s
+from penstock.scheduling.remaining_time import remaining_s
 from penstock.scheduling.stages.regroup import Answer, PlannedGroup
 from penstock.why.explain import explain
 from penstock_services.gateway.core.forecasts.eta import ends_ms

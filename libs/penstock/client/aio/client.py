@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any, Self, Unpack
 
 import httpx
 
+from penstock.backoff import Backoff
 from penstock.client.aio.gateway import AsyncGateway
 from penstock.client.connection import TIMEOUT_S, WORKER_TIMEOUT_S
 from penstock.client.errors import GatewayFault, JobNotSucceeded, NotFound, NotPermitted
@@ -50,7 +51,6 @@ from penstock.client.requests import (
 )
 from penstock.client.streams import ENDED, Waiting
 from penstock.client.waits_async import sleep
-from penstock.retry import Backoff
 
 if TYPE_CHECKING:
     from penstock.model.jobs.job_spec import JobSpec

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, Self, Unpack
 
 import httpx
 
+from penstock.backoff import Backoff
 from penstock.client.connection import TIMEOUT_S, WORKER_TIMEOUT_S
 from penstock.client.errors import GatewayFault, JobNotSucceeded, NotFound, NotPermitted
 from penstock.client.models import (
@@ -51,7 +52,6 @@ from penstock.client.requests import (
 from penstock.client.streams import ENDED, Waiting
 from penstock.client.sync.gateway import Gateway
 from penstock.client.waits import sleep
-from penstock.retry import Backoff
 
 if TYPE_CHECKING:
     from penstock.model.jobs.job_spec import JobSpec

@@ -9,6 +9,7 @@ from typing import Any, Self
 import httpx
 import httpx_sse
 
+from penstock.backoff import Backoff
 from penstock.client.connection import TIMEOUT_S, Connection
 from penstock.client.requests import (
     FIRST_PAUSE_S,
@@ -21,7 +22,6 @@ from penstock.client.requests import (
 )
 from penstock.client.streams import BROKEN, ENDLESS, RECONNECT_TRIES, Place, StreamEvent, Waiting
 from penstock.client.waits import frames, sleep
-from penstock.retry import Backoff
 
 
 class Gateway:

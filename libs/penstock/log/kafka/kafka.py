@@ -2,11 +2,10 @@
 (decision 102).
 
 Ideal: all writes are in flight at once. Departure: aiokafka has at most one produce request per broker and
-producer in flight, so the ledger, the orders and all other topics have a producer each (speed.md rule 3), and
-each producer has one writer that gathers a batch while the previous write is under way. The producers are
-idempotent: over an outage aiokafka repeats unacknowledged requests without duplicates. After the time-out of
-a write its outcome is unknown (`AppendFailed`), and its producer is dropped with all batches that it may
-still hold.
+producer in flight, so the ledger, the orders and all other topics have a producer each, and each producer has
+one writer that gathers a batch while the previous write is under way. The producers are idempotent: over an
+outage aiokafka repeats unacknowledged requests without duplicates. After the time-out of a write its outcome
+is unknown (`AppendFailed`), and its producer is dropped with all batches that it may still hold.
 """
 
 import asyncio
@@ -18,33 +17,25 @@ from typing import Any, NamedTuple, Self, TypeVar
 from aiokafka import AIOKafkaConsumer, AIOKafkaProducer, TopicPartition
 from aiokafka.admin import AIOKafkaAdminClient, RecordsToDelete
 from aiokafka.errors import (
-    AuthenticationFailedError,
-    ClusterAuthorizationFailedError,
-    GroupAuthorizationFailedError,
-    KafkaConnectionError,
     KafkaError,
     MessageSizeTooLargeError,
     RecordListTooLargeError,
-    TopicAuthorizationFailedError,
 )
 
 from penstock.clock import wall_ms
 from penstock.errors import AppendFailed, ConfigurationError, LogError, NotAllowed, PenstockError, TooLarge
 from penstock.log.group_commit import GroupCommit, PartlyFailed
+from penstock.log.kafka import retries
 from penstock.log.kafka.aiokafka_gaps import abandon_producer, never_create_topics, within_bound
 from penstock.log.kafka.reader import FETCH_WAIT_MS, KafkaReader
+from penstock.log.kafka.retries import DENIED, answered, started
 from penstock.log.kafka.topics import KafkaTopics
 from penstock.log.kafka.trouble import pass_on_trouble
 from penstock.log.port import Message, Partition, Reader
-from penstock.retry import retry
 from penstock.tls import client_context
 
 logger = logging.getLogger(__name__)
 
-START_LIMIT_S = 30.0  # a broker starts in 2–4 s, and comes back from kill -9 in 3–5 s
-DELIVERY_TIMEOUT_S = 30.0  # a write not acknowledged by then is given up; covers a broker restart
-REQUEST_TIMEOUT_MS = 10_000  # one request; aiokafka repeats it
-RETRY_S = 0.2  # between attempts to reach a broker that is away
 FETCH_PARTITION_BYTES = 2 << 20
 FETCH_ROUTINE_MS = 5_000  # aiokafka's consumer looks at itself at least so often
 MAX_BATCH_BYTES = 1_048_000  # below the broker's default message.max.bytes of 1,048,588
@@ -56,8 +47,6 @@ _PROTOCOLS = {  # by name and password?, encrypted? → Kafka's name for it
     (False, True): "SSL",
     (True, True): "SASL_SSL",
 }
-_DENIED = (TopicAuthorizationFailedError, ClusterAuthorizationFailedError, GroupAuthorizationFailedError)
-_UNREACHABLE = (KafkaConnectionError, AuthenticationFailedError, OSError)
 _TOO_LARGE = (MessageSizeTooLargeError, RecordListTooLargeError)
 Result = TypeVar("Result")
 
@@ -88,7 +77,7 @@ class _Clients:
         self._settings: dict[str, Any] = {
             "bootstrap_servers": bootstrap,
             "client_id": f"penstock-{identity}",
-            "request_timeout_ms": REQUEST_TIMEOUT_MS,
+            "request_timeout_ms": retries.REQUEST_TIMEOUT_MS,
             "security_protocol": _PROTOCOLS[sasl is not None, tls is not None],
             "ssl_context": tls,
         }
@@ -160,7 +149,7 @@ class KafkaLog:
         """
         if self._tls is not None:
             await self._shake_hands(self._tls)
-        self._admin = await self._started(self._clients.admin, START_LIMIT_S)
+        self._admin = await self._started(self._clients.admin, retries.START_LIMIT_S)
         return self
 
     @property
@@ -233,7 +222,7 @@ class KafkaLog:
 
     async def started_consumer(self) -> AIOKafkaConsumer:
         """A connected consumer without assignment; waits out an outage within `START_LIMIT_S`."""
-        return await self._started(self._clients.consumer, START_LIMIT_S)
+        return await self._started(self._clients.consumer, retries.START_LIMIT_S)
 
     async def require(self, partitions: Iterable[Partition]) -> None:
         """Raises `LogError` for a partition that does not exist, `NotAllowed` for one that this identity may
@@ -264,7 +253,7 @@ class KafkaLog:
                 found = await ask(
                     self._offsets_consumer, [TopicPartition(*partition) for partition in wanted]
                 )
-            except _DENIED as error:
+            except DENIED as error:
                 raise NotAllowed(f"{self._identity} may not read {error}") from error
             except KafkaError as error:
                 raise LogError(f"Kafka did not answer with the offsets: {error!r}") from error
@@ -281,7 +270,7 @@ class KafkaLog:
         for address in self._bootstrap.split(","):
             host, _, port = address.rpartition(":")
             try:
-                async with asyncio.timeout(REQUEST_TIMEOUT_MS / 1000):
+                async with asyncio.timeout(retries.REQUEST_TIMEOUT_MS / 1000):
                     _, writer = await asyncio.open_connection(host, int(port), ssl=tls)
             except ssl.SSLCertVerificationError as error:
                 raise ConfigurationError(
@@ -305,7 +294,7 @@ class KafkaLog:
         return self._writers[family]
 
     async def _started_producer(self) -> AIOKafkaProducer:
-        return await self._started(self._clients.producer, DELIVERY_TIMEOUT_S)
+        return await self._started(self._clients.producer, retries.DELIVERY_TIMEOUT_S)
 
     async def _append_to_several(self, families: list[str], messages: Sequence[Message]) -> list[int]:
         """One append over several producers: each gets its part, concurrently."""
@@ -328,49 +317,19 @@ class KafkaLog:
         return [next(offsets[_family(message.partition.topic)]) for message in messages]
 
     async def _started(self, make: Callable[[], Any], limit_s: float) -> Any:
-        """A started client. Waits for an absent cluster; a wrong password raises the same error
-        (runtimes.md)."""
-        deadline_s = asyncio.get_running_loop().time() + limit_s
-
-        async def attempt() -> Any:
-            client = make()
-            try:
-                async with asyncio.timeout_at(deadline_s):
-                    await client.start()
-            except BaseException:
-                await _abandon(client)
-                raise
-            return client
-
-        try:
-            return await retry(attempt, _UNREACHABLE, first_s=RETRY_S, longest_s=RETRY_S, limit_s=limit_s)
-        except _DENIED as error:
-            raise NotAllowed(f"{self._identity} may not do that on Kafka: {error!r}") from error
-        except _UNREACHABLE as error:
-            raise LogError(
-                f"Kafka at {self._bootstrap} cannot be reached as {self._identity} ({error!r}): "
-                "check the address, the name and the password, and that either both ends encrypt (?ca=) or "
-                "neither"
-            ) from error
+        """A started client."""
+        return await started(make, limit_s, self._identity, self._bootstrap)
 
     async def _ask(self, question: Callable[[AIOKafkaAdminClient], Awaitable[Result]]) -> Result:
         """Sends one admin request; repeats it while the cluster is away."""
 
-        async def attempt() -> Result:
+        def attempt() -> Awaitable[Result]:
             if self._admin is None:
                 raise LogError("the log is closed" if self._closed else "the log was not started")
-            try:
-                return await question(self._admin)
-            except _DENIED as error:
-                raise NotAllowed(f"{self._identity} may not do that on Kafka: {error!r}") from error
+            return question(self._admin)
 
         async with self._control_lock:
-            try:
-                return await retry(
-                    attempt, (KafkaError, OSError), first_s=RETRY_S, longest_s=RETRY_S, limit_s=START_LIMIT_S
-                )
-            except (KafkaError, OSError) as error:
-                raise LogError(f"Kafka at {self._bootstrap} does not answer: {error!r}") from error
+            return await answered(attempt, self._identity, self._bootstrap)
 
 
 class _Writer:
@@ -405,7 +364,7 @@ class _Writer:
             left.setdefault(message.partition, []).append(at)
         outcomes: list[int | PenstockError] = [-1] * len(batch)
         try:
-            async with asyncio.timeout(DELIVERY_TIMEOUT_S):
+            async with asyncio.timeout(retries.DELIVERY_TIMEOUT_S):
                 while left:
                     left = await self._round(self._producer, batch, left, outcomes)
         except (KafkaError, OSError) as error:  # OSError: the time-out as well
@@ -469,7 +428,7 @@ class _Writer:
         if error is None:
             # An offset below 0: the broker recognised a duplicate batch, and no longer has its offset.
             return AppendFailed("written, but its offset is lost") if future.result().offset < 0 else None
-        if isinstance(error, _DENIED):
+        if isinstance(error, DENIED):
             return NotAllowed(f"{self._identity} may not write {error}")
         if isinstance(error, _TOO_LARGE):
             return TooLarge(f"the broker's bound is below ours: {error!r}")
@@ -479,11 +438,3 @@ class _Writer:
 def _retrieve(future: "asyncio.Future[Any]") -> None:
     if not future.cancelled():
         future.exception()  # else asyncio would warn about exceptions that were never retrieved
-
-
-async def _abandon(client: Any) -> None:
-    """Closes a client at once, with all its buffers."""
-    if isinstance(client, AIOKafkaProducer):
-        await abandon_producer(client)
-    else:
-        await within_bound(client.close() if isinstance(client, AIOKafkaAdminClient) else client.stop())

@@ -15,6 +15,7 @@ from aiokafka.admin import AIOKafkaAdminClient, NewPartitions, NewTopic
 from aiokafka.admin.config_resource import ConfigResource, ConfigResourceType
 from aiokafka.errors import for_code
 
+from penstock.backoff import retry
 from penstock.errors import ConfigurationError, LogError, NotAllowed
 from penstock.log.kafka.aiokafka_gaps import (
     alter_topic_configs,
@@ -24,7 +25,6 @@ from penstock.log.kafka.aiokafka_gaps import (
 )
 from penstock.log.topic_settings import MAX_REPLICAS, suffices, topic_settings
 from penstock.model.schema.topics import CELL_TOPICS
-from penstock.retry import retry
 
 LOOK_S = 0.05  # between two looks for a topic
 VISIBLE_LIMIT_S = (

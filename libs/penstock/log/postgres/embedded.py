@@ -12,6 +12,7 @@ from typing import Any, Self
 
 import asyncpg
 
+from penstock.backoff import retry
 from penstock.errors import AppendFailed, LogError, NotAllowed, OffsetTaken
 from penstock.log.group_commit import GroupCommit
 from penstock.log.port import Message, Partition, Reader, Record
@@ -38,7 +39,6 @@ from penstock.log.postgres.embedded_schema import (
     pack_headers,
 )
 from penstock.log.topic_settings import FOR_EVER, RETENTION_MS
-from penstock.retry import retry
 
 logger = logging.getLogger(__name__)
 

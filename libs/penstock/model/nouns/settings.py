@@ -171,7 +171,7 @@ class PlacerSettings(Value, frozen=True, kw_only=True, cache_hash=True):
     share_gpus: Literal["never", "fits", "learned"] = "never"
     """Whether jobs without a requested share of a GPU get one where their estimate permits it
     (`penstock.ledger.derived.gpu_shares`). never: whole GPUs. fits: any jobs that fit share. learned: except
-    jobs that were measured to slow each other down too much (`penstock.scheduling.place.sharing`)."""
+    jobs that were measured to slow each other down too much (`penstock.scheduling.place.measured_pairs`)."""
     convergence: Convergence = Convergence()
     """For profiles `specon` and `balance`."""
     contention: Contention | None = None

@@ -24,7 +24,8 @@ from penstock.scheduling.acting.convergence import Category, Monitor, NoiseMonit
 from penstock.scheduling.acting.crowding import Crowding, has_gpus
 from penstock.scheduling.acting.migrate import Migration, Seen, category_of
 from penstock.scheduling.acting.validate_moves import can_go
-from penstock.scheduling.service import ROUNDING, loses, stop_cost_s
+from penstock.scheduling.remaining_time import ROUNDING
+from penstock.scheduling.stop_cost import loses, stop_cost_s
 
 SAVE_S = 5.0  # assumed where a job's save was never measured. Source: SpeCon §III-C, less than 5 s
 CAUTION: Mapping[Category, float] = {

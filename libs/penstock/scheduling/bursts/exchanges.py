@@ -11,7 +11,7 @@ from collections.abc import Iterator
 
 from penstock.scheduling.bursts.burst_plans import Change, Instance, Need, Plan
 from penstock.scheduling.place.liquid import FITNESS_UNITS
-from penstock.scheduling.service import ROUNDING
+from penstock.scheduling.remaining_time import ROUNDING
 
 
 def improved(problem: Instance, plan: Plan, most: int) -> tuple[Plan, int]:

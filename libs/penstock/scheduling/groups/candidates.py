@@ -24,8 +24,9 @@ from penstock.model.nouns.types import WHOLE_GPU, StageTimes
 from penstock.scheduling.groups.gang_turns import why_no_turns
 from penstock.scheduling.groups.validate_groups import Pairs, circle_of, marks_of, pairs_apart
 from penstock.scheduling.order.job_rows import CONTENDING, Entry, JobRows, will_queue_again
-from penstock.scheduling.service import Key, attained_s, fixed_cost_s, loses, remaining_s, stop_cost_s
+from penstock.scheduling.remaining_time import Key, attained_s, remaining_s
 from penstock.scheduling.stages.regroup import ALL_JOBS, Candidate, Question, Scope
+from penstock.scheduling.stop_cost import fixed_cost_s, loses, stop_cost_s
 
 Item = TypeVar("Item")
 Shape = tuple[int, int, int, int]

@@ -33,7 +33,7 @@ from penstock.scheduling.groups.group_plan import group_plan
 from penstock.scheduling.groups.interleave import Interleave
 from penstock.scheduling.order.fair import LARGE_GPUS, PATIENCE, response_r_s
 from penstock.scheduling.order.job_rows import Entry
-from penstock.scheduling.service import Key, gpus_of, remaining_s
+from penstock.scheduling.remaining_time import Key, gpus_of, remaining_s
 from penstock.scheduling.stages.regroup import Answer, Candidate, GroupPlan, Question, Scope
 
 # exponent of the response ratio; with 0.5 large jobs come earlier, and completion times are longer by 2 % in

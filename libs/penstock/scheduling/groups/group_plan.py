@@ -26,8 +26,8 @@ from penstock.model.proposals import ProposedJob, ProposedUnit
 from penstock.scheduling.groups.validate_groups import RUNS
 from penstock.scheduling.make_room.clearing import clear
 from penstock.scheduling.make_room.preemption import node_ids
-from penstock.scheduling.service import stop_cost_s
 from penstock.scheduling.stages.regroup import ALL_JOBS, Answer, GroupPlan, PlannedGroup, Scope, regroups
+from penstock.scheduling.stop_cost import stop_cost_s
 
 
 class _Part(Struct, frozen=True):

@@ -37,7 +37,7 @@ from penstock.scheduling.groups.search.group_search import MAX_IN_ORDER, search
 from penstock.scheduling.groups.search.group_speeds import Computed, Kinds, Tables
 from penstock.scheduling.groups.search.group_weights import Job
 from penstock.scheduling.groups.validate_groups import clash
-from penstock.scheduling.service import ROUNDING, gpus_of, received_s, remaining_s
+from penstock.scheduling.remaining_time import ROUNDING, gpus_of, received_s, remaining_s
 from penstock.scheduling.stages.regroup import Answer, Candidate, GroupPlan, Question
 
 LOSS = (1.0, 1.4, 1.4, 1.4)

@@ -33,7 +33,7 @@ from penstock.model.decisions.groups import MAX_GROUP_MEMBERS
 from penstock.model.nouns.transitions import JobStatus, TaskStatus
 from penstock.model.nouns.types import WHOLE_GPU, ResourceVector, TaskPlacement
 from penstock.scheduling.groups.gang_turns import why_no_turns
-from penstock.scheduling.make_room.reservation import MAX_ENDS
+from penstock.scheduling.make_room.backfill import MAX_ENDS
 from penstock.scheduling.stages.protocols import Profile
 from penstock.scheduling.stages.regroup import regroups
 

@@ -26,13 +26,14 @@ from penstock.ledger.state.state import CellState
 from penstock.model.nouns.transitions import JobStatus
 from penstock.model.nouns.types import MAX_TEXT, ShapeOption
 from penstock.model.proposals import PlanProposed, ProposedJob, ProposedUnit
+from penstock.scheduling.make_room.backfill import KNOWN, MAX_ENDS, by_end
 from penstock.scheduling.make_room.preemption import MAX_TRIALS, node_ids
-from penstock.scheduling.make_room.reservation import KNOWN, MAX_ENDS, by_end
 from penstock.scheduling.order.deadlines import urgent
 from penstock.scheduling.order.genie import Genie, on_each_node
 from penstock.scheduling.order.job_rows import JobRows
-from penstock.scheduling.service import remaining_s, saves_in_time, stop_cost_s
+from penstock.scheduling.remaining_time import remaining_s
 from penstock.scheduling.stages.regroup import regroups
+from penstock.scheduling.stop_cost import saves_in_time, stop_cost_s
 
 MAX_ASKED = 4  # waiting jobs, those with the least slack; each costs a trial per job that may make way
 MAX_MOVED = 2  # attempts that a job has given up for others, or lost to nodes

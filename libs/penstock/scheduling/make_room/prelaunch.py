@@ -31,6 +31,7 @@ from penstock.model.nouns.types import within_ms
 from penstock.scheduling.make_room.preemption import MAX_TRIALS, node_ids
 from penstock.scheduling.make_room.succession import Succession
 from penstock.scheduling.place.borrowing import reserved_for
+from penstock.scheduling.remaining_time import ends_s
 from penstock.scheduling.scheduling_pass import (
     Reclaims,
     Reserved,
@@ -40,7 +41,6 @@ from penstock.scheduling.scheduling_pass import (
     in_turn,
     scheduling_pass,
 )
-from penstock.scheduling.service import ends_s
 from penstock.scheduling.stages.protocols import Profile
 
 MAX_ENDING = 64  # running jobs that come to their end at one moment, the first ones

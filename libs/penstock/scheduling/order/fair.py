@@ -31,7 +31,7 @@ from penstock.ledger.state.job.job_state import JobState
 from penstock.ledger.state.state import CellState
 from penstock.scheduling.order.job_rows import Entry, JobRows, goes_on
 from penstock.scheduling.order.shares import GPU, NOTHING, Holdings, IfHeld, capacity, dominant, owner_of
-from penstock.scheduling.service import gpus_of, remaining_s
+from penstock.scheduling.remaining_time import gpus_of, remaining_s
 from penstock.scheduling.stages.protocols import Turns
 from penstock.text.spans import span
 

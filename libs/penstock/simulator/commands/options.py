@@ -58,7 +58,7 @@ def bad_input_stops() -> Iterator[None]:
 
 
 def collect_rarely() -> None:
-    """Makes garbage collections rare, as in a service (speed.md rule 6): imported objects stay, and a run
+    """Makes garbage collections rare, as in a service: imported objects stay, and a run
     makes no cycles."""
     gc.freeze()
     gc.set_threshold(50_000, 20, 20)

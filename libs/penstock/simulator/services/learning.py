@@ -21,7 +21,7 @@ from penstock_services.estimator.core.eta_updates import EtaUpdates
 from penstock_services.estimator.core.fold.state import State
 from penstock_services.estimator.core.resources.estimate import HistoryTier, estimate
 from penstock_services.estimator.core.resources.nearest import NearestTier
-from penstock_services.estimator.core.step_time.tier import StepTier
+from penstock_services.estimator.core.step_time.run_time import StepTier
 
 
 class SimulatedEstimator:

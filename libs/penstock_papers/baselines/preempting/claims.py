@@ -4,7 +4,8 @@ from math import inf
 
 from penstock.ledger.state.job.job_state import JobState
 from penstock.ledger.state.state import CellState
-from penstock.scheduling.service import fixed_cost_s, loses, remaining_s, stop_cost_s
+from penstock.scheduling.remaining_time import remaining_s
+from penstock.scheduling.stop_cost import fixed_cost_s, loses, stop_cost_s
 from penstock.text.spans import span
 
 

@@ -24,17 +24,9 @@ from penstock.ledger.state.job.demand import DemandKey
 from penstock.ledger.state.job.job_state import JobState
 from penstock.ledger.state.state import CellState
 from penstock.scheduling.order.job_rows import Entry, JobRows, Row, will_queue_again
-from penstock.scheduling.service import (
-    Key,
-    ends_s,
-    fixed_cost_s,
-    gpus_of,
-    loses,
-    remaining_s,
-    saved_s,
-    stop_cost_s,
-)
+from penstock.scheduling.remaining_time import Key, ends_s, gpus_of, remaining_s
 from penstock.scheduling.stages.protocols import NO_LIMITS, Selection
+from penstock.scheduling.stop_cost import fixed_cost_s, loses, saved_s, stop_cost_s
 from penstock_papers.baselines.preempting.claims import cost_text, remaining_text
 from penstock_papers.baselines.preempting.free_gpus import FreeGpus, GpuKinds, Need
 

@@ -28,7 +28,7 @@ from penstock.model.decisions.ledger_events import JobRank
 from penstock.model.nouns.transitions import JobStatus
 from penstock.model.nouns.types import within_ms
 from penstock.scheduling.order.job_rows import CONTENDING, Entry, JobRows, will_queue_again
-from penstock.scheduling.service import attained_s, gpus_of
+from penstock.scheduling.remaining_time import attained_s, gpus_of
 from penstock.scheduling.stages.protocols import NO_LIMITS, Selection
 from penstock_papers.baselines.preempting.ordered import NO_MORE, Head, go_on, heads, in_order
 

@@ -42,7 +42,7 @@ from penstock.scheduling.acting.guard import PROPOSER, Guard
 from penstock.scheduling.acting.settling import Speed, speed_of
 from penstock.scheduling.acting.telemetry_windows import NodeWindow, clock_came_back
 from penstock.scheduling.profiles import known_profile
-from penstock.scheduling.service import remaining_s
+from penstock.scheduling.remaining_time import remaining_s
 from penstock_services.contention_guard.core.paces import Node, Pace
 from penstock_services.contention_guard.core.searches import Search, alone, most_of, search_of, takes_ms
 from penstock_services.contention_guard.core.views import pressure, runs, slowed, with_tasks

@@ -19,7 +19,7 @@ from penstock_services.estimator.core.fold.progress import Progress, Published
 from penstock_services.estimator.core.fold.state import State
 from penstock_services.estimator.core.records.history import Runs
 from penstock_services.estimator.core.resources.nearest import phase_ms
-from penstock_services.estimator.core.step_time.tier import StepTier
+from penstock_services.estimator.core.step_time.run_time import StepTier
 from penstock_services.estimator.core.step_time.training import StepQuestion
 from penstock_services.estimator.core.step_time.training_set import cell_of, kind_of
 

@@ -6,7 +6,7 @@ import asyncio
 from penstock.log.port import Message
 from penstock_services.estimator.core.eta_updates import EtaUpdates
 from penstock_services.estimator.core.fold.state import State
-from penstock_services.estimator.core.step_time.tier import StepTier
+from penstock_services.estimator.core.step_time.run_time import StepTier
 from penstock_services.estimator.shell.publisher import Publisher
 
 MAX_AT_ONCE = 64  # in one append

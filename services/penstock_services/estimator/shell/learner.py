@@ -10,11 +10,11 @@ import logging
 from collections.abc import Awaitable, Callable
 from typing import Any, NamedTuple
 
+from penstock.backoff import retry
 from penstock.errors import ConfigurationError, PenstockError, StoreError
 from penstock.log.port import Log, Partition
 from penstock.model.inputs.estimates import ModelTrained
 from penstock.model.schema.event import Event
-from penstock.retry import retry
 from penstock.runtime.failpoints import hit
 from penstock.runtime.following.snapshots import Until, load_latest_from
 from penstock.runtime.pool import WorkerPool

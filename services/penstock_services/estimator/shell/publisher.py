@@ -3,12 +3,12 @@
 import logging
 from collections.abc import Sequence
 
+from penstock.backoff import retry
 from penstock.clock import wall_ms
 from penstock.errors import AppendFailed
 from penstock.log.port import Log, Message, Partition
 from penstock.model.schema.event import Event
 from penstock.model.wire.envelope import Envelope, to_wire
-from penstock.retry import retry
 
 LOG = logging.getLogger(__name__)
 

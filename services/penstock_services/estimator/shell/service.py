@@ -46,7 +46,7 @@ from penstock_services.estimator.core.resources.estimate import HistoryTier, Tie
 from penstock_services.estimator.core.resources.nearest import NearestTier
 from penstock_services.estimator.core.step_time.prior import WIDE
 from penstock_services.estimator.core.step_time.profiling import Asked, profile
-from penstock_services.estimator.core.step_time.tier import StepTier
+from penstock_services.estimator.core.step_time.run_time import StepTier
 from penstock_services.estimator.core.step_time.training import STEPS
 from penstock_services.estimator.shell.eta_publisher import EtaPublisher
 from penstock_services.estimator.shell.learner import Learner

@@ -6,12 +6,12 @@ import logging
 import secrets
 import time
 
+from penstock.backoff import Backoff, retry
 from penstock.clock import wall_ms
 from penstock.errors import LogError
 from penstock.log.port import Partition
 from penstock.model.schema.topics import Topic
 from penstock.model.wire.envelope import Envelope
-from penstock.retry import Backoff, retry
 from penstock.runtime.race import first_of
 from penstock_services.gateway.core.problems import Problem
 from penstock_services.gateway.shell.gateway import Gateway

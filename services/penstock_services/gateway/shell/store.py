@@ -7,8 +7,8 @@ from typing import Any, NamedTuple, Self
 
 import asyncpg
 
+from penstock.backoff import Backoff
 from penstock.errors import StoreError
-from penstock.retry import Backoff
 from penstock.runtime.database.migrations import load_migrations, migrate, schema_of
 from penstock_services.gateway.core.cursor import Cursor
 from penstock_services.gateway.core.problems import BadField, Problem, invalid

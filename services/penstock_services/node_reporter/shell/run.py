@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from penstock.backoff import Backoff
 from penstock.errors import ConfigurationError, LogError, OffsetOutOfRange
 from penstock.log.open import open_log
 from penstock.log.port import Log
 from penstock.model.inputs.external_events import GpuFaulted
-from penstock.retry import Backoff
 from penstock.runtime.files.task_logs import is_at
 from penstock.runtime.race import cancelled, first_of
 from penstock.runtime.service import Run

@@ -42,17 +42,17 @@ from penstock_services.placer.core.common import (
     start_deadline,
     stop,
 )
-from penstock_services.placer.core.members import evidence, followers, lease
+from penstock_services.placer.core.members import evidence, followers, silent_nodes
 from penstock_services.placer.core.members.membership import Membership
 from penstock_services.placer.core.plans import adjustments, moves, promises, proposals, units
 from penstock_services.placer.core.plans.adjustments import asked_to_save, frees
 from penstock_services.placer.core.plans.plans import carry_out_plan
 from penstock_services.placer.core.still_waiting import StillWaiting
 from penstock_services.placer.core.waiting import making_way, prelaunching, window
-from penstock_services.placer.core.waiting.attempts import Attempts
 from penstock_services.placer.core.waiting.behind import Behind
 from penstock_services.placer.core.waiting.placing import Asking, Choice, Chosen, Placing, holds_up
 from penstock_services.placer.core.waiting.reclaiming import Reclaiming
+from penstock_services.placer.core.waiting.retries import Attempts
 
 
 class Decider:
@@ -315,14 +315,14 @@ class Decider:
                 yield from self._place_waiting(state, made_way=made_way)
 
     def _suspected(self, state: CellState, event: external_events.NodeSuspected) -> Iterator[Event]:
-        yield from lease.probe(state.nodes[event.node_id])
+        yield from silent_nodes.probe(state.nodes[event.node_id])
         if event.node_id in reserved_nodes(state):
             yield from self._freed(state)
 
     def _node_recovered(self, state: CellState, node_id: str) -> Iterator[Event]:
         """A Suspect node that reports is alive."""
         node = state.nodes[node_id]
-        if node.status is NodeStatus.SUSPECT and not node.leaving and not lease.awaits_answer(node):
+        if node.status is NodeStatus.SUSPECT and not node.leaving and not silent_nodes.awaits_answer(node):
             yield ledger_events.NodeRestored(node_id=node_id)
 
     def _joined(self, state: CellState, event: external_events.NodeJoined) -> Iterator[Event]:
@@ -388,7 +388,7 @@ class Decider:
             return
         subject, _, kind = event.timer_id.rpartition(":")
         if kind == LEASE_TIMER:
-            yield from lease.due(state, subject)
+            yield from silent_nodes.due(state, subject)
             return
         if kind == TRUST_TIMER:
             yield from evidence.due(state, subject)
@@ -415,7 +415,7 @@ class Decider:
             case "run_timeout" if job.status is JobStatus.RUNNING:
                 yield from stop(state, job, "run_timeout")
             case "launch_timeout" if job.status is JobStatus.LAUNCHING:
-                if (yield from lease.unanswered(state, job, TaskStatus.ASSIGNED, "start")):
+                if (yield from silent_nodes.unanswered(state, job, TaskStatus.ASSIGNED, "start")):
                     yield from self.attempts.waits_on(state, job)
             case "follower" if (gone := followers.gone(job)) is not None:
                 yield from self._cancel(state, gone)
@@ -426,7 +426,7 @@ class Decider:
             case "predecessor_timeout":
                 yield from prelaunching.late(state, job)
             case "stop_timeout" if job.status is JobStatus.STOPPING:
-                yield from lease.unanswered(state, job, TaskStatus.STOPPING, "stop")
+                yield from silent_nodes.unanswered(state, job, TaskStatus.STOPPING, "stop")
             case "unschedulable" if job.unschedulable:
                 yield ledger_events.JobEnded(
                     job_id=job.job_id, outcome="unschedulable", reason=job.unschedulable
@@ -452,7 +452,7 @@ CHOICES: Mapping[type[Event], Callable[[Decider, CellState, Any], Iterator[Event
         external_events.WorkProgressed: Decider._progressed,
         EtaEstimated: Decider._progressed,
         external_events.NodeSuspected: Decider._suspected,
-        external_events.ProbeSent: lambda _, state, event: lease.sent(state, event.node_id),
+        external_events.ProbeSent: lambda _, state, event: silent_nodes.sent(state, event.node_id),
         external_events.NodeCordoned: Decider._cordoned,
         external_events.NodeUncordoned: lambda decider, state, _: decider._freed(state),
         external_events.GpuFaulted: Decider._target_lost,

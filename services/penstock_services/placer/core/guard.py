@@ -2,7 +2,7 @@
 (`rejected`, LAW 2).
 
 Messages may come twice, late, or for jobs and tasks that have ended: each guard compares with the job's
-state, so that a duplicate cannot act twice (speed.md rule 10).
+state, so that a duplicate cannot act twice.
 """
 
 from collections.abc import Callable, Mapping

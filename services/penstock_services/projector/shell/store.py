@@ -1,4 +1,4 @@
-"""Read models in Postgres: one statement per batch writes all rows and moves the position (speed.md rule 7).
+"""Read models in Postgres: one statement per batch writes all rows and moves the position.
 
 The statement begins with a compare-and-set of the position. Of two projectors only one can match it; the
 other writes nothing at all and raises `Superseded`.

@@ -1,6 +1,6 @@
 """Mutants of what is temporary: measures that outlive the service which took them."""
 
-from penstock_services.placer.core.members import lease
+from penstock_services.placer.core.members import silent_nodes
 from penstock_services.placer.core.plans import adjustments
 from tests.faults.laboratory.patching import mutant, nothing, replace
 
@@ -36,4 +36,4 @@ def _() -> None:
 
 @mutant("a silent node is never proven gone", faults="hang", lost="node-reporter")
 def _() -> None:
-    nothing(lease.due)
+    nothing(silent_nodes.due)

@@ -15,7 +15,7 @@ from penstock.model.nouns.transitions import JobStatus, TaskStatus
 from penstock.scheduling.acting import validate_moves
 from penstock_services.placer.core.common import Explain
 from penstock_services.placer.core.plans import moves
-from penstock_services.placer.core.waiting.attempts import Attempts
+from penstock_services.placer.core.waiting.retries import Attempts
 from tests.faults.laboratory.patching import filtered, mutant, nothing, posing, replace
 
 FAULTS = "move,late,cancel,cordon,gpu"

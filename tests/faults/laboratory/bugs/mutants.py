@@ -28,7 +28,7 @@ from penstock.model.nouns.types import WHOLE_GPU
 from penstock_services.placer.core import common, guard
 from penstock_services.placer.core.decide import Decider
 from penstock_services.placer.core.members.membership import Membership
-from penstock_services.placer.core.waiting.attempts import Attempts
+from penstock_services.placer.core.waiting.retries import Attempts
 from tests.faults.laboratory.patching import (
     Function,
     accepting,

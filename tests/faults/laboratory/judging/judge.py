@@ -25,7 +25,7 @@ from penstock.ledger.replica.replica import Replica
 from penstock.log.port import Partition, Record
 from penstock.model.schema.topics import Topic
 from penstock_services.node_reporter.shell.ports import Key
-from penstock_services.placer.core.waiting.attempts import MAX_LOSSES
+from penstock_services.placer.core.waiting.retries import MAX_LOSSES
 from tests.faults.laboratory.injection.policies import PolicyBug
 from tests.faults.laboratory.inputs.jobs import CANCELLED, FAILED, SUCCEEDED, UNSCHEDULABLE
 from tests.faults.laboratory.judging.adjustment_judge import AdjustmentJudge

@@ -22,7 +22,7 @@ from penstock.runtime.files.task_logs import log_path
 from penstock.runtime.keys.job_tokens import Claim, made
 from penstock.runtime.keys.node_keys import NodeKeys
 from penstock_services.gateway.core.access import Role
-from penstock_services.gateway.core.requests.submission import keyed_job_id, tenants_key
+from penstock_services.gateway.core.requests.idempotency import keyed_job_id, tenants_key
 from penstock_services.gateway.shell.app import required_roles
 from tests.support.cluster.hand_placer import node_spec
 from tests.support.gateway.gateway_cell import SPEC, Cell, patient, problem, running

@@ -17,13 +17,13 @@ import pytest
 
 from infra.devservers.build_cache import INFRA
 from infra.devservers.certificates import make_certificates
+from penstock.backoff import Backoff
 from penstock.cli.app import run as penstock
 from penstock.client import Client, WaitTimeout
 from penstock.client import streams as client_streams
 from penstock.errors import ConfigurationError
 from penstock.exits import Exit, Stop
 from penstock.model.schema.topics import Topic
-from penstock.retry import Backoff
 from penstock.runtime.keys.node_keys import OPERATOR_KEY, TRUST_LOG
 from penstock.tls import client_context
 from penstock_services.gateway.shell.options import Options

@@ -10,7 +10,7 @@ from penstock_services.estimator.core.node_capacity import NodeCapacity, densest
 from penstock_services.estimator.core.records.history import History, key_of
 from penstock_services.estimator.core.resources.estimate import HistoryTier, Tier, estimate
 from penstock_services.estimator.core.resources.nearest import Nearest, NearestTier
-from penstock_services.estimator.core.step_time.tier import StepTier
+from penstock_services.estimator.core.step_time.run_time import StepTier
 from penstock_services.estimator.core.step_time.training import STEPS, Durations
 from tests.support.cluster.driver import node_spec
 from tests.unit.estimator.reports import month, ran, true_ms

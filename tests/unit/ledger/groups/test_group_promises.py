@@ -14,7 +14,7 @@ from penstock.model.nouns.transitions import JobStatus
 from penstock.model.nouns.types import Estimate, ResourceVector, StageTimes
 from penstock.model.proposals import PlanProposed, ProposedJob, ProposedUnit
 from penstock.proposals.dissolution import APART_MS, PATIENCE_MS
-from penstock.scheduling.service import LOSES_MS
+from penstock.scheduling.stop_cost import LOSES_MS
 from penstock.why.explain import explain
 from penstock_services.batcher.core.batcher import Batcher, solve
 from penstock_services.placer.core.step import Step

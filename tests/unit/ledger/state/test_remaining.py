@@ -9,7 +9,7 @@ from penstock.model.inputs.estimates import Bounds, EtaEstimated
 from penstock.model.inputs.external_events import JobProgress, NodeCordoned, NodeLeft, WorkProgressed
 from penstock.model.nouns.settings import PlacerSettings
 from penstock.model.nouns.transitions import JobStatus
-from penstock.scheduling.service import remaining_s
+from penstock.scheduling.remaining_time import remaining_s
 from penstock.why.explain import explain
 from penstock_services.gateway.core.forecasts.eta import ends_ms, remaining
 from tests.support.cluster.driver import CellDriver, estimate, kinds, node_spec

@@ -27,7 +27,7 @@ from penstock.scheduling.acting.load_balance import (
 )
 from penstock.scheduling.acting.migrate import Migration, Seen, category_of
 from penstock.scheduling.acting.validate_moves import can_go
-from penstock.scheduling.service import stop_cost_s
+from penstock.scheduling.stop_cost import stop_cost_s
 from tests.support.cluster.crowd import share_of
 from tests.support.cluster.driver import CellDriver, estimate, job_spec, node_spec
 

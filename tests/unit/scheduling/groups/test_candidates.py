@@ -30,7 +30,7 @@ from penstock.scheduling.groups.candidates import Candidates, first_of, shape_of
 from penstock.scheduling.groups.fair_interleave import FairInterleave
 from penstock.scheduling.groups.group_plan import group_plan
 from penstock.scheduling.groups.interleave import Interleave
-from penstock.scheduling.service import gpus_of, received_s, remaining_s
+from penstock.scheduling.remaining_time import gpus_of, received_s, remaining_s
 from penstock.scheduling.stages.regroup import PROPOSER, Regroup
 from penstock_papers.muri.muri import muri_l, muri_s
 from penstock_papers.settings import Grouping

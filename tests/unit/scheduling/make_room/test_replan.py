@@ -11,7 +11,7 @@ from penstock.model.inputs.external_events import JobProgress, NodeChanged, Node
 from penstock.model.nouns.settings import PlacerSettings
 from penstock.model.nouns.transitions import JobStatus
 from penstock.scheduling.make_room.clearing import clear_for
-from penstock.scheduling.service import attained_s, remaining_s
+from penstock.scheduling.remaining_time import attained_s, remaining_s
 from penstock_papers.baselines.preempting.free_gpus import GpuKinds
 from penstock_papers.baselines.preempting.ordered import shortest_remaining_service
 from tests.support.cluster.driver import CellDriver, estimate, job_spec, kinds, node_spec

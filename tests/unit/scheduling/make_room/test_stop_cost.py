@@ -9,7 +9,7 @@ from penstock.model.inputs.external_events import NodeCordoned, TaskCheckpointed
 from penstock.model.inputs.saves import SaveRefused
 from penstock.model.jobs.job_spec import JobSpec
 from penstock.model.nouns.types import Estimate
-from penstock.scheduling.service import stop_cost_s
+from penstock.scheduling.stop_cost import stop_cost_s
 from penstock.why.explain import explain
 from tests.support.cluster.driver import CellDriver, estimate, job_spec, node_spec
 from tests.unit.ledger.state.test_remaining import answer, left_s, pass_s, stopped

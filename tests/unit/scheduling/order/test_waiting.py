@@ -20,10 +20,10 @@ from penstock.model.inputs.external_events import JobProgress, WorkProgressed
 from penstock.model.nouns.settings import PlacerSettings
 from penstock.model.nouns.transitions import JobStatus, TaskStatus
 from penstock.model.nouns.types import WHOLE_GPU
-from penstock.scheduling.make_room.reservation import by_end
+from penstock.scheduling.make_room.backfill import by_end
 from penstock.scheduling.order.job_rows import JobRows
 from penstock.scheduling.profiles import profile_for
-from penstock.scheduling.service import attained_s, gpus_of, remaining_s
+from penstock.scheduling.remaining_time import attained_s, gpus_of, remaining_s
 from penstock.scheduling.stages.protocols import NO_LIMITS, Selection
 from penstock.simulator.engine import Options, Simulation
 from penstock.simulator.job_models.model import Constant

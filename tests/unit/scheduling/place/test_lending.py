@@ -15,7 +15,7 @@ from penstock.model.nouns.nodes import NodeSpec
 from penstock.model.nouns.settings import Coda, PlacerSettings
 from penstock.model.nouns.transitions import JobStatus
 from penstock.model.nouns.types import Estimate
-from penstock.scheduling.service import LOSES_MS
+from penstock.scheduling.stop_cost import LOSES_MS
 from penstock_services.placer.core.step import Step
 from tests.support.cluster import builders as b
 from tests.support.cluster.array_cell import MINUTE_MS, node, stopped, until_all_have_ended

@@ -28,7 +28,7 @@ from penstock.model.wire.codec import decode_as, encode
 from penstock.proposals.validate import validate
 from penstock.proposals.validate_plans import validate_plan
 from penstock.scheduling.order.deadlines import option_of
-from penstock.scheduling.service import ends_s, remaining_s
+from penstock.scheduling.remaining_time import ends_s, remaining_s
 from penstock_papers.baselines.baselines import FirstFit
 from penstock_services.gateway.core.forecasts.eta import ends_ms
 from penstock_services.gateway.core.problems import Problem

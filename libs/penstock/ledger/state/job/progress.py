@@ -22,7 +22,7 @@ class Progress(Value, frozen=True):
 
     attained_s: float | None = None
     """Run time of all attempts together, as the job last reported it. None: no report; see
-    `penstock.scheduling.service`."""
+    `penstock.scheduling.remaining_time`."""
     remaining_s: float | None = None
     at_ms: int = 0
     """Ledger time of its last progress report."""

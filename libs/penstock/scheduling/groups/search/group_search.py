@@ -33,7 +33,7 @@ from penstock.model.decisions.groups import MAX_GROUP_MEMBERS
 from penstock.scheduling.groups.search.group_speeds import MANY, Computed, Kinds, Tables
 from penstock.scheduling.groups.search.group_weights import Job, weights
 from penstock.scheduling.groups.search.searched_group import Group, Merge, by_weight, group_of, value_of
-from penstock.scheduling.service import ROUNDING
+from penstock.scheduling.remaining_time import ROUNDING
 
 STAY = 0.03  # relative gain required of a plan from scratch over one from the current groups
 MAX_IN_ORDER = 512  # jobs that are examined

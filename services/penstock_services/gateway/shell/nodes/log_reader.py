@@ -7,9 +7,9 @@ from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
+from penstock.backoff import Backoff
 from penstock.errors import ConfigurationError, PenstockError
 from penstock.model.nouns.nodes import LogServer
-from penstock.retry import Backoff
 from penstock.runtime.files.task_logs import Output, Wanted
 from penstock.runtime.keys.log_keys import VARIABLE, LogKey, key_in_file, key_of_token
 from penstock.runtime.race import first_of

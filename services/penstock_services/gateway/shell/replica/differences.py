@@ -4,6 +4,7 @@
 import logging
 from dataclasses import dataclass
 
+from penstock.backoff import retry
 from penstock.errors import LogError
 from penstock.ledger.replica.digest import round_of
 from penstock.log.port import Log, Partition, Record
@@ -11,7 +12,6 @@ from penstock.model.inputs.dead_letters import DeadLettered
 from penstock.model.schema.errors import EventError
 from penstock.model.schema.topics import Topic
 from penstock.model.wire.envelope import from_wire
-from penstock.retry import retry
 from penstock_services.gateway.shell.replica.follower import Follower
 
 logger = logging.getLogger(__name__)

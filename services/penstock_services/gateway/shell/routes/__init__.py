@@ -1,1 +1,2 @@
-"""HTTP routes: handlers of jobs, logs, events, the cell and code archives."""
+"""HTTP routes: handlers of jobs, logs, events, the cell and code archives. `gateway/README.md` lists
+each route."""

@@ -15,10 +15,10 @@ from typing import Any
 from fastapi import APIRouter, Request
 from fastapi.responses import Response
 
+from penstock.backoff import retry
 from penstock.clock import wall_ms
 from penstock.model.inputs.external_events import NodeSuspected
 from penstock.model.wire.envelope import Envelope
-from penstock.retry import retry
 from penstock.runtime.race import first_of
 from penstock_services.gateway.core.access import Role
 from penstock_services.gateway.core.problems import Problem

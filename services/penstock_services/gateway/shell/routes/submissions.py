@@ -21,17 +21,19 @@ from penstock_services.gateway.core.access import Caller, Role
 from penstock_services.gateway.core.impossible import impossible
 from penstock_services.gateway.core.job_callers import descended, refuse_too_many
 from penstock_services.gateway.core.problems import BadField, Problem, invalid
-from penstock_services.gateway.core.requests.submission import (
+from penstock_services.gateway.core.requests.idempotency import (
     checked_key,
     fresh_job_id,
     keyed_job_id,
     own_key,
+    tenants_key,
+)
+from penstock_services.gateway.core.requests.submission import (
     owned,
     spec_digest,
     spec_from_json,
     spec_from_yaml,
     submission,
-    tenants_key,
 )
 from penstock_services.gateway.shell.access.roles import caller_of, needs
 from penstock_services.gateway.shell.answers import admission

@@ -11,10 +11,10 @@ from urllib.parse import quote
 
 import httpx
 
+from penstock.backoff import Backoff
 from penstock.bearer import bearer_token
 from penstock.errors import ConfigurationError
 from penstock.keepalive import SOCKET_OPTIONS
-from penstock.retry import Backoff
 from penstock.text.redaction import without_password
 from penstock.tls import SYSTEM_CA, client_context, misfit
 

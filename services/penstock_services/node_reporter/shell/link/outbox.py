@@ -7,6 +7,7 @@ from collections.abc import Callable
 
 from msgspec.structs import replace
 
+from penstock.backoff import retry
 from penstock.clock import wall_ms
 from penstock.errors import LogError
 from penstock.log.port import Log
@@ -15,7 +16,6 @@ from penstock.model.inputs.external_events import GpuFaulted
 from penstock.model.nouns.nodes import NodeSpec
 from penstock.model.schema.event import Event
 from penstock.model.wire.envelope import MAX_ID_BYTES
-from penstock.retry import retry
 from penstock_services.node_reporter.shell.journal import Journal, Outgoing
 
 BATCH_EVENTS = 500

@@ -9,8 +9,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from penstock.backoff import Backoff
 from penstock.errors import PenstockError
-from penstock.retry import Backoff
 from penstock.runtime.files.task_logs import file_name, log_name
 
 if TYPE_CHECKING:

@@ -15,9 +15,9 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, Protocol
 
+from penstock.backoff import retry
 from penstock.errors import ConfigurationError
 from penstock.model.decisions.orders import StartTask
-from penstock.retry import retry
 from penstock_services.node_reporter.shell.isolation.confinement import PROBE, PROBE_TIMEOUT_S, Confinement
 from penstock_services.node_reporter.shell.isolation.users import TaskUser
 from penstock_services.node_reporter.shell.ports import Callbacks, Key, NotStartable

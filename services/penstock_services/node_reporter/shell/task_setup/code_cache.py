@@ -9,11 +9,11 @@ from contextlib import suppress
 from pathlib import Path
 from weakref import WeakValueDictionary
 
+from penstock.backoff import retry
 from penstock.bearer import bearer_token
 from penstock.errors import ConfigurationError
 from penstock.model.decisions.orders import StartTask
 from penstock.model.nouns.types import SHARED_TENANT
-from penstock.retry import retry
 from penstock.runtime.files.task_logs import file_name
 from penstock.tls import SYSTEM_CA, client_context
 from penstock_services.node_reporter.options import Options

@@ -12,11 +12,11 @@ import logging
 import math
 from collections.abc import Callable, Iterable, Iterator
 
+from penstock.backoff import retry
 from penstock.clock import boot_s
 from penstock.errors import LogError, PenstockError
 from penstock.log.port import Log, Partition
 from penstock.model.decisions.orders import ProbeNode, StartTask
-from penstock.retry import retry
 from penstock_services.node_reporter.core.state import NodeState, Status, Task
 from penstock_services.node_reporter.shell.ports import Host, Key
 

@@ -13,8 +13,8 @@ from penstock.model.nouns.transitions import JobStatus, NodeStatus
 from penstock.model.nouns.types import MAX_GANG_TASKS, MAX_TEXT
 from penstock.model.schema.event import Event
 from penstock_services.placer.core.common import continuation, stop
-from penstock_services.placer.core.members import lease
-from penstock_services.placer.core.waiting.attempts import Attempts
+from penstock_services.placer.core.members import silent_nodes
+from penstock_services.placer.core.waiting.retries import Attempts
 
 MAX_NODES_PER_RECORD = 16  # whose departure is accepted in one record
 MAX_DRAINED_PER_RECORD = 32  # jobs stopped
@@ -40,7 +40,7 @@ class Membership:
             if node.rebooted or task.started_ms is not None:
                 reason = "its node booted anew" if node.rebooted else "its node restarted without it"
                 yield from self._attempts.lose(state, node, task_id, reason)
-        yield from lease.answers_due(state, node, alive)
+        yield from silent_nodes.answers_due(state, node, alive)
         yield from self.thaw(state)
         yield from self.reconsider(state)
 
@@ -60,7 +60,7 @@ class Membership:
                     reason=f"{missing} of {of} nodes left within the freeze window"
                 )
                 return
-        why = lease.OUTLIVED if event.probe else "its node left"
+        why = silent_nodes.OUTLIVED if event.probe else "its node left"
         yield from self._attempts.accept_loss(state, node, why)
 
     def drain(self, state: CellState) -> Iterator[Event]:

@@ -27,9 +27,9 @@ from penstock.scheduling.scheduling_pass import (
 from penstock.scheduling.stages.protocols import Choose, Profile, Turns
 from penstock.scheduling.stages.regroup import has_whole_gpus, waits_for_plan
 from penstock_services.placer.core.common import MAX_PLACEMENTS_PER_RECORD, RecordSpace, continuation
-from penstock_services.placer.core.waiting.attempts import Attempts
-from penstock_services.placer.core.waiting.backfilling import PassReservation, without_reservation
+from penstock_services.placer.core.waiting.pass_reservation import PassReservation, without_reservation
 from penstock_services.placer.core.waiting.reclaiming import Reclaiming
+from penstock_services.placer.core.waiting.retries import Attempts
 
 
 class Choice(NamedTuple):

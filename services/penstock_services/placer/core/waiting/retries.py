@@ -1,4 +1,4 @@
-"""End of an attempt: a gang whose tasks exit or are lost succeeds, fails, is retried, or queues again."""
+"""Retries of jobs: a gang whose tasks exit or are lost succeeds, fails, is retried, or queues again."""
 
 from collections.abc import Iterator
 from typing import Any

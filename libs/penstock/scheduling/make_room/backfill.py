@@ -38,7 +38,7 @@ from penstock.scheduling.make_room.preemption import fit_of, node_ids
 from penstock.scheduling.order.fair import has_waited
 from penstock.scheduling.order.job_rows import JobRows
 from penstock.scheduling.place.together import Together
-from penstock.scheduling.service import ends_s, remaining_s
+from penstock.scheduling.remaining_time import ends_s, remaining_s
 from penstock.scheduling.stages.regroup import has_whole_gpus
 
 MAX_ENDS = 256  # running jobs that are looked at, those that end first, or last (decision 59)
