@@ -44,14 +44,14 @@ def test_nobody_waits_beside_free_resources(profile: str) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("profile", profiles.names())
 def test_nobody_waits_beside_free_resources_in_further_runs(profile: str) -> None:
-    """The last one has the profile's own windows, and more jobs wait than twice the window."""
+    """The last one has the profile's own windows, and hundreds of jobs wait."""
     number, count = profiles.names().index(profile), len(profiles.names())
     for turn in range(5, 35):
         found = beyond_windows(turn * count + number)
         assert found.what == "", found
     found = beyond_windows(count + number, whole=True)
     assert found.what == "", found
-    assert found.longest_queue > 2 * found.window
+    assert found.longest_queue > 200
 
 
 def owned_by(owner: str, *, priority: int = 0, checkpoint: str = "none") -> JobSpec:
