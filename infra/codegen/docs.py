@@ -13,6 +13,7 @@ from typing import Any
 
 from infra.codegen.asyncapi import ABOUT_TOPIC, rights, topic_key
 from infra.codegen.examples import EXAMPLES
+from infra.codegen.job_schema import job_schema
 from infra.codegen.schemas import ROOT
 from infra.devservers.kafka import acl_table
 from penstock.log.topic_settings import (
@@ -25,15 +26,24 @@ from penstock.log.topic_settings import (
     topic_partitions,
     topic_settings,
 )
-from penstock.model.nouns.transitions import JOB_TRANSITIONS, NODE_TRANSITIONS, TASK_TRANSITIONS, mermaid
+from penstock.model.nouns.transitions import JOB_TRANSITIONS, NODE_TRANSITIONS, TASK_TRANSITIONS
 from penstock.model.schema.event import REGISTRY, Event, wire_type
 from penstock.model.schema.topics import CELL_TOPICS, COMPACTED_TOPICS, Topic
 from penstock.runtime import settings
-from penstock.sdk.job_file.jobfile import job_schema
 
 MARKED = re.compile(r"(<!-- generated: (?P<name>[a-z-]+) -->\n)(?P<body>.*?)(<!-- end -->)", re.DOTALL)
 OPENING = re.compile(r"^<!-- generated: .* -->$", re.MULTILINE)
 FOREIGN_FOLDERS = frozenset({"node_modules", "build", "dist"})
+
+
+def mermaid(table: "MappingProxyType[Any, frozenset[Any]]") -> str:
+    """The table as a Mermaid state diagram, states and arrows in a stable order."""
+    lines = ["stateDiagram-v2", f"    [*] --> {next(iter(table))}"]
+    for old, successors in table.items():
+        lines += [f"    {old} --> {new}" for new in sorted(successors)]
+        if not successors:
+            lines.append(f"    {old} --> [*]")
+    return "\n".join(lines)
 
 
 def _diagram(table: "MappingProxyType[Any, frozenset[Any]]") -> str:

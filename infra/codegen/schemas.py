@@ -33,13 +33,13 @@ from infra.codegen.asyncapi import asyncapi, structure_problems
 from infra.codegen.compatibility import breaks
 from infra.codegen.examples import EXAMPLES, example_bytes
 from infra.codegen.field_docs import field_docs
+from infra.codegen.job_schema import job_schema
 from infra.codegen.released import RELEASED, Additions, problems
 from penstock.model.schema.event import REGISTRY, Event, wire_type
 from penstock.model.schema.validation import STRUCT_OF, form
 from penstock.model.wire.additions import ADDITIONS
 from penstock.model.wire.json_schema import Generator
 from penstock.model.wire.upcasters import UPCASTERS
-from penstock.sdk.job_file.jobfile import job_schema
 
 ROOT = Path(__file__).resolve().parents[2]
 DIALECT = "https://json-schema.org/draft/2020-12/schema"

@@ -15,9 +15,9 @@ import psutil
 from infra.devservers.kafka import kafka_broker
 from infra.devservers.processes import Child
 from penstock.log.topic_settings import topic_partitions
-from penstock.runtime.database.postgres import embedded_postgres
 from penstock.runtime.keys.node_keys import OPERATOR_KEY, key_file_at
 from penstock.runtime.settings import Settings
+from tests.support.installation.postgres import embedded_postgres
 
 READY_TIMEOUT_S = 60.0
 KINDS = ("embedded", "kafka")

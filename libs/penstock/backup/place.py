@@ -10,7 +10,8 @@ from typing import NamedTuple
 from penstock.backup.files import CODE
 from penstock.errors import ConfigurationError
 from penstock.local.lock import folder_lock
-from penstock.runtime.database.postgres import DSN_VARIABLE, resolve_dsn
+from penstock.runtime.database.postgres import resolve_dsn
+from penstock.runtime.database.postgres_binaries import DSN_VARIABLE
 from penstock.runtime.keys.log_keys import VARIABLE as NODE_LOG_KEY
 from penstock.runtime.keys.node_keys import OPERATOR_KEY
 from penstock.runtime.settings import Settings

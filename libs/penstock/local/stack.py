@@ -38,8 +38,9 @@ from penstock.log.open import open_log
 from penstock.log.port import Log
 from penstock.model.schema.topics import CELL_TOPICS, NODE_PARTITIONS, Topic
 from penstock.runtime.database.database_roles import node_urls
-from penstock.runtime.database.postgres import DSN_VARIABLE, PostgresServer, resolve_dsn
-from penstock.runtime.database.postgres_server import free_port
+from penstock.runtime.database.postgres import resolve_dsn
+from penstock.runtime.database.postgres_binaries import DSN_VARIABLE
+from penstock.runtime.database.postgres_server import PostgresServer, free_port
 from penstock.runtime.files.task_logs import ARCHIVE
 from penstock.runtime.keys.log_keys import VARIABLE as LOG_KEY
 from penstock.runtime.keys.node_keys import OPERATOR_KEY, key_file_at

@@ -100,13 +100,11 @@ class WorkerPool:
     def __init__(
         self,
         *,
-        workers: int = WORKERS,
         max_waiting: int = MAX_WAITING,
         idle_s: float = IDLE_S,
         niceness: int = 0,
     ) -> None:
         """`niceness`: 0–19, of the workers."""
-        self._workers = workers
         self._niceness = niceness
         self._max_waiting = max_waiting
         self._idle_s = idle_s
@@ -130,9 +128,9 @@ class WorkerPool:
         if self._executor is None:
             start_fork_server()
             context = multiprocessing.get_context("forkserver")
-            self._pids = context.Array("i", self._workers + 1)
+            self._pids = context.Array("i", WORKERS + 1)
             self._executor = ProcessPoolExecutor(
-                self._workers, context, _begin_worker, (self._niceness, self._pids)
+                WORKERS, context, _begin_worker, (self._niceness, self._pids)
             )
         executor = self._executor
         self._under_way += 1

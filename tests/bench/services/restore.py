@@ -31,7 +31,6 @@ from penstock.model.schema.event import Event
 from penstock.model.schema.topics import Topic
 from penstock.model.wire.envelope import Envelope, to_wire
 from penstock.runtime.database.migrations import schema_of
-from penstock.runtime.database.postgres import embedded_postgres
 from penstock.runtime.keys.node_keys import OPERATOR_KEY, key_file_at
 from penstock.runtime.settings import Settings
 from penstock_services.placer.shell.term import ledger_headers
@@ -41,6 +40,7 @@ from tests.bench.scheduling.core import GPUS_PER_NODE, CoreBench
 from tests.bench.servers import Servers, bench_folder, start_process
 from tests.support.cli.command_process import PENSTOCK
 from tests.support.cluster.driver import node_spec
+from tests.support.installation.postgres import embedded_postgres
 
 RECORDS = 1_000_000
 NODES = 100

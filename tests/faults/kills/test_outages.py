@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from infra.devservers.kafka import KafkaBroker
-from penstock.runtime.database.postgres import PostgresServer
+from penstock.runtime.database.postgres_server import PostgresServer
 from penstock.runtime.settings import Settings
 from penstock_services.projector.shell.rebuild import verify
 from tests.faults.conftest import MakeCell

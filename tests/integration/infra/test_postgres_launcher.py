@@ -14,14 +14,11 @@ import asyncpg
 import pytest
 
 from penstock.errors import ConfigurationError
-from penstock.runtime.database.postgres import (
-    DSN_VARIABLE,
-    PostgresServer,
-    embedded_postgres,
-    find_binaries,
-    resolve_dsn,
-)
+from penstock.runtime.database.postgres import resolve_dsn
+from penstock.runtime.database.postgres_binaries import DSN_VARIABLE, find_binaries
+from penstock.runtime.database.postgres_server import PostgresServer
 from penstock.text.redaction import without_password
+from tests.support.installation.postgres import embedded_postgres
 from tests.support.waiting import await_until
 
 pytestmark = pytest.mark.postgres
@@ -30,7 +27,7 @@ CHILD = """
 import asyncio, sys
 from pathlib import Path
 import asyncpg
-from penstock.runtime.database.postgres import PostgresServer
+from penstock.runtime.database.postgres_server import PostgresServer
 async def main():
     server = PostgresServer()
     dsn = await server.start(Path(sys.argv[1]))

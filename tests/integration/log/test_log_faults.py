@@ -21,7 +21,7 @@ from penstock.log.port import Message, Partition, Record
 from penstock.log.postgres import embedded
 from penstock.log.postgres.embedded import EmbeddedLog
 from penstock.model.schema.topics import Topic
-from penstock.runtime.database.postgres import PostgresServer
+from penstock.runtime.database.postgres_server import PostgresServer
 from tests.support.log.log_load import run_under_kills
 from tests.support.waiting import await_until
 

@@ -62,7 +62,7 @@ def test_a_training_gets_the_fewest_cores_that_keep_its_speed(cell: GuardedCell,
     assert up_to(best)(cell.cores(A)) <= 1.06 * up_to(best)(best)
     probes = [one for one in cell.proposals if one.cause == "probe"]
     assert len(probes) <= MAX_CORE_PROBES
-    assert not cell.guard.searches
+    assert not cell.guard._searches
     task = cell.job("a").tasks[A]
     assert (task.cores.probes, task.cores.settled) == (len(probes), True)
 
@@ -316,9 +316,9 @@ def test_a_restart_searches_for_nothing_that_was_found(cell: GuardedCell) -> Non
 def test_a_cancelled_job_is_forgotten(cell: GuardedCell) -> None:
     cell.runs("a")
     cell.trains(A, up_to(12), windows=SETTLES)
-    assert cell.guard.searches
+    assert cell.guard._searches
     cell.feed(JobCancelRequested(job_id="a"))
-    assert not cell.guard.searches
+    assert not cell.guard._searches
     assert cell.acts() == []
     cell.exit(A, 1)
     assert cell.guard.due_ms(cell.state) is None or cell.acts() == []

@@ -12,6 +12,7 @@ import pytest
 from msgspec.structs import fields
 
 from infra.codegen.docs import BLOCKS
+from infra.codegen.job_schema import job_schema
 from penstock.cli.output import Format
 from penstock.cli.submission import dry_run
 from penstock.client import Client
@@ -19,7 +20,7 @@ from penstock.client.submission import job_of
 from penstock.model.jobs.job_fields import JobField, job_fields
 from penstock.model.jobs.job_spec import JobSpec
 from penstock.model.nouns.types import Value
-from penstock.sdk.job_file.jobfile import job_schema, parse_job
+from penstock.sdk.job_file.jobfile import parse_job
 from tests.support.cli.command_line import penstock
 
 LIBS = Path(__file__).resolve().parents[3] / "libs"
@@ -129,7 +130,8 @@ import json, sys
 from penstock.cli.app import run
 from penstock.cli.submission import dry_run
 from penstock.model.wire.codec import as_written
-from penstock.sdk.job_file.jobfile import BadJob, job_schema, parse_job
+from infra.codegen.job_schema import job_schema
+from penstock.sdk.job_file.jobfile import BadJob, parse_job
 
 def refused():
     try:
@@ -163,7 +165,7 @@ def test_one_line_adds_a_field(tmp_path: Path) -> None:
     definition.write_text(before.replace(last, ADDED + last))
     done = subprocess.run(
         [sys.executable, "-P", "-c", ASK],
-        env={"PYTHONPATH": str(tmp_path / "libs"), "HOME": str(tmp_path)},
+        env={"PYTHONPATH": f"{tmp_path / 'libs'}:{LIBS.parent}", "HOME": str(tmp_path)},
         cwd=tmp_path,
         capture_output=True,
         text=True,

@@ -345,10 +345,6 @@ class AsyncJobHandle:
         self.deadline = submitted.accepted.deadline
         """As expected at the submission; None: the job has no deadline."""
 
-    async def refresh(self) -> Job:
-        """The job's present state."""
-        return await self._client.job(self.job_id)
-
     async def wait(self, timeout_s: float | None = None) -> "AsyncFinishedJob":
         """Waits until it has ended. Raises `WaitTimeout`."""
         [job] = await self._client.wait(self.job_id, timeout_s=timeout_s)

@@ -336,10 +336,6 @@ class JobHandle:
         self.deadline = submitted.accepted.deadline
         """As expected at the submission; None: the job has no deadline."""
 
-    def refresh(self) -> Job:
-        """The job's present state."""
-        return self._client.job(self.job_id)
-
     def wait(self, timeout_s: float | None = None) -> "FinishedJob":
         """Waits until it has ended. Raises `WaitTimeout`."""
         [job] = self._client.wait(self.job_id, timeout_s=timeout_s)

@@ -91,13 +91,3 @@ def transition(
         allowed = ", ".join(sorted(table[old])) or "nothing: it has ended"
         raise IllegalTransition(f"{who}: {old} may not become {new}; it may become {allowed}")
     return new
-
-
-def mermaid(table: "MappingProxyType[Status, frozenset[Status]]") -> str:
-    """The table as a Mermaid state diagram, states and arrows in a stable order."""
-    lines = ["stateDiagram-v2", f"    [*] --> {next(iter(table))}"]
-    for old, successors in table.items():
-        lines += [f"    {old} --> {new}" for new in sorted(successors)]
-        if not successors:
-            lines.append(f"    {old} --> [*]")
-    return "\n".join(lines)

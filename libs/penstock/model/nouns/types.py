@@ -189,7 +189,6 @@ class Estimate(Value, frozen=True, kw_only=True):
     """Estimate of a job's resources and run time, with its confidence and source."""
 
     OMITTED = ("guessed", "first_of_kind", "options", "stages", "pairs", "launch_ms")
-    TIERS: ClassVar[tuple[str, ...]] = ("user", "history", "default")
 
     worker: ResourceVector
     parameter_server: ResourceVector = ResourceVector()

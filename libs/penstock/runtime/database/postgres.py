@@ -6,26 +6,14 @@ removing the folder removes everything.
 """
 
 import os
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from pathlib import Path
 
 import asyncpg
 
 from penstock.errors import ConfigurationError
-from penstock.runtime.database.postgres_binaries import DSN_VARIABLE, find_binaries
+from penstock.runtime.database.postgres_binaries import DSN_VARIABLE
 from penstock.runtime.database.postgres_server import PostgresServer
 from penstock.text.redaction import postgres_problem, without_password
-
-__all__ = [
-    "DSN_VARIABLE",
-    "PostgresServer",
-    "any_postgres",
-    "check_dsn",
-    "embedded_postgres",
-    "find_binaries",
-    "resolve_dsn",
-]
 
 CHECK_TIMEOUT_S = 5.0  # for an external server: it is up, or the setting is wrong
 
@@ -56,24 +44,3 @@ async def resolve_dsn(folder: Path) -> tuple[str, PostgresServer | None]:
         return configured, None
     server = PostgresServer()
     return await server.start(folder), server
-
-
-@asynccontextmanager
-async def embedded_postgres(folder: Path) -> AsyncIterator[str]:
-    """The DSN of a Postgres that runs inside the block; its data stay in `folder`."""
-    server = PostgresServer()
-    try:
-        yield await server.start(folder)
-    finally:
-        await server.stop()
-
-
-@asynccontextmanager
-async def any_postgres(folder: Path) -> AsyncIterator[str]:
-    """The DSN that `PENSTOCK_DSN` names, else that of an embedded server which runs inside the block."""
-    dsn, server = await resolve_dsn(folder)
-    try:
-        yield dsn
-    finally:
-        if server is not None:
-            await server.stop()

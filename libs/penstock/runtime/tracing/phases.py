@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 from penstock.model.decisions import ledger_events
 from penstock.model.decisions.adjustments import AdjustmentDecided, CoresDecided
-from penstock.model.decisions.decisions import DECISIONS
+from penstock.model.decisions.decisions import is_decision
 from penstock.model.decisions.moves import MoveDecided
 from penstock.model.decisions.plans import PlanAdopted
 from penstock.model.inputs import external_events
@@ -226,7 +226,7 @@ def trace_decisions(tracing: Tracing, seq: int, now_ms: int, record_facts: Itera
     for n, fact in enumerate(record_facts):
         if isinstance(fact, CoresProposed | ThrottleProposed) and not fact.by:
             plan = fact.proposer, fact.proposal_id
-        if type(fact) not in DECISIONS or type(fact) in SHOWN_OTHERWISE:
+        if not is_decision(fact) or type(fact) in SHOWN_OTHERWISE:
             continue
         found: dict[str, Attribute] = {}
         for name in (

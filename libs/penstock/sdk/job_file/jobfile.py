@@ -1,8 +1,7 @@
 """Parser of the job file, YAML with human units, into a `JobSpec`.
 
-`parse_job` reports all problems at once, each with the field and the remedy. `job_schema` is the
-same model as JSON Schema, for completion in editors (`schemas/job.schema.json`).
-The models of its sections are in `job_sections`.
+`parse_job` reports all problems at once, each with the field and the remedy. The models of its sections are
+in `job_sections`.
 """
 
 import re
@@ -26,7 +25,6 @@ from penstock.sdk.job_file.job_sections import (
     NUMBER,
     RANGE,
     SECTIONS,
-    UNITS,
     GpuName,
     Section,
     Workers,
@@ -34,7 +32,6 @@ from penstock.sdk.job_file.job_sections import (
     section_model,
     with_references,
 )
-from penstock.sdk.job_file.units import show
 
 MAX_PROBLEMS = 50  # more would not be read
 
@@ -152,7 +149,7 @@ def parse_job(data: Mapping[str, object]) -> JobSpec:
         job = JobFile.model_validate(fields)
     except ValidationError as error:
         details = error.errors(include_url=False)
-        problems += [problem_of(detail, fields, _sections()) for detail in details]
+        problems += [problem_of(detail, fields, sections()) for detail in details]
         wrong = {detail["loc"][0] for detail in details if detail["loc"]}
         # Check the rest as well, so that problems which span fields come out in the same answer.
         rest = {name: value for name, value in fields.items() if name not in wrong}
@@ -176,59 +173,13 @@ def parse_job(data: Mapping[str, object]) -> JobSpec:
         spec: JobSpec = job.to_spec()
     except ValidationError as error:
         errors = error.errors(include_url=False)
-        problems += [problem_of(detail, fields, _sections()) for detail in errors]
+        problems += [problem_of(detail, fields, sections()) for detail in errors]
     if problems:
         raise BadJob(tuple(problems[:MAX_PROBLEMS]))
     return spec
 
 
-def job_schema() -> dict[str, Any]:
-    """JSON Schema 2020-12 of the job file, with descriptions, examples and patterns."""
-    schema = JobFile.model_json_schema()
-    for field in job_fields(JobSpec):
-        part = schema["$defs"][_sections()[field.section].__name__] if field.section else schema
-        entry = part["properties"].get(field.key, {})
-        if "$ref" in entry:
-            entry.pop("default")  # its fields have their own defaults
-        if field.unit in UNITS:
-            _as_written(entry, field.default, UNITS[field.unit].sizes)
-    schema["properties"]["environment"]["anyOf"].insert(0, {"const": PATH})
-    command = schema["properties"]["command"]
-    words = {name: command.pop(name) for name in ("items", "maxItems", "minItems", "type")}
-    command["anyOf"] = [words, {"type": "string", "description": "A script for a shell."}]
-    lines = {"anyOf": [{"type": "string"}, {"type": "array", "items": {"type": "string"}}]}
-    schema["properties"]["script"] = lines | {
-        "title": "Script",
-        "description": "In place of command: the lines of a script for a shell, `bash -e` without a first "
-        "line `#!`.",
-        "examples": ["pip list\npython train.py"],
-    }
-    schema["required"] = []  # one of command and script is: the parser says so
-    workers = schema["properties"]["workers"]
-    workers["anyOf"] = workers.pop("oneOf")  # no value is of both forms
-    reference = {"type": "object", "required": ["secret"], "properties": {"secret": {"type": "string"}}}
-    env = schema["properties"]["env"]
-    env["additionalProperties"] = {
-        "anyOf": [env["additionalProperties"], reference | {"additionalProperties": False}]
-    }
-    return {
-        "$schema": "https://json-schema.org/draft/2020-12/schema",
-        "$id": "penstock.job_file",
-        **schema,
-        "title": "Penstock job file",
-    }
-
-
-def _as_written(entry: dict[str, Any], default: int | None, units: Mapping[str, int]) -> None:
-    """Converts bounds and default of a field with units from machine units to human units."""
-    for part in (entry, *entry["anyOf"]):
-        part.pop("ge", None)
-        part.pop("le", None)
-    if default is not None:
-        entry["default"] = show(default, units)
-
-
-def _sections() -> dict[str, type[BaseModel]]:
+def sections() -> dict[str, type[BaseModel]]:
     """Section name → model; the file itself is ''."""
     parts = {field.key: SECTIONS[field.kind] for field in job_fields(JobSpec) if field.kind in SECTIONS}
     return {"": JobFile, "workers": Workers, **parts}

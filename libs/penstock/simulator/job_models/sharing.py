@@ -125,16 +125,13 @@ class Bandwidth(Around):
 
     name = "bandwidth"
 
-    def __init__(
-        self, inner: JobModel, slices_per_core: int = 1, sensitivity: Mapping[str, float] = SENSITIVITY
-    ) -> None:
+    def __init__(self, inner: JobModel, slices_per_core: int = 1) -> None:
         super().__init__(inner)
         self._slices_per_core = slices_per_core
-        self._sensitivity = sensitivity
 
     def speed(self, job: TraceJob, placement: Placement, neighbours: Sequence[Neighbour]) -> float:
         speed = self.inner.speed(job, placement, neighbours)
-        suffers = self._sensitivity.get(job.model, 0.0)
+        suffers = SENSITIVITY.get(job.model, 0.0)
         if suffers:
             asked = max(
                 self._demand(job, placement, node_id)
@@ -149,7 +146,7 @@ class Bandwidth(Around):
         return speed * (1.0 - suffers * capped)
 
     def slowed_by_others(self, job: TraceJob) -> bool:
-        return job.model in self._sensitivity or self.inner.slowed_by_others(job)
+        return job.model in SENSITIVITY or self.inner.slowed_by_others(job)
 
     def traffic(self, job: TraceJob, placement: Placement) -> Mapping[str, float]:
         return {node_id: self._demand(job, placement, node_id) for node_id in placement}

@@ -60,11 +60,6 @@ class Services:
         self._running = [_Running(one) for one in attached]
         self._now_s = now_s
 
-    @property
-    def dropped(self) -> int:
-        """Number of their events that could not be on their topic."""
-        return sum(one.dropped for one in self._running)
-
     def deliver(self, value: Input) -> None:
         """Gives all services a record or sample, at the present time."""
         for one in self._running:

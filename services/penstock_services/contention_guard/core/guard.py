@@ -82,7 +82,7 @@ class ContentionGuard:
         self._paces: dict[str, Pace] = {}
         """By task id, of running tasks with telemetry."""
         self._searches: dict[str, Search] = {}
-        """By job id."""
+        """By job id, of jobs whose cores are being searched for."""
         self._jobs_due: dict[str, None] = {}
         self._nodes_due: dict[str, None] = {}
         self._steps: dict[str, list[Change]] = {}
@@ -94,11 +94,6 @@ class ContentionGuard:
         """(at ms, job id or empty, node id or empty)."""
         self._begun = False
         self.observed = 0
-
-    @property
-    def searches(self) -> Mapping[str, Search]:
-        """By job id, of jobs whose cores are being searched for."""
-        return MappingProxyType(self._searches)
 
     def seen_of(self, state: CellState, task_id: str) -> Mapping[str, float]:
         """Telemetry of the node on which a task runs, for a trace."""

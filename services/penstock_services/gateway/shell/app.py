@@ -19,11 +19,11 @@ from starlette.routing import Match
 
 from penstock.errors import ConfigurationError
 from penstock.runtime.keys.job_tokens import PREFIX
-from penstock_services.gateway.core.access import Caller, Role, local_caller
+from penstock_services.gateway.core.access import Caller, local_caller
 from penstock_services.gateway.core.problems import BadField, Problem, invalid
 from penstock_services.gateway.shell.access.job_callers import caller_of_token
 from penstock_services.gateway.shell.access.peer import Peers
-from penstock_services.gateway.shell.access.roles import CALLER, roles_of
+from penstock_services.gateway.shell.access.roles import CALLER
 from penstock_services.gateway.shell.access.tokens import TokenFile
 from penstock_services.gateway.shell.document import PROBLEM_RESPONSE, openapi
 from penstock_services.gateway.shell.gateway import Gateway, answer, gateway_of, problem_answer
@@ -223,19 +223,6 @@ def build_app(gateway: Gateway) -> Any:
     app.openapi = lambda: openapi(app)  # type: ignore[method-assign]
     tokens = gateway.options.tokens
     return Guard(app, None if tokens is None else TokenFile(tokens), gateway)
-
-
-def required_roles() -> dict[tuple[str, str], tuple[Role, ...]]:
-    """(method, path) of every route → its roles, of which it requires one. Raises LookupError for a route
-    that requires none."""
-    found = {}
-    for part in PARTS:
-        for route in part.router.routes:
-            assert isinstance(route, APIRoute)
-            for method in route.methods or ():
-                [roles] = [roles for needed in route.dependencies if (roles := roles_of(needed))]
-                found[method, route.path] = roles
-    return found
 
 
 async def healthz() -> Response:

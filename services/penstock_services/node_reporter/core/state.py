@@ -35,7 +35,6 @@ class Context(msgspec.Struct, frozen=True):
     """The tracing context of the task's order; its events continue it."""
 
     traceparent: str | None = None
-    causation_id: str | None = None
     correlation_id: str | None = None
 
 

@@ -478,7 +478,7 @@ class Node:
             elif isinstance(order, Order) and order.node_id == self.spec.node_id:
                 self._keys.meet(record.headers)
                 correlation = envelope.correlation_id or getattr(order, "job_id", None)
-                context = Context(envelope.traceparent, envelope.id, correlation)
+                context = Context(envelope.traceparent, correlation)
                 inputs.append(OrderRead(order, wall_ms(), context))
                 orders += 1
         self._skipped += len(records)

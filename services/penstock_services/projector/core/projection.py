@@ -31,7 +31,7 @@ from penstock.ledger.views import (
 )
 from penstock.model.decisions import ledger_events
 from penstock.model.decisions.adjustments import CoresDecided
-from penstock.model.decisions.decisions import DECISIONS
+from penstock.model.decisions.decisions import is_decision
 from penstock.model.decisions.distrust import NodeDistrusted, NodePutOnProbation, NodeTrusted
 from penstock.model.decisions.moves import JobConverged, MoveDecided, MoveGivenUp
 from penstock.model.inputs import external_events
@@ -196,7 +196,7 @@ class Projection:
             "data": orjson.Fragment(bytes(record.facts[n].data)),
         }
         self._events.append(row)
-        if type(event) in DECISIONS:
+        if is_decision(event):
             self._decisions.append(
                 {
                     "seq": record.seq,

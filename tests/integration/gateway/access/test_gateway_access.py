@@ -21,7 +21,7 @@ from penstock.ledger.replica.replica import Replica
 from penstock.model.inputs.external_events import NodeJoined
 from penstock.model.jobs.job_spec import JobSpec
 from penstock.model.schema.topics import Topic
-from penstock.runtime.database.postgres import PostgresServer
+from penstock.runtime.database.postgres_server import PostgresServer
 from penstock.runtime.following.snapshots import save_snapshot
 from penstock.runtime.http.http_limits import Limits
 from penstock.runtime.keys.job_tokens import Claim, made

@@ -12,6 +12,7 @@ from unittest.mock import ANY
 import httpx
 import pytest
 import pytest_asyncio
+from fastapi.routing import APIRoute
 
 from penstock.model.inputs.external_events import JobSubmitted, NodeJoined, TaskExited
 from penstock.model.jobs.job_parts import RetryPolicy
@@ -23,7 +24,8 @@ from penstock.runtime.keys.job_tokens import Claim, made
 from penstock.runtime.keys.node_keys import NodeKeys
 from penstock_services.gateway.core.access import Role
 from penstock_services.gateway.core.requests.idempotency import keyed_job_id, tenants_key
-from penstock_services.gateway.shell.app import required_roles
+from penstock_services.gateway.shell.access.roles import Demand
+from penstock_services.gateway.shell.app import PARTS
 from tests.support.cluster.hand_placer import node_spec
 from tests.support.gateway.gateway_cell import SPEC, Cell, patient, problem, running
 from tests.support.waiting import await_until
@@ -40,6 +42,18 @@ CALLERS = {
     "operator": "roles=operate,read tenant=ops name=on-call",
     "node": "roles=node node=n0",
 }
+
+
+def required_roles() -> dict[tuple[str, str], tuple[Role, ...]]:
+    """(method, path) of every route → its roles, of which it requires one."""
+    found = {}
+    for part in PARTS:
+        for route in part.router.routes:
+            assert isinstance(route, APIRoute)
+            demands = [needed.dependency for needed in route.dependencies]
+            for method in route.methods:
+                [found[method, route.path]] = [one.roles for one in demands if isinstance(one, Demand)]
+    return found
 
 
 def secret(name: str) -> str:

@@ -102,7 +102,7 @@ def test_everything_is_as_it_was_after_a_restart(tmp_path: Path) -> None:
         Status.RUNNING,
         ("GPU-0", "GPU-1"),
         order(7),
-        Context("00-a-b-01", "cause", "j"),
+        Context("00-a-b-01", "j"),
         42,
         1_000,
     )

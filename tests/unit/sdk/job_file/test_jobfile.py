@@ -10,12 +10,13 @@ import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from infra.codegen.job_schema import job_schema
 from infra.codegen.schemas import ROOT
 from penstock.cli.submission.jobspec import located
 from penstock.model.jobs.job_parts import ResourceRequest, RetryPolicy
 from penstock.model.jobs.job_spec import JobSpec
 from penstock.sdk.job_file.job_problems import Problem
-from penstock.sdk.job_file.jobfile import MAX_PROBLEMS, BadJob, JobFile, job_schema, parse_job
+from penstock.sdk.job_file.jobfile import MAX_PROBLEMS, BadJob, JobFile, parse_job
 from penstock.sdk.job_file.units import MIB_PER_UNIT, MS_PER_UNIT, duration_ms, memory_mib, rate_mbps, show
 
 RESNET = """

@@ -25,7 +25,6 @@ NO_KINDS: frozenset[int] = frozenset()
 class Union(Struct, frozen=True, gc=False):
     """Two groups merged: the new speeds of each part, in its own order."""
 
-    kinds: Kinds
     first: tuple[float, ...]
     second: tuple[float, ...]
     total: float
@@ -126,7 +125,6 @@ class Tables:
         speeds = self.speeds(kinds)
         place = kinds.index
         return Union(
-            kinds,
             tuple([speeds[place(kind)] for kind in first]),
             tuple([speeds[place(kind)] for kind in second]),
             sum(speeds),

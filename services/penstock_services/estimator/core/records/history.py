@@ -109,12 +109,6 @@ class Runs:
         is comparable."""
         return of_comparable(name, self.whole_column(name), self.whole_column("disturbed"))
 
-    def disturbed(self, name: str) -> bool:
-        """Whether all measurements of this field are of disturbed runs."""
-        values, disturbed = self.whole_column(name), self.whole_column("disturbed")
-        known = [by for value, by in zip(values, disturbed, strict=True) if value == value]
-        return bool(known) and not any(comparable(name, by) for by in known)
-
     def steps_ms(self, gpus: int) -> list[float]:
         """The mean steps of the runs on so many GPUs in all."""
         pairs = zip(self.whole_column("step_ms"), self.whole_column("total_gpus"), strict=True)

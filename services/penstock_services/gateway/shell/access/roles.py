@@ -11,7 +11,7 @@ CALLER = "penstock.caller"
 """Key in a request's scope: its `Caller`, set before routing."""
 
 
-class _Demand:
+class Demand:
     """Refuses callers that have none of the roles."""
 
     def __init__(self, *roles: Role) -> None:
@@ -23,13 +23,7 @@ class _Demand:
 
 def needs(*roles: Role) -> Any:
     """For a route's `dependencies`: one of these roles."""
-    return Depends(_Demand(*roles))
-
-
-def roles_of(dependency: Any) -> tuple[Role, ...]:
-    """The roles of which this dependency requires one."""
-    found = dependency.dependency
-    return found.roles if isinstance(found, _Demand) else ()
+    return Depends(Demand(*roles))
 
 
 def caller_of(request: Request) -> Caller:
