@@ -91,7 +91,7 @@ def test_the_table_is_for_people(ledger: Path, capfd: pytest.CaptureFixture[str]
     [
         ("none", None, "No such file"),
         ("empty", b"", "empty: a ledger was expected"),
-        ("text", b"hello\n", "none of its 1 lines is a first record"),
+        ("text", b"hello\n", "none of its 1 lines begins one"),
     ],
 )
 def test_what_is_no_ledger_is_refused(
