@@ -234,7 +234,6 @@ def named_once(caplog: pytest.LogCaptureFixture, offset: int) -> None:
         assert f"offset {offset} " in text, reader
         assert f"`penstock repair --at {offset}`" in text, reader
         assert "penstock.timer.set.v1: at_ms" in text, reader
-        assert ("penstock.job.ended.v1: exit_code" in text) == (reader == "estimator")
 
 
 async def tables_answer(http: httpx.AsyncClient, offset: int) -> None:
@@ -398,15 +397,13 @@ async def unfoldable(cells: Cells) -> int:
 async def test_a_record_that_cannot_be_folded_is_repaired_in_the_same_way(
     cells: Cells, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Everything in it can be decoded, and it contradicts the state. Readers name it once and wait; the
-    estimator, which takes ends of jobs that it does not know, has nothing to wait for."""
+    """Everything in it can be decoded, and it contradicts the state. Readers name it once and wait."""
     caplog.set_level(logging.WARNING)
     offset = await unfoldable(cells)
     begun = counted_readers(monkeypatch)
     services = (placer, projector, estimator, batcher, migrator, contention_guard)
-    waiting = set(READERS) - {"estimator"}
     async with cells.serving(0, *(service.run for service in services)), cells.gateway() as http:
-        await await_until(lambda: stops(caplog).keys() >= waiting, lambda: f"they stop: {stops(caplog)}")
+        await await_until(lambda: len(stops(caplog)) == len(READERS), lambda: f"they stop: {stops(caplog)}")
         tries = begun.count(0)
         for reader, messages in stops(caplog).items():
             [text] = messages

@@ -1,8 +1,8 @@
 """Schema migrations of Postgres: numbered SQL files, applied in order, once, in one transaction under an
 advisory lock.
 
-A service has its files as package data (`migrations/NNNN_name.sql`) and owns one schema. Applied files are
-recorded with their sha256: a file that changed after it was applied is an error.
+Estimator, gateway and projector have their tables as package data (`migrations/NNNN_name.sql`); each owns one
+schema. Applied files are recorded with their sha256: a file that changed after it was applied is an error.
 
 An earlier version goes on beside files that it does not know, so that an upgrade has a way back: a file adds
 columns with defaults, tables and indexes. One that does more begins with `-- needs: VERSION`, the lowest

@@ -1,5 +1,7 @@
 """Interface of migrate stages: which running jobs migrate to other nodes, by the convergence of their losses.
 
+The default profile's stage is `load_balance.py`; the placer carries moves out in `core/plans/moves.py`.
+
 The placer does not call them: the migrator folds the ledger, receives losses from the telemetry topic, and
 proposes a stage's result (`MigrationProposed`). Facts about moves (when a job was evaluated, how often it was
 moved) are in the ledger; categories are in the migrator only, rebuilt from telemetry and the runs of the

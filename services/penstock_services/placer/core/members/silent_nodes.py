@@ -5,7 +5,7 @@
     NodeLeft
 
 ProbeSent and NodeLeft come through the nodes' topic. A joining before NodeLeft in that topic is the node's
-answer.
+answer. What becomes of the dead node's tasks and jobs: `membership.py`, `waiting/retries.py`.
 """
 
 from collections.abc import Container, Generator, Iterator
