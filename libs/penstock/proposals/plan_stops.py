@@ -37,7 +37,7 @@ class MakesWay(NamedTuple):
     """The unit's explanation."""
 
 
-class RunsOn(NamedTuple):
+class _RunsOn(NamedTuple):
     """A job among the plan's stops that is not stopped."""
 
     job_id: str
@@ -48,7 +48,7 @@ class Stops(NamedTuple):
     """Result for a plan's stops, both parts in its order."""
 
     made: Sequence[MakesWay] = ()
-    refused: Sequence[RunsOn] = ()
+    refused: Sequence[_RunsOn] = ()
 
 
 def validate_with_stops(
@@ -65,7 +65,7 @@ def validate_with_stops(
     names = dict.fromkeys(proposal.stops)
     return validated, Stops(
         tuple(made[name] for name in names if name in made),
-        tuple(RunsOn(name, refused[name]) for name in names if name in refused),
+        tuple(_RunsOn(name, refused[name]) for name in names if name in refused),
     )
 
 

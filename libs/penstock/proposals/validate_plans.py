@@ -7,6 +7,7 @@ their ends (`Allocation`).
 """
 
 from collections.abc import Iterator, Mapping, Sequence
+from enum import Enum
 from typing import Literal, NamedTuple
 
 from penstock.cluster.reasons import Refusal, frozen, unknown
@@ -35,6 +36,12 @@ from penstock.scheduling.stages.regroup import PROPOSER
 MAX_PLAN_TASKS = 4_096  # decision 53
 
 Subject = tuple[Literal["job", "node"], str]
+
+
+class Waits(Enum):
+    """A result: the unit gets its places when stops have ended."""
+
+    FOR_STOPS = "waits for stops"
 
 
 class ValidatedUnit(NamedTuple):
@@ -202,7 +209,9 @@ class _Validation:
         """Validates one unit and books its resources, so that later units do not get them."""
         jobs = {job.job_id for job in unit.jobs}
         late = next(self._turn(jobs), None)
-        found: Formed | Refusal | tuple[Placed, ...] | None = next(self._wrong(unit, jobs, late), None)
+        found: Formed | Refusal | tuple[Placed, ...] | Waits | None = next(
+            self._wrong(unit, jobs, late), None
+        )
         if found is None:
             found = self._group(unit, late) if unit.kind == "group" else self._solo(unit)
         if isinstance(found, Refusal):
@@ -210,19 +219,19 @@ class _Validation:
         self._accepted.update(jobs)
         if isinstance(found, Formed):
             return ValidatedUnit(number, unit, found.placed, None, found)
-        return ValidatedUnit(number, unit, found or ())
+        return ValidatedUnit(number, unit, () if isinstance(found, Waits) else found)
 
-    def _solo(self, unit: ProposedUnit) -> tuple[Placed, ...] | Refusal | None:
-        """Places for the unit's gangs; None: it waits for stops."""
+    def _solo(self, unit: ProposedUnit) -> tuple[Placed, ...] | Refusal | Waits:
+        """Places for the unit's gangs."""
         placed = self.room.give([(self._state.jobs[job.job_id], job.nodes) for job in unit.jobs])
-        if placed is None and self._claims is not None:
+        if isinstance(placed, Waits) and self._claims is not None:
             placed = (
                 "its nodes have room only after stops, and the stops are for the first job of the profile"
             )
         return Refusal("infeasible", placed) if isinstance(placed, str) else placed
 
-    def _group(self, unit: ProposedUnit, late: Refusal | None) -> Formed | Refusal | None:
-        """Only a group whose turn it is may wait for stops (None). `late`: why it is not its turn."""
+    def _group(self, unit: ProposedUnit, late: Refusal | None) -> Formed | Refusal | Waits:
+        """Only a group whose turn it is may wait for stops. `late`: why it is not its turn."""
         state, members = self._state, [(job.job_id, job.nodes) for job in unit.jobs]
         if unit.turns is not None and (same := shared_already(state, members, self._stops)) is not None:
             unchanged = all(state.jobs[job_id].sharing.turns == unit.turns for job_id in same.running)
@@ -356,9 +365,9 @@ class Allocation:
         self.full = False
         """Whether a unit waits only for the next record."""
 
-    def give(self, gangs: Gangs) -> tuple[Placed, ...] | str | None:
-        """Allocates to the unit's gangs. Returns their places where they start, a text that names the lacking
-        resource where they do not fit even after all stops, and None where the unit waits for stops."""
+    def give(self, gangs: Gangs) -> tuple[Placed, ...] | str | Waits:
+        """Allocates to the unit's gangs. Returns their places where they start, and a text that names the
+        lacking resource where they do not fit even after all stops."""
         nodes = [node_id for _, names in gangs for node_id in names]
         if not self._blocked(nodes) and all(job.status is JobStatus.QUEUED for job, _ in gangs):
             found = self._now.place(gangs)
@@ -372,15 +381,11 @@ class Allocation:
                 self._taken([place for placed in later for place in placed.tasks])
                 return later
         then = self.then.place(gangs)
-        if isinstance(then, str):
-            return then
-        self.reserve(nodes)
-        return None
+        return then if isinstance(then, str) else self.reserve(nodes)
 
-    def form(self, members: Members, *, waits: bool, fit_then: bool = False) -> Formed | Refusal | None:
+    def form(self, members: Members, *, waits: bool, fit_then: bool = False) -> Formed | Refusal | Waits:
         """Forms a group, whose members are never successors of other jobs. Returns the group where it starts,
-        the refusal where it cannot be formed even after all stops, and None where it waits for stops (only if
-        `waits`).
+        and the refusal where it cannot be formed even after all stops. Only with `waits` it may wait.
 
         `fit_then`: the group is known to fit after all stops; it is tested again once no job is being stopped
         on its nodes.
@@ -399,13 +404,9 @@ class Allocation:
         if not waits or not (blocked or self._stops):
             return found
         if fit_then and any(self._ends_on(node_id) for node_id in nodes):
-            self.reserve(nodes)
-            return None
+            return self.reserve(nodes)
         then = formed(self._state, members, self.then)
-        if isinstance(then, Refusal):
-            return then
-        self.reserve(nodes)
-        return None
+        return then if isinstance(then, Refusal) else self.reserve(nodes)
 
     def _ends_on(self, node_id: str) -> bool:
         """Whether a job that is being stopped has a task there."""
@@ -452,10 +453,11 @@ class Allocation:
         if self._stops:
             self.then.claim_places(places)
 
-    def reserve(self, nodes: Sequence[str]) -> None:
+    def reserve(self, nodes: Sequence[str]) -> Waits:
         """Reserves what is free on these nodes for a waiting unit."""
         self._reserved.update(nodes)
         self.full |= self._too_many(nodes)
+        return Waits.FOR_STOPS
 
     def _too_many(self, nodes: Sequence[str]) -> bool:
         """Whether the tasks exceed one record; a record may always have one unit, whatever its size."""

@@ -5,7 +5,7 @@ from collections.abc import Callable, Mapping
 from types import MappingProxyType
 from typing import Any
 
-from penstock.cli.output import duration, memory
+from penstock.cli.output import duration, memory, short_id
 from penstock.text.counting import count
 
 Data = Mapping[str, Any]
@@ -240,11 +240,11 @@ TEXTS: Mapping[str, tuple[str, Callable[[Data], str]]] = MappingProxyType(
         "penstock.placement.decided": ("placed", lambda d: places(d["tasks"]) + _sharing(d) + _after(d)),
         "penstock.group.decided": (
             "grouped",
-            lambda d: f"{' and '.join(d['job_ids'])} share GPUs, asked for by {d['by']}: {d['reason']}",
+            lambda d: f"{_jobs(d['job_ids'])} share GPUs, asked for by {d['by']}: {d['reason']}",
         ),
         "penstock.group.dissolved": (
             "dissolved",
-            lambda d: f"{' and '.join(d['leaves'])} leaves {d['group_id']}: {d['reason']}",
+            lambda d: f"{_jobs(d['leaves'])} leaves {d['group_id']}: {d['reason']}",
         ),
         "penstock.task.started": (
             "started",
@@ -262,7 +262,7 @@ TEXTS: Mapping[str, tuple[str, Callable[[Data], str]]] = MappingProxyType(
             "converged",
             lambda d: f"{'moves' if d['moves'] else 'stays'}: {d['reason']}",
         ),
-        "penstock.cores.reclaimed": ("reclaimed", lambda d: f"for {d['by_job_id']}: {d['reason']}"),
+        "penstock.cores.reclaimed": ("reclaimed", lambda d: f"for {short_id(d['by_job_id'])}: {d['reason']}"),
         "penstock.move.given_up": ("not moved", lambda d: str(d["reason"])),
         "penstock.cores.decided": (
             "cores",
@@ -440,8 +440,12 @@ def _operator(data: Data) -> str:
     return (f", by {by}" if by else "") + (f": {reason}" if reason else "")
 
 
+def _jobs(job_ids: list[str]) -> str:
+    return " and ".join(map(short_id, job_ids))
+
+
 def _command_run(data: Data) -> str:
-    """`w0: nvidia-smi, by ada begins`, `… ended with 0`."""
+    """`w0: nvidia-smi, by ada: begins`, `… ended with 0`."""
     end = "begins" if data.get("exit_code") is None else f"ended with {data['exit_code']}"
     return f"{_short(data)}: {data['command']}{_operator(data)}: {data.get('problem') or end}"
 
@@ -453,13 +457,12 @@ def _proposed(data: Data) -> str:
 
 
 def _adopted(data: Data) -> str:
-    waiting = [f"{unit['job_id']} on {', '.join(dict.fromkeys(unit['nodes']))}" for unit in data["units"]]
+    waiting = [
+        f"{short_id(unit['job_id'])} on {', '.join(sorted({*unit['nodes']}))}" for unit in data["units"]
+    ]
     more = f" and {len(waiting) - MAX_NAMED} others" if len(waiting) > MAX_NAMED else ""
-    return (
-        f"nodes are reserved for {'; '.join(waiting[:MAX_NAMED])}{more}"
-        if waiting
-        else "no nodes are reserved"
-    )
+    named = "; ".join(waiting[:MAX_NAMED])
+    return f"nodes are reserved for {named}{more}" if waiting else "no nodes are reserved"
 
 
 def _answered(data: Data) -> str:

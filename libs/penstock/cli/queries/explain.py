@@ -54,7 +54,8 @@ def _refuse_before(job: dict[str, Any], past: dict[str, int]) -> None:
         return
     submitted = f"{clock(job['submitted_ms'])}, with record {job['submitted_seq']}"
     raise Stop(
-        Exit.PROBLEM, f"job {job['job_id']} was submitted at {submitted}; there is nothing of it as of {when}"
+        Exit.PROBLEM,
+        f"job {short_id(job['job_id'])} was submitted at {submitted}; there is nothing of it as of {when}",
     )
 
 

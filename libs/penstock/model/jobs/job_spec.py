@@ -309,8 +309,7 @@ class JobSpec(Value, frozen=True, kw_only=True):
     qos: Annotated[
         Qos | None,
         Key(
-            "Service class: urgent, prior (as soon as alone on one GPU) or normal (twice that). Read by the "
-            "profile `genie`.",
+            "Service class: urgent, prior (as soon as alone on one GPU) or normal (twice that).",
             "prior",
             "Service class: urgent, prior or normal.",
             metavar="CLASS",
@@ -320,8 +319,7 @@ class JobSpec(Value, frozen=True, kw_only=True):
     deadline_ms: Annotated[
         Limit | None,
         Key(
-            "Time after submission within which the job should be done, in place of its class. Read by the "
-            "profile `genie`.",
+            "Time after submission within which the job should be done, in place of its class.",
             "6h",
             "Time from now within which the job should be done.",
         ),

@@ -26,7 +26,8 @@ MAX_PROFILE_SETTINGS = 65_536  # characters; 256 typical tasks, the longest that
 
 
 class Convergence(Value, frozen=True, kw_only=True):
-    """When a job's loss counts as converging, for profile `specon`. Source: SpeCon §VI-C, the settings of
+    """When a job's loss counts as converging, for profiles `penstock`, `balance` and
+    `specon`. Source: SpeCon §VI-C, the settings of
     most experiments."""
 
     OMITTED = ("alpha", "interval_ms")
@@ -173,7 +174,7 @@ class PlacerSettings(Value, frozen=True, kw_only=True, cache_hash=True):
     (`penstock.ledger.derived.gpu_shares`). never: whole GPUs. fits: any jobs that fit share. learned: except
     jobs that were measured to slow each other down too much (`penstock.scheduling.place.measured_pairs`)."""
     convergence: Convergence = Convergence()
-    """For profiles `specon` and `balance`."""
+    """For profiles `penstock`, `balance` and `specon`."""
     contention: Contention | None = None
     """For any profile: switches the contention-guard on, with these settings. None: as the profile has it."""
     coda: Coda = Coda()

@@ -148,8 +148,8 @@ def _endings(state: CellState) -> list[Ending]:
 def _end_ms(job: JobState) -> float:
     """The ledger's time at which it is expected to end; infinite where that is not known.
 
-    An estimated run time has one launch in it. One that launched early had it behind it when its GPUs came;
-    one that goes on from an earlier attempt launches once more.
+    An estimated run time has one launch in it. A job that launched early had finished its launch when it got
+    its GPUs; a job that goes on from an earlier attempt launches once more.
     """
     end_s = ends_s(job)
     if end_s is None:

@@ -42,8 +42,7 @@ class Job(Struct, frozen=True, gc=False):
     new: bool = True
     """Whether it arrived after the plan of the current groups."""
     ahead: float = 0.0
-    """Number of waiting jobs that are not listed and come before it, equals counted half; 0 where its run
-    time is known."""
+    """Unlisted waiting jobs ahead of it (ties count 1/2); 0 where its run time is known."""
 
 
 def weights(jobs: Sequence[Job], behind: int, gpus: int) -> list[float]:

@@ -40,9 +40,9 @@ SPAN = (
     1.15  # a span of the curve ends at so many times its first iteration: a million make 100, 2^53 make 270
 )
 MAX_SPANS = 512  # not reached by rising iterations; a hard bound
-MAX_PUBLISHED = 32
+MAX_PUBLISHED = 32  # bounds the state; an evaluation asks for the one nearest half of the run
 SLACK = 1.5  # a window may seem so many times longer than its task has run, since clocks are coarse
-SLACK_MS = 1_000.0
+SLACK_MS = 1_000.0  # and so much more: the first window of a task that has just begun is not odd
 MAX_CONDITIONS = 8  # with stored step times; the latest, those of the placement and the usual ones
 SMALL = 0.1
 """Part of an attempt's time. A run that had other cores than the settled ones, or was slowed, for no longer,

@@ -20,7 +20,7 @@ from penstock.ledger.state.job.job_state import JobState
 from penstock.ledger.state.state import CellState
 from penstock.model.decisions.plans import PlanUnit, Waiting
 from penstock.model.schema.event import Event
-from penstock.proposals.validate_plans import Allocation
+from penstock.proposals.validate_plans import Allocation, Waits
 from penstock.scheduling.groups.validate_groups import Formed
 from penstock.scheduling.make_room.preemption import Start, fit_of, place_as_tried
 from penstock.scheduling.stages.protocols import Choose
@@ -90,13 +90,13 @@ def _tried(room: Allocation, unit: Waiting, gangs: Gangs, *, made_way: bool) -> 
         return _Tried()
     if unit.group is None:
         placed = room.give(gangs)
-        return None if isinstance(placed, str) else _Tried(placed or ())
+        return None if isinstance(placed, str) else _Tried(() if isinstance(placed, Waits) else placed)
     nodes = gangs[0][1]
     members = [*unit.group, *(job.job_id for job, _ in gangs)]
     group = room.form([(job_id, nodes) for job_id in members], waits=True, fit_then=made_way)
     if isinstance(group, Refusal):
         return None
-    return _Tried() if group is None else _Tried(group.placed, group)
+    return _Tried() if isinstance(group, Waits) else _Tried(group.placed, group)
 
 
 def _gangs(state: CellState, together: Sequence[PlanUnit]) -> Gangs | None:
