@@ -3,7 +3,7 @@
 The table `[tool.penstock.budgets]` of `pyproject.toml` has a row per room: how many lines, files, public
 names and named constants a room may have. A room is a folder of `libs/penstock`, of its room `scheduling`, or
 of the services; `penstock_papers` is one, and so are the files that stand beside rooms. A room without a row
-is refused.
+is refused. The last row bounds their sum.
 
 Bounds without a table hold for the product and for `infra`: `MAX_FILES` in a folder, `MAX_LINES` in a file,
 `MAX_FUNCTION_LINES` in a function. They have no exceptions.
@@ -16,7 +16,7 @@ import re
 import sys
 import tomllib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from functools import cached_property
+from functools import cached_property, reduce
 from pathlib import Path
 from typing import NamedTuple
 
@@ -27,6 +27,8 @@ PRODUCT = ("libs/penstock", "libs/penstock_papers", "services/penstock_services"
 OF_ROOMS = ("libs/penstock", "libs/penstock/scheduling", "services/penstock_services")
 """Folders whose sub-folders are rooms."""
 BOUNDED = (*PRODUCT, "infra")
+WHOLE = "the product"
+"""Row of the sum of all rooms."""
 MAX_FILES, MAX_LINES, MAX_FUNCTION_LINES = 12, 500, 70
 """Of a folder, without `__init__.py`; of a file; of a function, with its head and docstring."""
 NAME = re.compile(r"_?[A-Z][A-Z0-9_]*")
@@ -166,13 +168,14 @@ def room_of(path: str) -> str:
 
 
 def rooms(files: Iterable[Source]) -> dict[str, Size]:
-    """Room → what is in it today; a folder with `__init__.py` alone is no room."""
+    """Room → what is in it today, and in the whole; a folder with `__init__.py` alone is no room."""
     found: dict[str, Size] = {}
     for file in files:
         if file.path.startswith(tuple(f"{folder}/" for folder in PRODUCT)):
             room = room_of(file.path)
             found[room] = found.get(room, Size()).plus(file.size())
-    return {room: found[room] for room in sorted(found) if found[room].files}
+    sizes = {room: found[room] for room in sorted(found) if found[room].files}
+    return {**sizes, WHOLE: reduce(Size.plus, sizes.values(), Size())}
 
 
 def budgets(root: Path) -> dict[str, Size]:
@@ -217,12 +220,10 @@ def overfull(files: Iterable[Source]) -> Iterator[str]:
 def table_of(today: Mapping[str, Size], allowed: Mapping[str, Size]) -> str:
     """What every room has and may have, for the end of the CI run."""
     lines = [f"{'room':44}" + "".join(f"{what + ' (at most)':>20}" for what in Size._fields)]
-    total = Size()
     for room, size in today.items():
-        total = total.plus(size)
         shown = zip(size, allowed.get(room, Size()), strict=True)
         lines.append(f"{room:44}" + "".join(f"{f'{have:,} ({may:,})':>20}" for have, may in shown))
-    return "\n".join([*lines, f"{'the product':44}" + "".join(f"{have:>20,}" for have in total)])
+    return "\n".join(lines)
 
 
 def rounded(count: int) -> int:

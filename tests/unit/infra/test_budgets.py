@@ -7,12 +7,15 @@ import pytest
 
 from infra.lints import budgets
 from infra.lints.budgets import (
+    WHOLE,
     Size,
+    Source,
     above,
     constants_in,
     long_functions,
     public_names,
     room_of,
+    rooms,
     rounded,
     written,
 )
@@ -97,6 +100,13 @@ def test_rows_are_written_anew_below_the_comment_and_nothing_else_changes() -> N
     assert page == PYPROJECT.replace(
         '"libs/penstock/gone" = [5, 1, 1, 0]', '"libs/penstock/log" = [3_550, 19, 168, 68]'
     )
+
+
+def test_the_sum_of_all_rooms_has_a_bound_of_its_own() -> None:
+    """Each room stays below its rounded row, and together they grow."""
+    today = rooms([Source("libs/penstock/log/a.py", "A = 1\n"), Source("libs/penstock/cli/b.py", "B = 2\n")])
+    [line] = above(today, {**today, WHOLE: Size(1, 2, 2, 2)})
+    assert line.startswith("the product: 2 lines, 1 at most")
 
 
 def test_the_command_prints_every_room_and_fails_on_one_more_line(
