@@ -7,6 +7,7 @@ from typing import Any
 
 from rich.console import RenderableType
 
+from penstock.model.nouns.job_ids import IN_TEXT
 from penstock.screen import console, write_data, write_json
 
 SHORT_ID_CHARS = 12  # 55 bits of the gateway's ids: enough to name a job with, see `find_job`
@@ -91,6 +92,11 @@ def state(name: str) -> str:
 def short_id(job_id: str) -> str:
     """The start of a job's id; the commands take it for the whole."""
     return job_id[:SHORT_ID_CHARS]
+
+
+def with_short_ids(text: str) -> str:
+    """A sentence as people read it: of each whole id that the gateway gave, its start."""
+    return IN_TEXT.sub(lambda found: short_id(found[0]), text)
 
 
 def duration(ms: float | None) -> str:

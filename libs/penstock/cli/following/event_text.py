@@ -5,7 +5,7 @@ from collections.abc import Callable, Mapping
 from types import MappingProxyType
 from typing import Any
 
-from penstock.cli.output import duration, memory, short_id
+from penstock.cli.output import duration, memory, with_short_ids
 from penstock.text.counting import count
 
 Data = Mapping[str, Any]
@@ -113,7 +113,7 @@ def _exited(data: Data) -> str:
 
 def reason_of(job: Data) -> str:
     """Why the job ended or failed; tasks are named without the job's id."""
-    return without_prefix(str(job.get("reason") or "").replace(f"{job['job_id']}.", ""))
+    return with_short_ids(without_prefix(str(job.get("reason") or "").replace(f"{job['job_id']}.", "")))
 
 
 def without_prefix(text: str) -> str:
@@ -240,11 +240,11 @@ TEXTS: Mapping[str, tuple[str, Callable[[Data], str]]] = MappingProxyType(
         "penstock.placement.decided": ("placed", lambda d: places(d["tasks"]) + _sharing(d) + _after(d)),
         "penstock.group.decided": (
             "grouped",
-            lambda d: f"{_jobs(d['job_ids'])} share GPUs, asked for by {d['by']}: {d['reason']}",
+            lambda d: f"{' and '.join(d['job_ids'])} share GPUs, asked for by {d['by']}: {d['reason']}",
         ),
         "penstock.group.dissolved": (
             "dissolved",
-            lambda d: f"{_jobs(d['leaves'])} leaves {d['group_id']}: {d['reason']}",
+            lambda d: f"{' and '.join(d['leaves'])} leaves {d['group_id']}: {d['reason']}",
         ),
         "penstock.task.started": (
             "started",
@@ -262,7 +262,7 @@ TEXTS: Mapping[str, tuple[str, Callable[[Data], str]]] = MappingProxyType(
             "converged",
             lambda d: f"{'moves' if d['moves'] else 'stays'}: {d['reason']}",
         ),
-        "penstock.cores.reclaimed": ("reclaimed", lambda d: f"for {short_id(d['by_job_id'])}: {d['reason']}"),
+        "penstock.cores.reclaimed": ("reclaimed", lambda d: f"for {d['by_job_id']}: {d['reason']}"),
         "penstock.move.given_up": ("not moved", lambda d: str(d["reason"])),
         "penstock.cores.decided": (
             "cores",
@@ -440,10 +440,6 @@ def _operator(data: Data) -> str:
     return (f", by {by}" if by else "") + (f": {reason}" if reason else "")
 
 
-def _jobs(job_ids: list[str]) -> str:
-    return " and ".join(map(short_id, job_ids))
-
-
 def _command_run(data: Data) -> str:
     """`w0: nvidia-smi, by ada: begins`, `… ended with 0`."""
     end = "begins" if data.get("exit_code") is None else f"ended with {data['exit_code']}"
@@ -457,9 +453,7 @@ def _proposed(data: Data) -> str:
 
 
 def _adopted(data: Data) -> str:
-    waiting = [
-        f"{short_id(unit['job_id'])} on {', '.join(sorted({*unit['nodes']}))}" for unit in data["units"]
-    ]
+    waiting = [f"{unit['job_id']} on {', '.join(dict.fromkeys(unit['nodes']))}" for unit in data["units"]]
     more = f" and {len(waiting) - MAX_NAMED} others" if len(waiting) > MAX_NAMED else ""
     named = "; ".join(waiting[:MAX_NAMED])
     return f"nodes are reserved for {named}{more}" if waiting else "no nodes are reserved"
@@ -493,6 +487,6 @@ def describe(kind: str, data: Data) -> tuple[str, str]:
     if kind == "penstock.job.ended":
         word = ENDINGS.get(str(data.get("outcome")), word)
     try:
-        return word, sentence(data).strip()
+        return word, with_short_ids(sentence(data).strip())
     except (KeyError, TypeError, ValueError):  # an event of a newer version may lack a field
         return word, ""

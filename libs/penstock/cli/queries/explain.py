@@ -9,7 +9,7 @@ from rich.markup import escape
 from penstock.cli.common import JobArgument, Output, find_job, gateway
 from penstock.cli.following.event_text import adjustment, checkpoint, first_of_kind, move, moved, reason_of
 from penstock.cli.moments import moment
-from penstock.cli.output import Format, duration, present, short_id, state
+from penstock.cli.output import Format, duration, present, short_id, state, with_short_ids
 from penstock.cli.queries import deadlines
 from penstock.cli.queries.tables import as_of, clock, gpu_names
 from penstock.client.connection import TIMEOUT_S, WORKER_TIMEOUT_S
@@ -89,7 +89,7 @@ def _show_job(answer: Mapping[str, Any], screen: "Console") -> None:
     """What is known of the job, whether it waits or runs."""
     for part in ("text", "detail"):
         if answer.get(part):
-            screen.print(escape(answer[part]), soft_wrap=True)
+            screen.print(escape(with_short_ids(answer[part])), soft_wrap=True)
     if answer.get("retry_of"):
         screen.print(f"a further try of {escape(answer['retry_of'])}", soft_wrap=True)
     if answer.get("tied"):

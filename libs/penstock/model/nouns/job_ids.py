@@ -5,6 +5,7 @@ import re
 
 DIGIT = "[0-9a-hjkmnp-tv-z]"  # of Crockford's alphabet
 GENERATED = re.compile(rf"(k{DIGIT}{{24}}|j{DIGIT}{{21}})\Z")
+IN_TEXT = re.compile(rf"\b(?:k{DIGIT}{{24}}|j{DIGIT}{{21}})(?![0-9a-z])")
 STARTS_LIKE_AN_ID = re.compile(rf"[kj]{DIGIT}{{11,}}\Z")
 """An id, or the start of one as tables show it; some names have this form, too."""
 

@@ -9,6 +9,7 @@ import orjson
 import pytest
 
 from penstock.cli.following import follow
+from penstock.cli.following.event_text import describe
 from penstock.cli.following.logs import MAX_LINE_CHARS
 from penstock.client import Client
 from penstock.client.streams import StreamEvent
@@ -152,3 +153,11 @@ def test_what_has_been_printed_of_a_line_is_shown_when_following_is_interrupted(
     with pytest.raises(KeyboardInterrupt):
         printed_by(capsys, STARTS, Step(output="epoch 1 ..."), Step(event=INTERRUPT))
     assert capsys.readouterr().out.endswith("\nepoch 1 ...\n")
+
+
+def test_a_sentence_has_the_start_of_each_id_that_the_gateway_gave() -> None:
+    """A refusal in the ledger has whole ids; a name that a user chose stays whole."""
+    asked, other = "k5yqwrn2ksd1b3kjtknma89c1", "j01hxk2m3nq4567890abcd"
+    data = {"by_job_id": asked, "reason": f"{other}.1.w0 ends before nightly-k5yqwrn2ksd1b3kjtk"}
+    said = "for k5yqwrn2ksd1: j01hxk2m3nq4.1.w0 ends before nightly-k5yqwrn2ksd1b3kjtk"
+    assert describe("penstock.cores.reclaimed.v1", data) == ("reclaimed", said)
