@@ -66,7 +66,7 @@ def show(answer: Mapping[str, Any], first_of_kind: str = "", *, wide: bool = Fal
     screen.print(f"[bold]{answer['job_id']}[/]  {state(answer['status'])}  [dim]{as_of(answer)}[/]")
     _show_job(answer, screen)
     if answer.get("move"):
-        screen.print(escape(f"Move: {move(answer['move'])}"), soft_wrap=True)
+        _say(screen, f"Move: {move(answer['move'])}")
         if answer["move"]["outcome"] == "under_way" and answer["move"].get("target"):
             _placement({**answer["move"]["target"], "moved": None}, wide=wide)
             screen.print("[dim]until then:[/]")
@@ -89,7 +89,7 @@ def _show_job(answer: Mapping[str, Any], screen: "Console") -> None:
     """What is known of the job, whether it waits or runs."""
     for part in ("text", "detail"):
         if answer.get(part):
-            screen.print(escape(with_short_ids(answer[part])), soft_wrap=True)
+            _say(screen, answer[part])
     if answer.get("retry_of"):
         screen.print(f"a further try of {escape(answer['retry_of'])}", soft_wrap=True)
     if answer.get("tied"):
@@ -99,17 +99,21 @@ def _show_job(answer: Mapping[str, Any], screen: "Console") -> None:
             f"number {answer['position']} in the queue, waiting for {duration(answer.get('waited_ms'))}"
         )
     if answer.get("claim"):
-        screen.print(escape(f"in the order of the profile: {answer['claim']}"), soft_wrap=True)
+        _say(screen, f"in the order of the profile: {answer['claim']}")
     for line in start_lines(answer):
-        screen.print(escape(line), soft_wrap=True)
+        _say(screen, line)
     if answer.get("deadline"):
-        screen.print(escape(deadlines.in_a_line(answer["deadline"])), soft_wrap=True)
+        _say(screen, deadlines.in_a_line(answer["deadline"]))
     for row in answer.get("adjustments") or ():
-        screen.print(escape(adjustment(row)), soft_wrap=True)
+        _say(screen, adjustment(row))
     if answer.get("checkpoint"):
-        screen.print(escape(f"Checkpoint: {checkpoint(answer['checkpoint'])}"), soft_wrap=True)
+        _say(screen, f"Checkpoint: {checkpoint(answer['checkpoint'])}")
     if answer.get("unsaved"):
-        screen.print(escape(f"Not saved: {answer['unsaved']['reason']}"), soft_wrap=True)
+        _say(screen, f"Not saved: {answer['unsaved']['reason']}")
+
+
+def _say(screen: "Console", text: str) -> None:
+    screen.print(escape(with_short_ids(text)), soft_wrap=True)
 
 
 def tied(spec: Mapping[str, Any], unfollowed_ms: int | None) -> str:

@@ -112,7 +112,9 @@ def hint_of(hint: Any, model: Callable[[type[Value]], Any], *, lists: bool = Fal
         return Annotated[inner[0], *(constraint(mark) for mark in args[1:])]
     if origin is tuple and lists:
         return list[inner[0]]  # type: ignore[valid-type]
-    return origin[tuple(inner)] if origin in (tuple, dict) else Union[tuple(inner)]  # noqa: UP007 - at run time
+    if origin in (tuple, dict):
+        return origin[tuple(inner)]
+    return Union[tuple(inner)]  # noqa: UP007 - at run time
 
 
 def constraint(meta: msgspec.Meta) -> Any:

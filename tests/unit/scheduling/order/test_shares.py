@@ -47,7 +47,8 @@ def on_gpus(state: CellState, gone: frozenset[str] = frozenset()) -> Counter[str
             here = [max(here, key=lambda one: one[0].token)]
         for job, place in here:
             share = Fraction(place.gpu_share_milli, 1_000)
-            found[job.spec.owner] += share / (len(here) if job.sharing.group else 1)  # type: ignore[assignment]
+            members = len(here) if job.sharing.group else 1
+            found[job.spec.owner] += share / members  # type: ignore[assignment]
     return found
 
 

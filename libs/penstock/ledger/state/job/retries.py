@@ -1,5 +1,5 @@
-"""Earlier attempts of a job that ended before their work did, by cause, and what the next one avoids. Whether
-there is a next one decides the placer (`core/waiting/retries.py`)."""
+"""Earlier attempts of a job that ended before their work did, by cause, and what the next one avoids. The
+placer decides whether there is a next one (`core/waiting/retries.py`)."""
 
 from collections.abc import Mapping
 
