@@ -44,21 +44,32 @@ def job_row(job: JobState, seq: int, ending: Ending | None = None) -> Row:
     """Row of a job. `seq`: of the last record that changed it. Times in ms since the epoch, None where not
     (yet) reached."""
     spec = job.spec
+    return {
+        **job_changes(job, seq, ending),
+        "name": spec.name,
+        "owner": spec.owner,
+        "model": spec.model,
+        "workers": job.workers,
+        "parameter_servers": spec.parameter_servers,
+        "submitted_seq": job.order,
+        "submitted_ms": job.submitted_ms,
+        "labels": spec.labels,
+        "estimate": fragment(job.estimate),
+        "spec": fragment(spec),
+    }
+
+
+def job_changes(job: JobState, seq: int, ending: Ending | None = None) -> Row:
+    """The part of `job_row` that changes after the job's submission and its estimates; the rest is most of
+    the row's bytes."""
     placed = job.tasks if job.placed_ms is not None else {}
     return {
         "job_id": job.job_id,
         "seq": seq,
-        "name": spec.name,
-        "owner": spec.owner,
         "status": str(job.status),
-        "model": spec.model,
-        "workers": job.workers,
-        "parameter_servers": spec.parameter_servers,
         "attempt": job.attempt,
         "infrastructure_retries": job.retries.infrastructure,
-        "submitted_seq": job.order,
         "token": job.token or None,
-        "submitted_ms": job.submitted_ms,
         "queued_ms": job.queued_ms,
         "placed_ms": job.placed_ms,
         "running_ms": job.running_ms,
@@ -72,9 +83,6 @@ def job_row(job: JobState, seq: int, ending: Ending | None = None) -> Row:
         "nodes": list(dict.fromkeys(task.place.node_id for task in placed.values())),
         "gpus": sum(len(task.place.gpus) for task in placed.values()),
         "cores": sum(len(task.used_cores) for task in placed.values()),
-        "labels": spec.labels,
-        "estimate": fragment(job.estimate),
-        "spec": fragment(spec),
     }
 
 

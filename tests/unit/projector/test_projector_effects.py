@@ -13,6 +13,8 @@ from hypothesis import strategies as st
 from infra.codegen.examples import EXAMPLES
 from penstock.ledger.record.record import GENESIS, Draft, read, write
 from penstock.ledger.replica.replica import Replica
+from penstock.ledger.state.job.job_state import JobState
+from penstock.ledger.views import job_changes, job_row
 from penstock.model.decisions.adjustments import BandwidthDecided, CoresDecided
 from penstock.model.decisions.decisions import is_decision
 from penstock.model.decisions.ledger_events import TimerFired, TimerSet
@@ -26,7 +28,7 @@ from penstock.model.inputs.external_events import (
 from penstock.model.jobs.job_spec import JobSpec
 from penstock.model.nouns.settings import PlacerSettings
 from penstock.model.schema.event import Event, UnknownFact, wire_type
-from penstock_services.projector.core.projection import Projection
+from penstock_services.projector.core.projection import JOB_CHANGES, Projection
 from penstock_services.projector.shell.store import REPLACED, _json
 from tests.support.cluster.hand_placer import HandPlacer, node_spec
 
@@ -296,3 +298,13 @@ def test_nul_never_reaches_postgres(text: str, stored: str) -> None:
     """A label or a failure's detail may hold NUL, which Postgres cannot store; one must not stop the
     projector."""
     assert orjson.loads(_json([{"x": text}])) == [{"x": stored}]
+
+
+def test_a_later_row_of_a_job_has_the_columns_that_change():
+    """The statement of a batch sets exactly these columns; one that a row lacks would become NULL."""
+    job = JobState("job-1", JobSpec(command=("true",)), 1, 1_000)
+
+    changes, row = job_changes(job, 7), job_row(job, 7)
+
+    assert tuple(changes) == JOB_CHANGES
+    assert {name: row[name] for name in JOB_CHANGES} == changes

@@ -29,12 +29,15 @@ def give_ports(state: CellState, job: JobState, places: Sequence[TaskPlacement])
     apart."""
     count = len(ports_of(job))
     nodes = {place.node_id for place in places}
-    others = {job_id for node_id in nodes for job_id in state.nodes[node_id].tasks.values()} - {job.job_id}
-    taken = {port for job_id in others for port in ports_of(state.jobs[job_id])}
+    others = {job_id for node_id in nodes for job_id in state.nodes[node_id].tasks.values()}
+    taken = {port for job_id in others if job_id != job.job_id for port in ports_of(state.jobs[job_id])}
     begin = state.next_port or crc32(job.job_id.encode())
-    turns = (PORTS[(begin + number) % len(PORTS)] for number in range(len(PORTS)))
-    fit = (
-        port for port in turns if port + count <= PORTS.stop and taken.isdisjoint(range(port, port + count))
-    )
-    job.port = next(fit, PORTS.start)
+    for number in range(len(PORTS)):
+        job.port = PORTS[(begin + number) % len(PORTS)]
+        if job.port + count <= PORTS.stop and (
+            not taken or taken.isdisjoint(range(job.port, job.port + count))
+        ):
+            break
+    else:
+        job.port = PORTS.start
     state.next_port = job.port + count

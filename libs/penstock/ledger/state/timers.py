@@ -16,7 +16,7 @@ def timer_id(subject_id: str, kind: str) -> str:
 def drop_timers(state: CellState, job_id: str, *kinds: str) -> None:
     """Cancels these timers of a job."""
     timers = state.timers
-    for kind in kinds:
+    for kind in kinds if timers else ():
         timers.pop(f"{job_id}:{kind}", None)
 
 

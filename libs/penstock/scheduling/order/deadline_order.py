@@ -55,12 +55,16 @@ class DeadlineOrder:
 
     def order(self, state: CellState) -> Iterator[str]:
         """As `Order`. O(changes since the last call + waiting jobs with a deadline × options) in addition to
-        the usual order."""
-        self._timed.update(state)
+        the usual order; O(1) for a job that waits alone."""
         tried: set[str] = set()
-        for job in self._pressing(
-            state, [state.jobs[job_id] for _, _, job_id, _ in self._timed.waiting.get(TIMED, ())]
-        ):
+        if len(state.queue) == 1:
+            tried.update(alone := tuple(state.queue.values()))
+            yield from alone
+            if tried.issuperset(state.queue.values()):
+                return
+        self._timed.update(state)
+        timed = (job_id for _, _, job_id, _ in self._timed.waiting.get(TIMED, ()) if job_id not in tried)
+        for job in self._pressing(state, map(state.jobs.__getitem__, timed)):
             if self._order.below_share(state, job.spec.owner):
                 tried.add(job.job_id)
                 yield job.job_id

@@ -6,6 +6,7 @@ same for any division of the ledger into batches, and so a rebuild can be compar
 """
 
 from collections.abc import Callable, Mapping
+from functools import cache
 from types import MappingProxyType
 from typing import Any
 
@@ -24,6 +25,7 @@ from penstock.ledger.views import (
     TaskOf,
     gpu_owners,
     gpu_row,
+    job_changes,
     job_row,
     node_row,
     task_of,
@@ -36,35 +38,15 @@ from penstock.model.decisions.distrust import NodeDistrusted, NodePutOnProbation
 from penstock.model.decisions.moves import JobConverged, MoveDecided, MoveGivenUp
 from penstock.model.inputs import external_events
 from penstock.model.inputs.estimates import JobEstimated
+from penstock.model.jobs.job_spec import JobSpec
 from penstock.model.schema.event import Event
 
 REJECTED = "penstock.input.rejected"
 DEAD_LETTERED = "penstock.input.dead_lettered"
 AMENDED = "penstock.record.amended"
 
-JOB_CHANGES = (
-    "job_id",
-    "seq",
-    "status",
-    "attempt",
-    "infrastructure_retries",
-    "token",
-    "queued_ms",
-    "placed_ms",
-    "running_ms",
-    "ended_ms",
-    "outcome",
-    "exit_code",
-    "reason",
-    "stop_reason",
-    "unschedulable",
-    "held",
-    "nodes",
-    "gpus",
-    "cores",
-)
-"""Columns of a job that change after its submission and its estimates;
-the others are most of the row's bytes."""
+JOB_CHANGES = tuple(job_changes(JobState("any", JobSpec(command=("true",)), 0, 0), 0))
+"""Columns of `penstock.ledger.views.job_changes`."""
 
 
 class Explained(msgspec.Struct):
@@ -131,11 +113,10 @@ class Projection:
         state = self.replica.state
         jobs, changes = [], []
         for job_id, found in self._jobs.items():
-            row = job_row(*found)
             if job_id in self._described:
-                jobs.append(row)
+                jobs.append(job_row(*found))
             else:
-                changes.append({name: row[name] for name in JOB_CHANGES})
+                changes.append(job_changes(*found))
         batch = Batch(
             jobs=jobs,
             job_changes=changes,
@@ -162,16 +143,17 @@ class Projection:
 
     def _subjects(self, event: Event) -> tuple[str | None, str | None, str | None]:
         """(job, node, task) of a fact; tasks are looked up before the fold removes them."""
-        job_id: str | None = getattr(event, "job_id", None)
-        node_id: str | None = getattr(event, "node_id", None)
-        task_id: str | None = getattr(event, "task_id", None)
+        found: dict[str, Any] = {name: getattr(event, name) for name in _naming(type(event))}
+        job_id: str | None = found.get("job_id")
+        node_id: str | None = found.get("node_id")
+        task_id: str | None = found.get("task_id")
         if job_id is None and task_id is not None and node_id is not None:
             job = job_of_task(self.replica.state, node_id, task_id)
             job_id = None if job is None else job.job_id
-        spec = getattr(event, "node", None)
+        spec = found.get("node")
         if node_id is None and spec is not None:
             node_id = spec.node_id
-        about = getattr(event, "about", None)
+        about = found.get("about")
         if about is not None and about.kind != "place_more" and about.id in self.replica.state.jobs:
             job_id = about.id
         return job_id, node_id, task_id
@@ -300,6 +282,14 @@ class Projection:
         self._shrunk[node_id] = count
         for gpu in range(count):
             self._gpus[node_id, gpu] = None
+
+
+@cache
+def _naming(kind: type[Event]) -> tuple[str, ...]:
+    """The fields that name what a fact is about."""
+    return tuple(
+        name for name in ("job_id", "node_id", "task_id", "node", "about") if name in kind.__struct_fields__
+    )
 
 
 def _cause(record: RawRecord) -> Row:

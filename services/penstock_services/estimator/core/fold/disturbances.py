@@ -19,7 +19,8 @@ from penstock_services.estimator.core.records.conditions import Conditions
 
 def came(cell: CellState, live: Mapping[str, LiveJob], job_id: str) -> None:
     """The job is placed, and its progress is that of this attempt."""
-    for other in sorted({job_id, *_neighbours(cell, cell.jobs[job_id])}):
+    neighbours = _neighbours(cell, cell.jobs[job_id])
+    for other in sorted({job_id, *neighbours}) if neighbours else ():  # alone is how an attempt begins
         _meet(cell, live, other)
 
 

@@ -86,6 +86,8 @@ class Earlier:
     def with_peaks(self, run: Run, workers: int, card: Card) -> Run:
         """With the peaks of attempts with saved work in that shape and on such cards: the last one may not
         show the largest."""
+        if not self.peaks:
+            return run
         most = self.peaks.get((workers, card), NO_PEAK).or_more(Peak(run.host_memory_mib, run.gpu_memory_mib))
         return run._replace(host_memory_mib=most.host_mib, gpu_memory_mib=most.gpu_mib)
 

@@ -267,6 +267,8 @@ class Progress:
         """Disturbances of an attempt that ends now, against its usual conditions with the settled cores.
         Source: none of the papers; a run under the contention-guard teaches the run time of the next one,
         unless other conditions held for most of it."""
+        if not self.disturbed:
+            return NONE
         changed = self.disturbed & (Disturbance.CORES | Disturbance.CAPPED)
         if not changed or self._unusual_ms(now_ms) > SMALL * self._ran_ms(now_ms):
             return self.disturbed
@@ -363,7 +365,9 @@ class Progress:
     def phases_ms(self) -> dict[Phase, float]:
         """Of the ended attempt: the longest over its workers; a phase that no worker reported is NaN."""
         known = [task.spent_ms for task in self.tasks.values() if task.reported and not task.broken]
-        return {phase: max((spent.get(phase, 0.0) for spent in known), default=UNKNOWN) for phase in PHASES}
+        if not known:
+            return dict.fromkeys(PHASES, UNKNOWN)
+        return {phase: max(spent.get(phase, 0.0) for spent in known) for phase in PHASES}
 
     def eta_at_half(self, end_ms: int) -> EtaAtHalf | None:
         """The ETA in the ledger at half of the attempt, less the time since then, and the true time left."""

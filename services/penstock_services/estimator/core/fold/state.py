@@ -276,22 +276,25 @@ def _ended(state: State, at: At, live: LiveJob, fact: ledger_events.JobEnded) ->
 
 def _succeeded(state: State, at: At, live: LiveJob, allocation: Allocation) -> None:
     job, workers = live.job, len(live.workers)
-    measured = whole_job(live.exits)._replace(total_gpus=allocation.gpus * max(1, workers))
-    measured = live.earlier.with_peaks(measured, workers, allocation.card)
+    measured = live.earlier.with_peaks(whole_job(live.exits), workers, allocation.card)
+    fields: dict[str, float] = {"total_gpus": allocation.gpus * max(1, workers)}
     steps, steps_rejected, eta, corrected = None, "", None, ""
     if live.progress is not None:
         steps, steps_rejected = steps_of(live.progress)
-        disturbed = float(int(live.progress.met(at.now_ms)))
-        measured = measured._replace(disturbed=disturbed, **measured_steps(live.progress, steps))
+        fields["disturbed"] = float(int(live.progress.met(at.now_ms)))
+        fields |= measured_steps(live.progress, steps)
+    measured = measured._replace(**fields)
+    if live.progress is not None:
         measured, corrected = live.earlier.whole(measured, live.progress, workers, job.spec.checkpoint)
         eta = live.progress.eta_at_half(at.now_ms)
     why = implausible(measured, allocation)
     if live.info.profiled:
         measured = measured._replace(run_ms=UNKNOWN, iterations=UNKNOWN)
+    estimate, limit_mib = summary_of(job), _cap_mib(job, "worker")
     run = FinishedRun(
-        at.seq, job.job_id, live.info, allocation, summary_of(job), measured, why, steps, steps_rejected, eta
+        at.seq, job.job_id, live.info, allocation, estimate, measured, why, steps, steps_rejected
     )
-    _finish(state, run._replace(limit_mib=_cap_mib(job, "worker"), corrected=corrected))
+    _finish(state, run._replace(eta=eta, limit_mib=limit_mib, corrected=corrected))
 
 
 def _finish(state: State, run: FinishedRun) -> None:
@@ -370,6 +373,8 @@ def _stages_published(state: State, at: At, fact: StagesProfiled) -> None:
 
 def whole_job(exits: list[Run]) -> Run:
     """One run from its workers' exits (at least one): the largest of each field, the mean of utilisation."""
+    if len(exits) == 1:
+        return exits[0]
     columns = [[value for value in column if value == value] for column in zip(*exits, strict=True)]
     largest = Run(*(max(column) if column else UNKNOWN for column in columns))
     utilisation = columns[Run._fields.index("gpu_utilisation_percent")]

@@ -95,7 +95,7 @@ class Runs:
         return len(self._values) // WIDTH
 
     def add(self, run: Run) -> None:
-        self._values.extend(bounded(value) for value in run)
+        self._values.extend(map(bounded, run))
         if len(self) > RUNS_PER_KEY:
             del self._values[:WIDTH]
         self.version += 1
