@@ -26,7 +26,7 @@ ROOT = Path(__file__).resolve().parents[2]
 README = "README.md"
 PRODUCT = ("libs", "services")
 MAX_SENTENCE, MAX_MEAN, MAX_CELL = 40, 20.0, 40
-MAX_README, MAX_WORDS = 600, 70_000
+MAX_README, MAX_WORDS = 600, 74_000
 """In words, as `wc -w` counts them."""
 CODE = re.compile(r"^( *)```.*?^\1```", re.DOTALL | re.MULTILINE)
 COMMENT = re.compile(r"<!--.*?-->", re.DOTALL)

@@ -81,7 +81,7 @@ def test_the_command_fails_on_a_bad_page_and_above_the_budget(
         page.write_text("Run it.\n")
     guide.write_text("Run it.\n" * words.MAX_WORDS)
     assert words.main([]) == 1
-    assert "all Markdown: 140,002 words, 70,000 at most" in capsys.readouterr().out
+    assert "all Markdown: 148,002 words, 74,000 at most" in capsys.readouterr().out
 
 
 MODULE = f'''"""{LONG}."""
