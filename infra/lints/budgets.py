@@ -26,6 +26,8 @@ HEADER = "[tool.penstock.budgets]"
 PRODUCT = ("libs/penstock", "libs/penstock_papers", "services/penstock_services")
 OF_ROOMS = ("libs/penstock", "libs/penstock/scheduling", "services/penstock_services")
 """Folders whose sub-folders are rooms."""
+WITHIN = ("services/penstock_services/node_reporter/kubernetes",)
+"""Rooms inside of another room."""
 BOUNDED = (*PRODUCT, "infra")
 WHOLE = "the product"
 """Row of the sum of all rooms."""
@@ -159,6 +161,9 @@ def room_of(path: str) -> str:
     """The room of a product file, paths relative to the root: `libs/penstock/scheduling/order/fair.py` is in
     `libs/penstock/scheduling/order`."""
     folder = path.rpartition("/")[0]
+    for inner in WITHIN:
+        if folder == inner or folder.startswith(f"{inner}/"):
+            return inner
     for outer in sorted(OF_ROOMS, key=len, reverse=True):
         if folder == outer:
             return outer

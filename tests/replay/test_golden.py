@@ -238,6 +238,7 @@ def expected_state() -> Any:
     for node_id, node in state["nodes"].items():
         node |= ADDED_TO_NODES | {"commanded_seq": FIRST_JOINED[node_id]}
         node["spec"] |= {"machine_id": None, "isolation": None, "logs": None, "measures": None, "labels": {}}
+        node["spec"]["runs"] = "programs"
     return state
 
 

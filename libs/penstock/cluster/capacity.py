@@ -55,13 +55,13 @@ def shortfall(index: NodeIndex, demand: Demand) -> Shortfall | None:
     if demand.parameter_servers:
         roles.append(("parameter server", demand.parameter_server, demand.parameter_servers))
     where = demand.where
-    within = index.within(where) if where else EVERYWHERE
+    within = index.within(where)
     for role, need, wanted in roles:
         fits = _capacity(index, need, wanted, where, within)
         if fits < wanted:
             shapes = _alive(index, within)
             if not shapes:
-                return _no_node(where) if _alive(index, EVERYWHERE) else None
+                return _no_node(index, where) if _alive(index, EVERYWHERE) else None
             return _one_task(shapes, role, need, where) or Shortfall(
                 Reason.NEVER_FITS_GANG,
                 f"{wanted} {role}s must run at once; the empty cell has room for {fits}",
@@ -69,8 +69,11 @@ def shortfall(index: NodeIndex, demand: Demand) -> Shortfall | None:
     return _together(_alive(index, within), demand) if demand.parameter_servers else None
 
 
-def _no_node(where: Where) -> Shortfall:
+def _no_node(index: NodeIndex, where: Where) -> Shortfall:
     """None of the cell's nodes is allowed."""
+    if not where or (not where.image and _alive(index, index.within(where._replace(image=True)))):
+        detail = "the nodes that it allows run container images alone; add `environment: {container: IMAGE}`"
+        return Shortfall(Reason.NEVER_FITS_NODES, detail)
     only, exclude = (where.only, where.exclude) if where else ((), ())
     allowed = f"allowed are {', '.join(only) or 'all'}"
     without = f" without {', '.join(exclude)}" if exclude else ""

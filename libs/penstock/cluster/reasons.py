@@ -124,8 +124,8 @@ ADVICE: Mapping[Reason, Advice] = MappingProxyType(
             "may place the job.",
         ),
         Reason.NODES_EXCLUDED: Advice(
-            "The job does not allow these nodes (`nodes`).",
-            "Wait until an allowed node is free, or allow more nodes.",
+            "The job does not allow these nodes (`nodes`), or they run container images and it names none.",
+            "Wait until an allowed node is free, allow more nodes, or name an image (`container`).",
         ),
         Reason.NODES_CORDONED: Advice(
             "Nodes that could take it are cordoned; no new job is placed there until they are uncordoned.",
@@ -179,8 +179,9 @@ ADVICE: Mapping[Reason, Advice] = MappingProxyType(
             "Wait until more is free, or ask for fewer workers.",
         ),
         Reason.NEVER_FITS_NODES: Advice(
-            "The job allows no node of this cell (`nodes`).",
-            "Correct `nodes` (`penstock get nodes -o wide` lists names and labels), or add such a node.",
+            "The job allows no node of this cell (`nodes`), or those run container images and it names none.",
+            "Correct `nodes` (`penstock get nodes -o wide` lists names and labels), name an image "
+            "(`container`), or add such a node.",
         ),
         Reason.NEVER_FITS_GPUS: Advice(
             "No node has as many GPUs as one task needs, even when empty.",
@@ -237,7 +238,7 @@ def refusals(
 def _allowed(index: NodeIndex, need: ResourceVector, where: Where) -> Iterator[tuple[Reason, int]]:
     """(reason, nodes without it). What the job itself excludes, cordons and silence first, then reasons
     that only another node can resolve, then those that waiting can."""
-    if where:
+    if where or index.images_only:
         yield Reason.NODES_EXCLUDED, index.within(where)
     yield Reason.NODES_CORDONED, ~index.cordoned
     yield Reason.NODES_DISTRUSTED, ~index.distrusted | index.placeable
@@ -272,6 +273,8 @@ def unusable(state: CellState, node: NodeState, need: ResourceVector, where: Whe
     if not state.index.eligible(need, where) & node.bit:
         if where and not where.allows(node.spec.terms):
             return "the job does not allow the node"
+        if not state.index.within(where) & node.bit:
+            return "the node runs container images alone, and the job names none"
         return "its GPUs are of another model or have too little memory"
     return ""
 

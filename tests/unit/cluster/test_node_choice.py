@@ -6,7 +6,7 @@ from msgspec.structs import replace
 from penstock.cluster.reasons import Reason
 from penstock.errors import ConfigurationError
 from penstock.model.inputs.external_events import NodeJoined
-from penstock.model.jobs.job_parts import NodeChoice
+from penstock.model.jobs.job_parts import Environment, NodeChoice
 from penstock.model.jobs.job_spec import JobSpec
 from penstock.model.nouns.nodes import NodeSpec
 from penstock.model.nouns.settings import PlacerSettings
@@ -149,3 +149,34 @@ def test_labels_of_a_node_are_checked() -> None:
     for wrong in (["disk"], ["disk=ssd", "disk=hdd"], ["rack=r1"]):
         with pytest.raises(ConfigurationError, match="--label"):
             labels_of(wrong)
+
+
+def images_only(node_id: str) -> NodeSpec:
+    return replace(node_spec(node_id), runs="images")
+
+
+def test_a_program_runs_on_no_node_that_takes_images_alone() -> None:
+    """A cell of two machines and a Kubernetes cluster: a script without an image waits for a machine, though
+    the cluster is idle; one with an image runs anywhere."""
+    cell = CellDriver(PlacerSettings())
+    cell.join(images_only("k8s/n1"), images_only("k8s/n2"), node_spec("n3"))
+    cell.submit("full", job_spec(), estimate(4))
+    cell.submit("program", job_spec(), estimate(4))
+    cell.submit("image", replace(job_spec(), environment=Environment(container="torch:2")), estimate(4))
+    assert placed(cell, "full") == "n3"
+    assert placed(cell, "image").startswith("k8s/")
+    found = explain(cell.state, "program")
+    assert found.reason is Reason.GPUS_BUSY
+    assert found.histogram[Reason.NODES_EXCLUDED] == 2
+
+
+def test_a_program_in_a_cell_of_clusters_is_told_to_name_an_image() -> None:
+    """Where only clusters are, the job can never start; it starts once a machine joins."""
+    cell = CellDriver(PlacerSettings())
+    cell.join(images_only("k8s/n1"))
+    cell.submit("j", job_spec())
+    found = explain(cell.state, "j")
+    assert (found.reason, found.now_or_never) == (Reason.NEVER_FITS_NODES, "never")
+    assert "container: IMAGE" in found.detail
+    cell.feed(NodeJoined(node=node_spec("n2")))
+    assert placed(cell, "j") == "n2"

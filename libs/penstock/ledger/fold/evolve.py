@@ -39,7 +39,7 @@ from penstock.model.inputs.saves import SaveRefused
 from penstock.model.schema.event import Event
 from penstock.model.schema.topics import Topic
 
-FOLD_VERSION = 47
+FOLD_VERSION = 48
 """Incremented whenever a ledger folds to another state than before, so that no reader continues from a
 snapshot of the former meaning. Terms record it. `tests/replay/test_golden.py` fails if the increment is
 missing."""

@@ -261,6 +261,8 @@ class NodeIndex:
     """What is free of a partly allocated GPU → placeable nodes with such a GPU."""
     ordinals: dict[str, int] = field(default_factory=dict)
     """Node id → ordinal."""
+    images_only: int = 0
+    """Nodes that run container images alone (`NodeSpec.runs`)."""
     labelled: dict[str, int] = field(default_factory=dict)
     """`LABEL=VALUE` → nodes, also `rack=…` and `domain=…`."""
     gpu_node: dict[str, str] = field(default_factory=dict)
@@ -281,6 +283,7 @@ class NodeIndex:
         """Enters the properties that never change while a spec is valid."""
         self.known |= bit
         self.gone &= ~bit
+        self.images_only |= bit if spec.runs == "images" else 0
         for sets, key in self._described(spec):
             _add(sets, key, bit)
         self.ordinals[spec.node_id] = bit.bit_length() - 1
@@ -291,6 +294,7 @@ class NodeIndex:
         """Undoes `describe`; the node's free resources must have been taken out before."""
         self.known &= ~bit
         self.gone &= ~bit
+        self.images_only &= ~bit
         for sets, key in self._described(spec):
             _drop(sets, key, bit)
         del self.ordinals[spec.node_id]
@@ -346,12 +350,13 @@ class NodeIndex:
             self.placeable &= ~bit
 
     def within(self, where: Where) -> int:
-        """Nodes that the job allows by name and label; -1: all."""
-        mask = -1
+        """Nodes that the job allows by name and label, and that can run its programs; -1: all."""
+        mask = -1 if where and where.image else ~self.images_only
         if where and where.only:
-            mask = 0
+            named = 0
             for term in where.only:
-                mask |= self._having(term)
+                named |= self._having(term)
+            mask &= named
         if where:
             for term in where.exclude:
                 mask &= ~self._having(term)
@@ -369,7 +374,7 @@ class NodeIndex:
         """Nodes that the job allows and that suit the task by GPU model and memory,
         whatever is free on them."""
         mask = self.known
-        if where:
+        if where or self.images_only:
             mask &= self.within(where)
         if need.gpus:
             if where and where.gpu_models:

@@ -395,10 +395,10 @@ class JobSpec(Value, frozen=True, kw_only=True):
     @property
     def where(self) -> Where:
         """GPU models and nodes that it allows."""
-        chosen = self.nodes
+        chosen, image = self.nodes, self.environment is not None and self.environment.container is not None
         if chosen is None:
-            return Allowed(self.gpu_models) if self.gpu_models else ()
-        return Allowed(self.gpu_models, chosen.only, chosen.exclude)
+            return Allowed(self.gpu_models, image=image) if self.gpu_models or image else ()
+        return Allowed(self.gpu_models, chosen.only, chosen.exclude, image)
 
     @property
     def timed(self) -> bool:

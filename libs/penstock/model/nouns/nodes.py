@@ -105,7 +105,7 @@ class LogServer(Value, frozen=True, kw_only=True):
 class NodeSpec(Value, frozen=True, kw_only=True):
     """A node as its reporter describes it."""
 
-    OMITTED = ("machine_id", "isolation", "logs", "measures", "labels")
+    OMITTED = ("machine_id", "isolation", "logs", "measures", "labels", "runs")
 
     node_id: Identifier
     machine_id: Identifier | None = None
@@ -130,6 +130,8 @@ class NodeSpec(Value, frozen=True, kw_only=True):
         default_factory=dict
     )
     """Names and values of its operator's choice, by which jobs choose nodes (`JobSpec.nodes`)."""
+    runs: Literal["programs", "images"] = "programs"
+    """`images`: only jobs that name a container image, as pods of a Kubernetes cluster."""
 
     @property
     def labelled(self) -> tuple[str, ...]:

@@ -1,0 +1,1 @@
+"""Kubernetes backend of the node-reporter."""

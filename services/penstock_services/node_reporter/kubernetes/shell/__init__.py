@@ -1,0 +1,1 @@
+"""Connections of the Kubernetes backend: API server, watches, writes."""
