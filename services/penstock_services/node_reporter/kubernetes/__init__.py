@@ -1,1 +1,1 @@
-"""Kubernetes backend of the node-reporter."""
+"""Backend of the node-reporter for Kubernetes: one reporter for all nodes of a cluster."""
