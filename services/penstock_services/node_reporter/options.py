@@ -5,7 +5,7 @@ import re
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import typer
 
@@ -55,6 +55,13 @@ class Options:
             help="Folder of tasks' output, JOB/TASK.log; by default beside the state.",
         ),
     ] = BY_NODE
+    backend: Annotated[
+        Literal["machine"],
+        typer.Option(
+            help="`machine`: this one; `kubernetes`: the nodes of a cluster, with other options "
+            "(`--backend kubernetes --help`)."
+        ),
+    ] = "machine"
     virtual_gpus: Annotated[
         int | None,
         typer.Option(

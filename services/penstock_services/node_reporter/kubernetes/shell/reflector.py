@@ -42,6 +42,10 @@ class Changed(NamedTuple, Generic[T]):
     object: T
 
 
+class Resumed(NamedTuple):
+    """The server answers again after `Broken`, and changes go on where they ended."""
+
+
 class Broken(NamedTuple):
     """The connection ended by itself or was refused, and another one is begun. `status`: of a refusal, else
     0."""
@@ -105,16 +109,18 @@ class Reflector(Generic[T]):
         """Resource version up to which everything was delivered; empty: a list is due."""
         self._in_pages = False
         """Whether the server refused a list as a watch."""
+        self._broken = False
+        """Whether `Broken` was the last news."""
 
-    async def follow(self) -> AsyncIterator[Listed[T] | Changed[T] | Broken]:
-        """For ever. The first is `Listed` or `Broken`. After `Broken` changes go on, or `Listed` comes."""
+    async def follow(self) -> AsyncIterator[Listed[T] | Changed[T] | Resumed | Broken]:
+        """For ever. The first is `Listed` or `Broken`. After `Broken` comes `Resumed` or `Listed`."""
         backoff = Backoff(FIRST_PAUSE_S, LONGEST_PAUSE_S)
         while True:
             asked_s, heard = 0.0, False
             try:
                 async with aclosing(self._connection()) as connection:
                     async for found in connection:
-                        heard = True
+                        heard, self._broken = True, False
                         backoff.reset()
                         yield found
                 if heard:
@@ -122,13 +128,14 @@ class Reflector(Generic[T]):
             except _Forgotten:
                 self._version = ""
             except _Refused as error:
-                asked_s = error.answer.retry_after_s
+                asked_s, self._broken = error.answer.retry_after_s, True
                 yield Broken(error.answer.reason, error.answer.status)
             except Unanswered as error:
+                self._broken = True
                 yield Broken(str(error))
             await asyncio.sleep(max(asked_s, backoff.next_s()))
 
-    async def _connection(self) -> AsyncGenerator[Listed[T] | Changed[T], None]:
+    async def _connection(self) -> AsyncGenerator[Listed[T] | Changed[T] | Resumed, None]:
         """One list, if due, and one watch up to its end."""
         if not self._version and self._in_pages:
             yield Listed(await self._pages())
@@ -151,6 +158,8 @@ class Reflector(Generic[T]):
                     self._in_pages = True
                     return
                 raise _Forgotten if lines.status == GONE else _Refused(lines)
+            if self._broken and initial is None:
+                yield Resumed()
             async for line in lines:
                 event = _event(line)
                 if event.type == "ERROR":
