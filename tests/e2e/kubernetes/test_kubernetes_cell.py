@@ -40,9 +40,11 @@ def cell(cluster: KubernetesCluster, dsn: str, tmp_path: Path) -> Iterator[Kuber
     with kubernetes_cell(cluster, dsn, tmp_path) as started:
         started.gateway.until_nodes(2)
         yield started
-        for pod in started.pods():
-            path = f"/api/v1/namespaces/{NAMESPACE}/pods/{pod['metadata']['name']}"
-            started.cluster.request("DELETE", path)
+    cluster.kubectl("delete", "pods", "--all", "--namespace", NAMESPACE, "--wait=false", "--force")
+    for pod in started.pods():
+        name, patch = pod["metadata"]["name"], '{"metadata": {"finalizers": null}}'
+        cluster.kubectl("patch", "pod", name, "--namespace", NAMESPACE, "--type", "merge", "--patch", patch)
+    until(lambda: not started.pods(), "an empty namespace")
 
 
 def phases(cell: KubernetesCell) -> list[str]:
@@ -109,13 +111,14 @@ def test_pods_of_others_are_no_capacity(cell: KubernetesCell) -> None:
         container = {"name": "main", "image": "other", "resources": {"requests": {"cpu": "3"}}}
         spec = {"nodeName": node, "containers": [container]}
         pod = {"metadata": {"name": name}, "spec": spec}
-        cell.cluster.request("POST", "/api/v1/namespaces/default/pods", pod)
+        created = cell.cluster.request("POST", "/api/v1/namespaces/default/pods", pod)
+        assert created.status == 201, created.body
 
     def cores() -> list[int]:
         return [node["cores"] for node in cell.gateway.get("/v1/nodes")["nodes"]]
 
     whole = int(cell.cluster.request("GET", "/api/v1/nodes/n1").body["status"]["allocatable"]["cpu"])
-    until(lambda: cores() == [whole - 3] * 2, "less capacity")
+    wait_until(lambda: cores() == [whole - 3] * 2, lambda: f"3 of {whole} cores less: {cores()}")
     for name in ("a", "b"):
         cell.cluster.request("DELETE", f"/api/v1/namespaces/default/pods/{name}")
     until(lambda: cores() == [whole] * 2, "all capacity again")

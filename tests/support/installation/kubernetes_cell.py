@@ -47,8 +47,9 @@ class KubernetesCell:
     def start_reporter(self, *options: str, name: str = "reporter") -> Child:
         """Up to its joining; another one takes over from the first."""
         kubeconfig = str(self.cluster.kubeconfig(REPORTER))
-        given = ["--backend", "kubernetes", "--cluster", "k8s", "--kubeconfig", kubeconfig, *options]
-        return self._started("node_reporter", name, *given)
+        given = ["--backend", "kubernetes", "--cluster", "k8s", "--kubeconfig", kubeconfig]
+        given += ["--gpu-memory-mib", "16384"]  # hollow kubelets have no labels of their GPUs
+        return self._started("node_reporter", name, *given, *options)
 
     def pods(self) -> list[dict[str, Any]]:
         """Of the namespace."""
