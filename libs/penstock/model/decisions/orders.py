@@ -26,6 +26,9 @@ from penstock.model.nouns.types import (
 from penstock.model.schema.event import Event, event
 from penstock.model.schema.topics import MAX_EVENT_BYTES, Topic
 
+GIVEN_UP = "the cell has given it up on this node"
+"""Reason of a stop of a task that its node reported as alive, and the cell counts as ended: its end, or a
+person's word for its node, was recorded."""
 MAX_COMPANIONS = 2 * MAX_GROUP_MEMBERS  # bound of the wire; a task has fewer than its group has members
 
 

@@ -24,6 +24,7 @@ from penstock.model.decisions.ledger_events import (
     TaskLost,
 )
 from penstock.model.decisions.orders import (
+    GIVEN_UP,
     AnswerJoin,
     CheckpointSource,
     CheckpointTask,
@@ -257,7 +258,7 @@ def orphan_orders(state: CellState, node_id: str, up_to: int) -> Iterator[Order]
                 node_id=node_id,
                 task_id=task_id,
                 grace_ms=ORPHAN_GRACE_MS,
-                reason="the cell has given it up on this node",
+                reason=GIVEN_UP,
             )
 
 

@@ -109,6 +109,8 @@ class Task(msgspec.Struct, frozen=True, kw_only=True):
     """Why its exit code will not be known: its pod is being deleted for that."""
     refusal: str = ""
     """Of a task that is being barred: the API server's reason, to be reported as a refusal."""
+    unsure_ms: int = 0
+    """When a create last had no answer: it may still arrive; 0: each had one."""
     exited: TaskExited | None = None
     refused: OrderRefused | None = None
     reported: bool = False
