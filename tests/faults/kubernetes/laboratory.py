@@ -1,4 +1,4 @@
-"""Random faults of a cell on Kubernetes: killed and doubled reporters, removed pods, dead and reborn nodes."""
+"""Random faults of a cell on Kubernetes: killed and doubled reporters, removed pods, dead nodes."""
 
 from collections.abc import Callable
 
@@ -44,7 +44,7 @@ class Laboratory:
         world.run(lambda: bool(world.problems), TROUBLE_MS)
         self.repair()
         world.run(lambda: bool(world.problems) or len(world.ended) == len(jobs), END_MS)
-        world.run(lambda: bool(world.problems), 2 * LATE_WRITE_MS)
+        world.run(lambda: bool(world.problems), 3 * LATE_WRITE_MS)
         lost = [job_id for job_id in jobs if job_id not in world.ended]
         if lost and not world.problems:
             world.problems.append(f"lost: {lost} have not ended")
@@ -145,8 +145,8 @@ class Laboratory:
             kubelet.publish()
 
     def force_delete(self, _: Kubelet) -> None:
-        """`kubectl delete --force`; sometimes somebody removes the finalizer, too, while the one reporter lives:
-    else this is that person's word that the task has ended."""
+        """`kubectl delete --force`. Sometimes somebody removes the finalizer, too, while the one reporter
+        lives: else this is that person's word that the task has ended."""
         api = self.world.api
         ours = {key: pod for key, pod in api.pods.items() if key.startswith(f"{NAMESPACE}/")}
         keys = sorted(key for key, pod in ours.items() if pod["spec"].get("nodeName"))
@@ -205,7 +205,10 @@ class Laboratory:
             self.world.cancel(self.rng.choice(jobs))
 
     def quota(self, _: Kubelet) -> None:
+        """Not without the fence: a refusal is then reported while a create of an earlier session may come."""
         api = self.world.api
+        if not api.fenced:
+            return
         api.quota_text = "" if api.quota_text else "exceeded quota: pods"
 
     def repeat(self, _: Kubelet) -> None:

@@ -165,7 +165,14 @@ class Kubelet:
         return next((pod for pod in self.api.pods.values() if pod["metadata"]["uid"] == uid), None)
 
     def _status(
-        self, pod: Json, phase: str, *, begun: str = "", code: int | None = None, reason: str = "", why: str = ""
+        self,
+        pod: Json,
+        phase: str,
+        *,
+        begun: str = "",
+        code: int | None = None,
+        reason: str = "",
+        why: str = "",
     ) -> None:
         statuses = pod["status"].get("containerStatuses", [])
         state: Json = {}

@@ -1,8 +1,8 @@
 """In-memory API server of pods and nodes: versions, uids, preconditions, finalizers, the fence's admission, a
 bounded history of changes, and requests that get no answer.
 
-Modelled after Kubernetes 1.36 as it behaved on this project's machines (design, section *Tests*). Not modelled:
-anything but pods, nodes and one ConfigMap.
+Modelled after Kubernetes 1.36 as it behaved on this project's machines. Not modelled: anything but pods,
+nodes and one ConfigMap.
 """
 
 import copy
@@ -159,7 +159,11 @@ class ApiServer:
 
     def _collected(self, key: str) -> None:
         meta = self.pods[key]["metadata"]
-        if meta.get("deletionTimestamp") and not meta["deletionGracePeriodSeconds"] and not meta.get("finalizers"):
+        if (
+            meta.get("deletionTimestamp")
+            and not meta["deletionGracePeriodSeconds"]
+            and not meta.get("finalizers")
+        ):
             self._changed("pods", "DELETED", self.pods.pop(key))
 
     def _changed(self, kind: str, change: str, found: Json) -> None:

@@ -174,7 +174,9 @@ class World:
 
     def begin(self, **options: Any) -> "Session":
         """A reporter starts; earlier ones go on until they notice."""
-        session = Session(self, f"r{len(self.sessions)}", Options(cluster="k", namespace=NAMESPACE, **options))
+        session = Session(
+            self, f"r{len(self.sessions)}", Options(cluster="k", namespace=NAMESPACE, **options)
+        )
         self.sessions.append(session)
         session.begin()
         return session

@@ -3,7 +3,7 @@
 import base64
 import binascii
 import zlib
-from typing import Annotated, Literal
+from typing import Annotated, ClassVar, Literal
 
 import msgspec
 from msgspec import Meta, field
@@ -26,9 +26,6 @@ from penstock.model.nouns.types import (
 from penstock.model.schema.event import Event, event
 from penstock.model.schema.topics import MAX_EVENT_BYTES, Topic
 
-GIVEN_UP = "the cell has given it up on this node"
-"""Reason of a stop of a task that its node reported as alive, and the cell counts as ended: its end, or a
-person's word for its node, was recorded."""
 MAX_COMPANIONS = 2 * MAX_GROUP_MEMBERS  # bound of the wire; a task has fewer than its group has members
 
 
@@ -246,6 +243,8 @@ class StopTask(TaskOrder, frozen=True, kw_only=True):
 
     TYPE = "penstock.order.stop_task"
     OMITTED = ("chief_ended",)
+    GIVEN_UP: ClassVar = "the cell has given it up on this node"
+    """Reason of the stop of a task that is alive on its node, and ended by the ledger."""
 
     grace_ms: Annotated[int, Meta(ge=0)]
     reason: ShortText

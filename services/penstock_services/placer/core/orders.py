@@ -24,7 +24,6 @@ from penstock.model.decisions.ledger_events import (
     TaskLost,
 )
 from penstock.model.decisions.orders import (
-    GIVEN_UP,
     AnswerJoin,
     CheckpointSource,
     CheckpointTask,
@@ -258,7 +257,7 @@ def orphan_orders(state: CellState, node_id: str, up_to: int) -> Iterator[Order]
                 node_id=node_id,
                 task_id=task_id,
                 grace_ms=ORPHAN_GRACE_MS,
-                reason=GIVEN_UP,
+                reason=StopTask.GIVEN_UP,
             )
 
 

@@ -194,6 +194,8 @@ def _environment(options: Options, order: StartTask, node: NodeSpec) -> Mapping[
     alone = all(peer.rank == order.place.rank for peer in peers)
     order = replace(order, peers=() if alone else peers)
     own = (Gpu(index=at, uuid=uuid, model="gpu", memory_mib=1) for at, uuid in enumerate(order.gpu_uuids))
-    node = replace(node, gpus=tuple(own), address="localhost" if alone else host(order.place.rank, order.place.role))
+    node = replace(
+        node, gpus=tuple(own), address="localhost" if alone else host(order.place.rank, order.place.role)
+    )
     gang = {"PENSTOCK_PEERS": peers_json(gang_of(order, node))}
     return task_environment(order, node, {}, gang, virtual=False, apart=True)

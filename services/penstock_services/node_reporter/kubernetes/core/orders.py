@@ -10,7 +10,6 @@ from msgspec.structs import replace
 
 from penstock.model.decisions.adjustments import TaskAdjusted
 from penstock.model.decisions.orders import (
-    GIVEN_UP,
     AnswerJoin,
     CheckpointTask,
     Order,
@@ -28,7 +27,7 @@ from penstock.model.inputs.saves import SaveRefused
 from penstock.model.nouns.types import WHOLE_GPU
 from penstock_services.node_reporter.core.actions import Emit, Note
 from penstock_services.node_reporter.core.state import NO_CONTEXT
-from penstock_services.node_reporter.kubernetes.core.facts import MIB
+from penstock_services.node_reporter.kubernetes.core.facts import MIB, silent
 from penstock_services.node_reporter.kubernetes.core.foreign import largest, load
 from penstock_services.node_reporter.kubernetes.core.manifests import grace_s, pod_name
 from penstock_services.node_reporter.kubernetes.core.messages import Action, OrderRead, RaiseFence
@@ -269,9 +268,9 @@ def _stop(state: ReporterState, name: str, order: StopTask, given: OrderRead) ->
     elif known is not None and known.stage is Stage.ENDED:
         if known.refusal:
             yield from barred(state, replace(known, stop=ordered), given.now_ms)
-    elif known is not None and order.reason == GIVEN_UP and _unheard(state, known):
+    elif known is not None and order.reason == StopTask.GIVEN_UP and _unheard(state, known):
         yield from [replace(write, grace_s=0) for write in delete(known, 1)]
-        yield from lose(state, known, GIVEN_UP, given.now_ms)
+        yield from lose(state, known, StopTask.GIVEN_UP, given.now_ms)
     elif known is not None:
         yield from stop(state, known, ordered)
     elif order.task_id.count(".") < 2:
@@ -294,7 +293,7 @@ def _stop(state: ReporterState, name: str, order: StopTask, given: OrderRead) ->
 def _unheard(state: ReporterState, task: Task) -> bool:
     """Whether no kubelet can say that it has ended."""
     view = state.nodes.get(task.node)
-    unheard = task.stage is Stage.VANISHED or view is None or bool(view.silent)
+    unheard = task.stage is Stage.VANISHED or view is None or silent(view.node)
     return unheard or on_other_machine(state, task)
 
 

@@ -82,8 +82,8 @@ def delete(task: Task, grace_s: int, not_before_ms: int = 0) -> Iterator[DeleteP
 
 
 def _release(task: Task, not_before_ms: int = 0) -> Iterator[ReleasePod]:
-    """Lets the object go once the end is in the log; other finalizers stay. Not while a create without an
-    answer may still arrive: its name is taken until then."""
+    """Lets the object go once the end is in the log; other finalizers stay. Not while an earlier create of
+    the same pod may still arrive: the name is taken until then, whoever deletes the pod."""
     if task.pod is None or FINALIZER not in task.pod.metadata.finalizers:
         return
     found = task.pod.metadata
@@ -92,7 +92,7 @@ def _release(task: Task, not_before_ms: int = 0) -> Iterator[ReleasePod]:
         uid=found.uid,
         resource_version=found.resource_version,
         finalizers=tuple(name for name in found.finalizers if name != FINALIZER),
-        not_before_ms=max(not_before_ms, task.unsure_ms + LATE_WRITE_MS if task.unsure_ms else 0),
+        not_before_ms=max(not_before_ms, task.ended_ms + LATE_WRITE_MS),
     )
 
 
@@ -315,8 +315,8 @@ def gone(state: ReporterState, pod: Pod, now_ms: int) -> Iterator[Decision]:
         return
     if task.stage is not Stage.VANISHED:
         yield Note(
-            f"{task.task_id}: pod {pod.key} was removed past its finalizer: it may still run; its GPUs are kept "
-            f"until node {task.node} boots anew or is declared out of service"
+            f"{task.task_id}: pod {pod.key} was removed past its finalizer and may still run; its GPUs are "
+            f"kept until node {task.node} boots anew or is declared out of service"
         )
     yield from bar(state, replace(task, stage=Stage.VANISHED, pod=None))
 
@@ -428,7 +428,8 @@ def tidied(state: ReporterState, now_ms: int) -> Iterator[Decision]:
     while len(state.ended) > state.options.finished_pods:
         task = next(iter(state.ended.values()))
         young = task.ended_ms + LATE_WRITE_MS > now_ms and len(state.ended) <= MAX_ENDED
-        if young or not task.reported:
+        held = task.pod is not None and FINALIZER in task.pod.metadata.finalizers
+        if young or held or not task.reported:
             return
         yield from delete(task, 1)
         yield Forget(task.task_id, task.token, task.node)
