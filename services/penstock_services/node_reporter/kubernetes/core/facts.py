@@ -1,10 +1,11 @@
 """A node as the cell sees it: capacity less what others hold, or none while it is closed.
 
-Only what a `NodeSpec` contains, `closed` and `silent` is compared: a kubelet's status every 10 s becomes no
-event.
+Only what a `NodeSpec` contains is compared: a kubelet's status every 10 s becomes no event.
 """
 
 from collections.abc import Sequence
+
+from msgspec.structs import replace
 
 from penstock.model.nouns.nodes import MAX_NODE_LABELS, Gpu, Isolation, NodeSpec
 from penstock.model.nouns.types import MAX_CORES_PER_NODE, MAX_GPUS_PER_NODE
@@ -29,22 +30,15 @@ COUNTED = Isolation(
 """`exits`: `none` is what keeps a GPU from being shared (`NodeSpec.shares_gpus`)."""
 
 
-def silent(node: Node | None) -> str:
-    """Why the node's kubelet is not heard, as far as the API server knows; empty: it is."""
-    if node is None:
-        return "its node object was deleted"
-    ready = next((found for found in node.status.conditions if found.type == "Ready"), None)
-    if ready is None or ready.status == "True":
-        return "" if ready is not None else "its kubelet has not reported yet"
-    since = f" since {ready.last_transition_time}" if ready.last_transition_time else ""
-    return f"not ready{since}: {ready.message or ready.reason or ready.status}"
+def silent(node: Node | None) -> bool:
+    """Whether the node's kubelet is not heard, as far as the API server knows."""
+    conditions = () if node is None else node.status.conditions
+    return not any(found.type == "Ready" and found.status == "True" for found in conditions)
 
 
-def closed(options: Options, node: Node | None, pods: int) -> str:
+def closed(options: Options, node: Node, pods: int) -> str:
     """Why nothing may be placed on the node, as a label's value; empty: it is open. `pods`: number of pods on
     it, whosever."""
-    if node is None:
-        return "node-deleted"
     if silent(node):
         return "not-ready"
     if fenced_by_person(node):
@@ -60,6 +54,13 @@ def closed(options: Options, node: Node | None, pods: int) -> str:
     if quantity(have.get(options.gpu_resource, 0)) and not gpu_memory_mib(options, node):
         return f"no-label/{options.memory_label}"[:128]
     return ""
+
+
+def emptied(spec: NodeSpec, why: str) -> NodeSpec:
+    """The node with nothing to place on."""
+    labels = {CLOSED_LABEL: why, **{name: text for name, text in spec.labels.items() if name != CLOSED_LABEL}}
+    labels = dict(list(labels.items())[:MAX_NODE_LABELS])
+    return replace(spec, cores=1, host_memory_mib=1, gpus=(), labels=labels)
 
 
 def gpu_memory_mib(options: Options, node: Node) -> int:

@@ -11,7 +11,7 @@ from typing import Any
 from msgspec.structs import replace
 
 from penstock.model.decisions.orders import StartTask
-from penstock.model.nouns.nodes import NodeSpec
+from penstock.model.nouns.nodes import Gpu, NodeSpec
 from penstock_services.node_reporter.core.environment import gang_of, peers_json, task_environment
 from penstock_services.node_reporter.core.state import Context
 from penstock_services.node_reporter.kubernetes.core.objects import Metadata
@@ -86,7 +86,7 @@ class Annotations:
 
 
 def pod_of(options: Options, order: StartTask, node: NodeSpec, term: int, context: Context) -> dict[str, Any]:
-    """The pod of an order, on its node. `node`: as reported, with the order's GPUs."""
+    """The pod of an order, on its node. `node`: as last reported."""
     place, name = order.place, pod_name(order.task_id)
     image = order.environment.container if order.environment is not None else None
     limits = {"memory": f"{place.cap_mib}Mi"} if place.cap_mib else {}
@@ -193,6 +193,9 @@ def _environment(options: Options, order: StartTask, node: NodeSpec) -> Mapping[
     peers = tuple(replace(peer, address=host(peer.rank, peer.role)) for peer in order.peers)
     alone = all(peer.rank == order.place.rank for peer in peers)
     order = replace(order, peers=() if alone else peers)
-    node = replace(node, address="localhost" if alone else host(order.place.rank, order.place.role))
+    own = (Gpu(index=at, uuid=uuid, model="gpu", memory_mib=1) for at, uuid in enumerate(order.gpu_uuids))
+    node = replace(
+        node, gpus=tuple(own), address="localhost" if alone else host(order.place.rank, order.place.role)
+    )
     gang = {"PENSTOCK_PEERS": peers_json(gang_of(order, node))}
     return task_environment(order, node, {}, gang, virtual=False, apart=True)

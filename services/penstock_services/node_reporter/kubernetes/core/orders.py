@@ -27,14 +27,18 @@ from penstock.model.inputs.saves import SaveRefused
 from penstock.model.nouns.types import WHOLE_GPU
 from penstock_services.node_reporter.core.actions import Emit, Note
 from penstock_services.node_reporter.core.state import NO_CONTEXT
-from penstock_services.node_reporter.kubernetes.core.facts import MIB
+from penstock_services.node_reporter.kubernetes.core.facts import MIB, silent
 from penstock_services.node_reporter.kubernetes.core.foreign import largest, load
 from penstock_services.node_reporter.kubernetes.core.manifests import grace_s, pod_name
 from penstock_services.node_reporter.kubernetes.core.messages import Action, OrderRead, RaiseFence
 from penstock_services.node_reporter.kubernetes.core.pods import (
     Reason,
     bar,
+    barred,
     create,
+    delete,
+    lose,
+    on_other_machine,
     refuse,
     started,
     stop,
@@ -111,6 +115,8 @@ def _start(
     if known is not None and known.token == order.token:
         if known.answer is not None:
             yield Emit(known.answer, known.context)
+        elif known.stage is Stage.ENDED and known.refusal:
+            yield from barred(state, known, given.now_ms)
         elif known.started_ms is not None:
             yield started(state, known)
         return
@@ -259,7 +265,13 @@ def _stop(state: ReporterState, name: str, order: StopTask, given: OrderRead) ->
         yield Note(f"{order.task_id}: stop order {order.token} is older than {known.token}; ignored")
     elif known is not None and known.answer is not None:
         yield Emit(known.answer, known.context)
-    elif known is not None and known.stage is not Stage.ENDED:
+    elif known is not None and known.stage is Stage.ENDED:
+        if known.refusal:
+            yield from barred(state, replace(known, stop=ordered), given.now_ms)
+    elif known is not None and order.reason == StopTask.GIVEN_UP and _unheard(state, known):
+        yield from [replace(write, grace_s=0) for write in delete(known, 1)]
+        yield from lose(state, known, StopTask.GIVEN_UP, given.now_ms)
+    elif known is not None:
         yield from stop(state, known, ordered)
     elif order.task_id.count(".") < 2:
         yield Note(f"{order.task_id}: stop order {order.token} names no task of a job; ignored")
@@ -276,6 +288,13 @@ def _stop(state: ReporterState, name: str, order: StopTask, given: OrderRead) ->
             context=given.context,
         )
         yield from bar(state, task)
+
+
+def _unheard(state: ReporterState, task: Task) -> bool:
+    """Whether no kubelet can say that it has ended."""
+    view = state.nodes.get(task.node)
+    unheard = task.stage is Stage.VANISHED or view is None or silent(view.node)
+    return unheard or on_other_machine(state, task)
 
 
 def _not_here(state: ReporterState, order: Order, now_ms: int) -> Iterator[Decision]:

@@ -40,6 +40,7 @@ RETRY_MS = 1_000  # as long as an API server's shortest Retry-After
 REFUSED_RETRY_MS = 30_000  # of a delete or patch that RBAC refuses, until a person has added the verb
 LATE_WRITE_MS = 600_000  # no request of an earlier session arrives later: ten times a request's deadline
 MAX_ENDED = 10_000  # ended tasks in memory; half a day of them at one every 4 s
+BARRED_BEFORE = "stopped or refused before it could start"
 Reason = Literal["stale_token", "unknown_gpu", "occupied", "unknown_task", "wrong_node"]
 Cause = Literal["exited", "stopped", "start_failed", "out_of_memory", "lost"]
 Decision = Change | Action
@@ -81,7 +82,8 @@ def delete(task: Task, grace_s: int, not_before_ms: int = 0) -> Iterator[DeleteP
 
 
 def _release(task: Task, not_before_ms: int = 0) -> Iterator[ReleasePod]:
-    """Lets the object go once the end is in the log; other finalizers stay."""
+    """Lets the object go once the end is in the log; other finalizers stay. Not while an earlier create of
+    the same pod may still arrive: the name is taken until then, whoever deletes the pod."""
     if task.pod is None or FINALIZER not in task.pod.metadata.finalizers:
         return
     found = task.pod.metadata
@@ -90,7 +92,7 @@ def _release(task: Task, not_before_ms: int = 0) -> Iterator[ReleasePod]:
         uid=found.uid,
         resource_version=found.resource_version,
         finalizers=tuple(name for name in found.finalizers if name != FINALIZER),
-        not_before_ms=not_before_ms,
+        not_before_ms=max(not_before_ms, task.ended_ms + LATE_WRITE_MS),
     )
 
 
@@ -131,6 +133,8 @@ def _placed(state: ReporterState, task: Task, given: Wrote) -> Iterator[Decision
     ):
         return
     reads = isinstance(given.write, ReadPod)
+    if given.outcome == "unknown" and not reads:
+        yield replace(task, unsure_ms=given.now_ms)
     if given.outcome == "unknown" or (given.outcome in ("busy", "refused") and reads):
         yield ReadPod(**_about(task), not_before_ms=later_ms)
     elif given.outcome in ("done", "conflict") and given.pod is not None:
@@ -142,8 +146,8 @@ def _placed(state: ReporterState, task: Task, given: Wrote) -> Iterator[Decision
             yield from bar(state, task, later_ms)
     elif task.stage is Stage.CREATING:
         yield from bar(state, replace(task, refusal=given.text or "the API server refused its pod"))
-    elif task.stage is Stage.BARRING:  # not even its name can be taken: nobody else can take it either
-        yield from _barred(state, task, given.now_ms)
+    elif task.stage is Stage.BARRING and not 0 < given.now_ms - task.unsure_ms < LATE_WRITE_MS:
+        yield from barred(state, task, given.now_ms)  # refused as its start was, which cannot arrive any more
     else:
         yield from bar(state, task, given.now_ms + REFUSED_RETRY_MS)
 
@@ -165,9 +169,9 @@ def _taken(state: ReporterState, task: Task, pod: Pod, now_ms: int) -> Iterator[
         yield from _never_started(state, task, now_ms)
 
 
-def _barred(state: ReporterState, task: Task, now_ms: int) -> Iterator[Decision]:
+def barred(state: ReporterState, task: Task, now_ms: int) -> Iterator[Decision]:
     """It has not started and never will."""
-    if task.refusal:
+    if task.refusal and task.stop is None:
         yield from refuse(state, task, "occupied", task.refusal, now_ms, task.token)
     else:
         yield from _never_started(state, task, now_ms)
@@ -189,7 +193,7 @@ def seen(state: ReporterState, pod: Pod, now_ms: int) -> Iterator[Decision]:
         yield from _adopted(state, pod, found, now_ms)
         return
     if found.barred and known.stage in (Stage.CREATING, Stage.BARRING):
-        yield from _barred(state, replace(known, pod=pod), now_ms)
+        yield from barred(state, replace(known, pod=pod), now_ms)
         return
     if found.token != known.token:
         if known.stage is Stage.BARRING and found.token < known.token:  # its stop came without its start
@@ -200,13 +204,14 @@ def seen(state: ReporterState, pod: Pod, now_ms: int) -> Iterator[Decision]:
     before = known.pod
     if before is not None and not newer(before.metadata, pod.metadata):
         return
-    if found.barred:
-        yield replace(known, pod=pod)
+    if found.barred or (
+        known.stage is Stage.ENDED and before is not None and before.metadata.uid == pod.metadata.uid
+    ):
+        yield (known := replace(known, pod=pod))
+        if known.reported:
+            yield from _release(known)
     elif known.stage is Stage.ENDED:
-        if before is not None and before.metadata.uid == pod.metadata.uid:
-            yield replace(known, pod=pod)
-        else:
-            yield from _stray(known, pod, found)
+        yield from _stray(known, pod, found)
     else:
         yield from _progressed(state, replace(known, pod=pod), now_ms)
 
@@ -230,6 +235,7 @@ def _adopted(
         need=need_of_pod(state, pod),
         pod=pod,
         stop=stop,
+        refusal=BARRED_BEFORE if over and found.barred else "",
         reported=over,
         ended_ms=now_ms if over else 0,
         context=found.context,
@@ -309,8 +315,8 @@ def gone(state: ReporterState, pod: Pod, now_ms: int) -> Iterator[Decision]:
         return
     if task.stage is not Stage.VANISHED:
         yield Note(
-            f"{task.task_id}: pod {pod.key} was removed past its finalizer: it may still run; its GPUs are kept "
-            f"until node {task.node} boots anew or is declared out of service"
+            f"{task.task_id}: pod {pod.key} was removed past its finalizer and may still run; its GPUs are "
+            f"kept until node {task.node} boots anew or is declared out of service"
         )
     yield from bar(state, replace(task, stage=Stage.VANISHED, pod=None))
 
@@ -422,7 +428,8 @@ def tidied(state: ReporterState, now_ms: int) -> Iterator[Decision]:
     while len(state.ended) > state.options.finished_pods:
         task = next(iter(state.ended.values()))
         young = task.ended_ms + LATE_WRITE_MS > now_ms and len(state.ended) <= MAX_ENDED
-        if young or not task.reported:
+        held = task.pod is not None and FINALIZER in task.pod.metadata.finalizers
+        if young or held or not task.reported:
             return
         yield from delete(task, 1)
         yield Forget(task.task_id, task.token, task.node)

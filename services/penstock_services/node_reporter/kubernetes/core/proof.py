@@ -96,10 +96,10 @@ def _begun(status: ContainerStatus) -> int | None:
 def ended(pod: Pod) -> Ended | None:
     """The proven end; None: there is no proof."""
     status = pod.status
-    if not pod.terminal or _collected(status.conditions):
-        return None
     statuses = (*status.container_statuses, *status.init_container_statuses)
-    if any(found.state.running is not None for found in statuses):
+    if not pod.terminal or any(found.state.running is not None for found in statuses):
+        return None
+    if _collected(status.conditions) and not any(found.state.terminated is not None for found in statuses):
         return None
     terminated = [found.state.terminated for found in statuses if found.state.terminated is not None]
     text = ": ".join(filter(None, (status.reason, status.message)))

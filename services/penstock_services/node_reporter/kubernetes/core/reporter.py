@@ -4,8 +4,8 @@
 |---|---|
 | `FenceRaised`, `Listed` | when the term is raised and both kinds are listed: the ends of tasks, then the
 joining of each node |
-| `Watched` node | `NodeChanged` where its capacity changed, `NodeSuspected` where its kubelet is silent, a
-new joining where it is heard again or has booted anew, `NodeLeft` where it is gone with all its tasks |
+| `Watched` node | a new joining where it has another boot or capacity, also none since it is closed or
+silent; `NodeLeft` where it is gone with all its tasks |
 | `Watched` pod | Penstock's: its start and its proven end (`proof`); another's: less capacity (`foreign`) |
 | `OrderRead` | `orders` |
 | `Wrote` | `pods` |
@@ -37,13 +37,7 @@ from itertools import chain
 from msgspec.structs import replace
 
 from penstock import __version__
-from penstock.model.inputs.external_events import (
-    NodeChanged,
-    NodeJoined,
-    NodeLeft,
-    NodeSuspected,
-    RunningTask,
-)
+from penstock.model.inputs.external_events import NodeJoined, NodeLeft, RunningTask
 from penstock.model.nouns.nodes import NodeSpec
 from penstock_services.node_reporter.core.actions import Emit
 from penstock_services.node_reporter.core.state import NO_CONTEXT
@@ -218,31 +212,21 @@ def settled(state: ReporterState, name: str, now_ms: int) -> Iterator[Decision]:
     yield from _proven(state, view.node, name, now_ms)
     tasks, options = state.on(name), state.options
     if any(on_other_machine(state, task) for task in tasks):
-        yield from _suspected(state, view, "another machine has its name, and its tasks are not proven ended")
+        yield from _emptied(state, view, "another-machine")
         return
     held = [gpu for task in tasks for gpu in task.gpus]
     pods = len(state.foreign.get(name, {})) + len(tasks)
     try:
-        closed, silent = facts.closed(options, view.node, pods), facts.silent(view.node)
+        closed = facts.closed(options, view.node, pods)
         spec = facts.spec_of(options, view.node, load(state, name), held, view.spec, closed)
-    except ValueError as error:
-        yield from _suspected(state, view, f"its resources cannot be read: {error}")
+    except ValueError:
+        yield from _emptied(state, view, "resources-unreadable")
         return
     before = view.spec
     if before is not None and _other(before, spec):
         yield _left(before, view.incarnation)
-    rejoins = view.owes_join and state.connected
-    if before is None or rejoins or before.boot_id != spec.boot_id or (view.silent and not silent):
-        view = NodeView(name=name, node=view.node, spec=spec, incarnation=_incarnation(state), closed=closed)
-        yield view
-        yield _joined(state, spec, tasks, view.incarnation)
-    elif before != spec:
-        view = replace(view, spec=spec, closed=closed)
-        yield view
-        changed = NodeChanged(node=spec, incarnation=view.incarnation)
-        yield Emit(changed, NO_CONTEXT, f"changed/{view.incarnation}/{state.views}")
-    if silent:
-        yield from _suspected(state, view, silent)
+    if spec != before or (view.owes_join and state.connected):
+        yield from _joined(state, view, spec, closed)
 
 
 def _proven(state: ReporterState, node: Node, name: str, now_ms: int) -> Iterator[Decision]:
@@ -264,20 +248,21 @@ def _proven(state: ReporterState, node: Node, name: str, now_ms: int) -> Iterato
 def _departed(state: ReporterState, view: NodeView) -> Iterator[Decision]:
     """Its object was deleted: it leaves when all its tasks are proven ended."""
     if state.on(view.name):
-        yield from _suspected(state, view, facts.silent(None))
+        yield from _emptied(state, view, "node-deleted")
         return
     yield DropNode(view.name)
     if view.spec is not None:
         yield _left(view.spec, view.incarnation)
 
 
-def _suspected(state: ReporterState, view: NodeView, why: str) -> Iterator[Decision]:
-    """Once for each silence. A node that has not joined in this session is not reported."""
-    if view.silent or view.spec is None:
+def _emptied(state: ReporterState, view: NodeView, why: str) -> Iterator[Decision]:
+    """Nothing may be placed there; its tasks are not proven ended. A node that has not joined in this session
+    is not reported."""
+    if view.spec is None:
         return
-    yield (view := replace(view, silent=why))
-    suspected = NodeSuspected(node_id=state.options.node_id(view.name), reason=why[:1_000])
-    yield Emit(suspected, NO_CONTEXT, f"suspected/{view.incarnation}/{state.views}")
+    spec = facts.emptied(view.spec, why)
+    if spec != view.spec or (view.owes_join and state.connected):
+        yield from _joined(state, view, spec, why)
 
 
 def _other(before: NodeSpec, now: NodeSpec) -> bool:
@@ -291,18 +276,20 @@ def _left(spec: NodeSpec, incarnation: int) -> Emit:
     return Emit(left, NO_CONTEXT, f"left/{incarnation}")
 
 
-def _incarnation(state: ReporterState) -> int:
-    return state.term << TERM_SHIFT | state.joinings + 1
+def _joined(state: ReporterState, view: NodeView, spec: NodeSpec, closed: str) -> Iterator[Decision]:
+    """The node, and all its tasks that are not proven ended. Pods have no leases.
 
-
-def _joined(state: ReporterState, spec: NodeSpec, tasks: list[Task], incarnation: int) -> Emit:
-    """The node, and all its tasks that are not proven ended. Pods have no leases."""
+    Ideal: `NodeSuspected` where its kubelet is silent. Departure: a closed node, whose label says why: a node
+    does not speak of its own suspicion, and a suspect node is restored by the next report of its tasks.
+    """
+    incarnation = state.term << TERM_SHIFT | state.joinings + 1
+    yield NodeView(name=view.name, node=view.node, spec=spec, incarnation=incarnation, closed=closed)
     joined = NodeJoined(
         node=spec,
-        tasks=tuple(RunningTask(task_id=task.task_id, token=task.token) for task in tasks),
+        tasks=tuple(RunningTask(task_id=task.task_id, token=task.token) for task in state.on(view.name)),
         incarnation=incarnation,
         leases=False,
         public_key=state.options.public_key,
         version=__version__,
     )
-    return Emit(joined, NO_CONTEXT, f"joined/{incarnation}")
+    yield Emit(joined, NO_CONTEXT, f"joined/{incarnation}")

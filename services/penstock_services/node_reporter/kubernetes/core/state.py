@@ -109,6 +109,8 @@ class Task(msgspec.Struct, frozen=True, kw_only=True):
     """Why its exit code will not be known: its pod is being deleted for that."""
     refusal: str = ""
     """Of a task that is being barred: the API server's reason, to be reported as a refusal."""
+    unsure_ms: int = 0
+    """When a create last had no answer: it may still arrive; 0: each had one."""
     exited: TaskExited | None = None
     refused: OrderRefused | None = None
     reported: bool = False
@@ -133,8 +135,6 @@ class NodeView(msgspec.Struct, frozen=True, kw_only=True):
     incarnation: int = 0
     closed: str = ""
     """Why nothing may be placed there, as last reported; empty: it is open."""
-    silent: str = ""
-    """Why its kubelet is not heard, as last reported; empty: it is."""
     owes_join: bool = False
     """An order to it was not obeyed: it joins again, so that the order is repeated."""
 
@@ -160,8 +160,6 @@ class ReporterState:
     """Term of the fence that this session has raised; 0: not yet."""
     joinings: int = 0
     """Number of joinings in this term."""
-    views: int = 0
-    """Number of changes of nodes, which distinguishes reports of one node."""
     connected: bool = True
     over: str = ""
     """Why this session has ended; empty: it has not."""
@@ -252,7 +250,6 @@ def evolve(state: ReporterState, change: Change) -> None:
             known = state.nodes.get(change.name)
             state.joinings += change.incarnation > (0 if known is None else known.incarnation)
             state.nodes[change.name] = change
-            state.views += 1
         case Foreign():
             state.foreign.setdefault(change.node, {})[change.uid] = change
         case Forget():
