@@ -97,6 +97,7 @@ def spec_of(
         host_memory_mib=min(MAX_MEMORY_MIB, max(1, left.memory_bytes // MIB)),
         gpus=_gpus(options, node, min(MAX_GPUS_PER_NODE, max(0, left.gpus)), held, before),
         isolation=COUNTED,
+        runs="images",
         labels=_labels(options, labels, why_closed),
     )
 
