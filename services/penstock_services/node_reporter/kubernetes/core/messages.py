@@ -157,4 +157,14 @@ class Reported(msgspec.Struct, frozen=True):
     now_ms: int
 
 
-Input = FenceRaised | Listed | Watched | OrderRead | Wrote | ConnectionLost | ConnectionRestored | Reported
+Input = (
+    FenceRaised
+    | FenceLost
+    | Listed
+    | Watched
+    | OrderRead
+    | Wrote
+    | ConnectionLost
+    | ConnectionRestored
+    | Reported
+)
