@@ -1,6 +1,7 @@
 """Random faults of a cell on Kubernetes: killed and doubled reporters, removed pods, dead nodes."""
 
 from collections.abc import Callable
+from functools import partial
 
 from penstock_services.node_reporter.kubernetes.core.manifests import FINALIZER
 from penstock_services.node_reporter.kubernetes.core.pods import LATE_WRITE_MS
@@ -35,9 +36,7 @@ class Laboratory:
             cores = self.rng.randint(1, 3)
             world.schedule(
                 self.rng.randint(0, TROUBLE_MS // 2),
-                lambda job_id=job_id, gpus=gpus, workers=workers, cores=cores: world.submit(
-                    job_id, gpus, workers=workers, cores=cores
-                ),
+                partial(world.submit, job_id, gpus, workers=workers, cores=cores),
             )
         for _ in range(self.rng.randint(4, 24)):
             world.schedule(self.rng.randint(500, TROUBLE_MS), self.fault)

@@ -4,6 +4,7 @@ What runs is here (`Kubelet.running`), apart from what the API server says: a ju
 """
 
 from collections.abc import Callable
+from functools import partial
 from random import Random
 from typing import Any
 
@@ -76,7 +77,7 @@ class Kubelet:
                 self._sync(pod)
         for uid in list(self.running):
             if self._present(uid) is None:  # removed by force: the container ends some time later
-                self.schedule(self.rng.randint(100, 30_000), lambda uid=uid: self._killed(uid))
+                self.schedule(self.rng.randint(100, 30_000), partial(self._killed, uid))
 
     def _sync(self, pod: Json) -> None:
         uid, meta = pod["metadata"]["uid"], pod["metadata"]

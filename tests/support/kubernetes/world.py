@@ -6,6 +6,7 @@ with what the ledger holds.
 
 import heapq
 from collections.abc import Callable
+from functools import partial
 from random import Random
 from typing import Any
 
@@ -270,7 +271,7 @@ class Session:
                 case Note(text=text):
                     self.world.say(f"{self.name} notes {text}")
                 case RaiseFence():
-                    self._later(lambda action=action: self._raise(action))
+                    self._later(partial(self._raise, action))
                 case End(why=why):
                     self.world.say(f"{self.name} ends: {why}")
                     self._unsent.clear()
@@ -290,9 +291,10 @@ class Session:
             _, event = self._unsent.pop(0)
             self.world.append(event)
             if isinstance(event, TaskExited | OrderRefused):
-                self._later(
-                    lambda event=event: self.feed(Reported(event.task_id, event.token, self.world.now_ms))
-                )
+                self._later(partial(self._reported, event.task_id, event.token))
+
+    def _reported(self, task_id: str, token: int) -> None:
+        self.feed(Reported(task_id, token, self.world.now_ms))
 
     # ------------------------------------------------------------------------------------------------- reads
 
@@ -337,7 +339,7 @@ class Session:
         for kind in self.versions:
             if kind not in self._due and self.live:
                 self._due.add(kind)
-                self._later(lambda kind=kind: self._watch(kind))
+                self._later(partial(self._watch, kind))
 
     def _watch(self, kind: str) -> None:
         self._due.discard(kind)

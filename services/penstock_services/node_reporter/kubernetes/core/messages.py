@@ -90,6 +90,7 @@ class FenceLost(msgspec.Struct, frozen=True):
     """The ConfigMap has a newer term than this session's: another reporter has taken over."""
 
     term: int
+    now_ms: int
 
 
 class Listed(msgspec.Struct, frozen=True):
@@ -156,4 +157,14 @@ class Reported(msgspec.Struct, frozen=True):
     now_ms: int
 
 
-Input = FenceRaised | Listed | Watched | OrderRead | Wrote | ConnectionLost | ConnectionRestored | Reported
+Input = (
+    FenceRaised
+    | FenceLost
+    | Listed
+    | Watched
+    | OrderRead
+    | Wrote
+    | ConnectionLost
+    | ConnectionRestored
+    | Reported
+)

@@ -39,6 +39,7 @@ from penstock_services.node_reporter.kubernetes.core.pods import (
     delete,
     lose,
     on_other_machine,
+    refusal_of,
     refuse,
     started,
     stop,
@@ -147,11 +148,15 @@ def _start(
         except ValueError as error:
             refusal = "unknown_task", str(error)
     refusal = refusal or _unacceptable(state, view, order, known)
-    if refusal is not None:
-        missing = tuple(gpu for gpu in order.gpu_uuids if refusal[0] == "unknown_gpu" and not _has(view, gpu))
-        yield from refuse(state, task, refusal[0], refusal[1], given.now_ms, highest, missing)
+    if refusal is None:
+        yield from create(state, task)
         return
-    yield from create(state, task)
+    missing = tuple(gpu for gpu in order.gpu_uuids if refusal[0] == "unknown_gpu" and not _has(view, gpu))
+    refused = refusal_of(state, task, *refusal, highest, missing)
+    if known is None and refusal[0] != "wrong_node":  # an earlier session may have tried to create it
+        yield from bar(state, replace(task, gpus=(), need=Request(), refusal=refused))
+    else:
+        yield from refuse(state, task, refused, given.now_ms)
 
 
 def _left(order: StartTask) -> NodeLeft:

@@ -145,8 +145,9 @@ def _placed(state: ReporterState, task: Task, given: Wrote) -> Iterator[Decision
         else:
             yield from bar(state, task, later_ms)
     elif task.stage is Stage.CREATING:
-        yield from bar(state, replace(task, refusal=given.text or "the API server refused its pod"))
-    elif task.stage is Stage.BARRING and not 0 < given.now_ms - task.unsure_ms < LATE_WRITE_MS:
+        text = given.text or "the API server refused its pod"
+        yield from bar(state, replace(task, refusal=refusal_of(state, task, "occupied", text)))
+    elif task.stage is Stage.BARRING and given.now_ms - task.unsure_ms >= LATE_WRITE_MS:
         yield from barred(state, task, given.now_ms)  # refused as its start was, which cannot arrive any more
     else:
         yield from bar(state, task, given.now_ms + REFUSED_RETRY_MS)
@@ -164,7 +165,7 @@ def _taken(state: ReporterState, task: Task, pod: Pod, now_ms: int) -> Iterator[
     if task.stage is Stage.VANISHED:
         yield Note(f"{task.task_id}: {text}")
     elif task.refusal or task.stop is None:
-        yield from refuse(state, replace(task, refusal=""), "occupied", text, now_ms, task.token)
+        yield from refuse(state, task, refusal_of(state, task, "occupied", text), now_ms)
     else:
         yield from _never_started(state, task, now_ms)
 
@@ -172,7 +173,7 @@ def _taken(state: ReporterState, task: Task, pod: Pod, now_ms: int) -> Iterator[
 def barred(state: ReporterState, task: Task, now_ms: int) -> Iterator[Decision]:
     """It has not started and never will."""
     if task.refusal and task.stop is None:
-        yield from refuse(state, task, "occupied", task.refusal, now_ms, task.token)
+        yield from refuse(state, task, task.refusal, now_ms)
     else:
         yield from _never_started(state, task, now_ms)
 
@@ -235,11 +236,12 @@ def _adopted(
         need=need_of_pod(state, pod),
         pod=pod,
         stop=stop,
-        refusal=BARRED_BEFORE if over and found.barred else "",
         reported=over,
         ended_ms=now_ms if over else 0,
         context=found.context,
     )
+    if over and found.barred:
+        task = replace(task, refusal=refusal_of(state, task, "occupied", BARRED_BEFORE))
     if over or found.barred:
         yield task
     else:
@@ -274,7 +276,7 @@ def _progressed(state: ReporterState, task: Task, now_ms: int) -> Iterator[Decis
     assert pod is not None
     begun_ms = started_ms(pod)
     first = task.stage in (Stage.CREATING, Stage.BARRING, Stage.VANISHED)
-    task = replace(task, stage=Stage.PLACED if begun_ms is None else Stage.RUNNING, refusal="")
+    task = replace(task, stage=Stage.PLACED if begun_ms is None else Stage.RUNNING, refusal=None)
     begins = begun_ms is not None and task.started_ms is None
     if begins:
         task = replace(task, started_ms=begun_ms)
@@ -342,7 +344,7 @@ def _end(state: ReporterState, task: Task, end: Ended, now_ms: int) -> Iterator[
     pod = task.pod
     stopped = task.stop is not None or (pod is not None and pod.metadata.deletion_timestamp is not None)
     if end.kind == "refused" and not stopped:
-        yield from refuse(state, task, "occupied", end.detail, now_ms, task.token)
+        yield from refuse(state, task, refusal_of(state, task, "occupied", end.detail), now_ms)
         return
     cause: Cause
     failure = task.failure or (cannot_start(pod) if pod is not None and end.kind == "never_started" else "")
@@ -383,25 +385,28 @@ def _exit(state: ReporterState, task: Task, cause: Cause, end: Ended, now_ms: in
     yield Emit(exited, task.context)
 
 
-def refuse(
+def refusal_of(
     state: ReporterState,
     task: Task,
     reason: Reason,
     detail: str,
-    now_ms: int,
-    highest: int,
+    highest: int = 0,
     missing: tuple[str, ...] = (),
-) -> Iterator[Decision]:
-    """The order is not obeyed, now or later."""
-    refused = OrderRefused(
+) -> OrderRefused:
+    """The report that the order is not obeyed, now or later."""
+    return OrderRefused(
         node_id=state.options.node_id(task.node),
         task_id=task.task_id,
         token=task.token,
         reason=reason,
-        highest_token=max(0, highest),
+        highest_token=max(task.token, highest),
         missing_gpus=missing,
         detail=detail[:MAX_DETAIL_CHARS],
     )
+
+
+def refuse(state: ReporterState, task: Task, refused: OrderRefused, now_ms: int) -> Iterator[Decision]:
+    """Reports it. A living task of the same id with another token goes on."""
     if (known := state.tasks.get(task.task_id)) is None or known.token == task.token:
         yield replace(task, stage=Stage.ENDED, order=None, refused=refused, ended_ms=now_ms)
     yield Emit(refused, task.context)

@@ -24,7 +24,7 @@ from penstock_services.node_reporter.kubernetes.core.objects import (
     ContainerStatus,
     Node,
     Pod,
-    Terminated,
+    State,
 )
 
 OUT_OF_SERVICE = "node.kubernetes.io/out-of-service"
@@ -111,7 +111,7 @@ def ended(pod: Pod) -> Ended | None:
     return _ended(main, text)
 
 
-def _ended(found: Terminated, text: str) -> Ended:
+def _ended(found: State, text: str) -> Ended:
     kind: Literal["exited", "out_of_memory", "lost"] = "exited"
     if found.reason == "OOMKilled":
         kind = "out_of_memory"

@@ -118,8 +118,7 @@ def _fold(state: ReporterState, decision: Decision, actions: list[Action], touch
         actions.append(decision)
         return
     if isinstance(decision, NodeView):
-        if decision != state.nodes.get(decision.name) or not state.complete or decision.spec is None:
-            touched[decision.name] = None
+        touched[decision.name] = None
     elif isinstance(decision, Task | Foreign | DropForeign):
         touched[decision.node] = None
     evolve(state, decision)

@@ -6,13 +6,12 @@ pod.
 """
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from fractions import Fraction
 from typing import NamedTuple
 
-from penstock_services.node_reporter.kubernetes.core.objects import Container, Pod
+from penstock_services.node_reporter.kubernetes.core.objects import Container, Pod, Quantities
 
-Quantities = Mapping[str, str | int | float]
 SUFFIXES = {
     "n": Fraction(1, 10**9),
     "u": Fraction(1, 10**6),
@@ -22,7 +21,9 @@ SUFFIXES = {
     **{f"{letter}i": Fraction(1 << power) for letter, power in zip("KMGTPE", range(10, 61, 10), strict=True)},
 }  # source: k8s.io/apimachinery/pkg/api/resource/suffix.go
 MAX_QUANTITY = (1 << 63) - 1  # what an API server holds; larger values saturate there, too
-_QUANTITY = re.compile(r"([+-]?)(\d{0,64})(?:\.(\d{0,64}))?(?:[eE]([+-]?\d{1,2})|([numkMGTPE]|[KMGTPE]i)?)\Z")
+_QUANTITY = re.compile(
+    r"([+-]?)([0-9]{0,64})(?:\.([0-9]{0,64}))?(?:[eE]([+-]?[0-9]{1,2})|([numkMGTPE]|[KMGTPE]i)?)\Z"
+)
 
 
 def quantity(text: str | int | float, scale: int = 1) -> int:

@@ -107,8 +107,8 @@ class Task(msgspec.Struct, frozen=True, kw_only=True):
     """Why it cannot start: its pod is being deleted for that."""
     lost: str = ""
     """Why its exit code will not be known: its pod is being deleted for that."""
-    refusal: str = ""
-    """Of a task that is being barred: the API server's reason, to be reported as a refusal."""
+    refusal: OrderRefused | None = None
+    """To be reported when its name is taken, or was found taken."""
     unsure_ms: int = 0
     """When a create last had no answer: it may still arrive; 0: each had one."""
     exited: TaskExited | None = None
