@@ -1,6 +1,8 @@
 """The fence of a cluster: a term in a ConfigMap, which admission policies compare with each placement
 (`infra/kubernetes/fence.yaml`)."""
 
+from typing import NamedTuple
+
 import msgspec
 
 from penstock.errors import PenstockError
@@ -25,15 +27,25 @@ class _ConfigMap(msgspec.Struct):
     data: dict[str, str] = msgspec.field(default_factory=dict)
 
 
-async def raise_term(api: ApiServer, namespace: str, above: int) -> int:
-    """Sets the term to one more than the larger of its value and `above`, by compare-and-set, and returns
-    the term. Raises `FenceNotRaised`, `Unanswered`."""
+class Term(NamedTuple):
+    """The term in the ConfigMap. `raised`: by this call."""
+
+    term: int
+    raised: bool
+
+
+async def raise_term(api: ApiServer, namespace: str, above: int, own: int = 0) -> Term:
+    """Sets the term to one more than the larger of its value and `above`, by compare-and-set; not where
+    `own`, the caller's term, is not 0 and another one is there. Raises `FenceNotRaised`, `Unanswered`."""
     folder = f"/api/v1/namespaces/{namespace}/configmaps"
     while True:
         found = await api.call("GET", f"{folder}/{NAME}")
         if found.done:
             known = msgspec.json.decode(found.body, type=_ConfigMap)
-            term = max(_number(known.data.get("term", "0")), above) + 1
+            present = _number(known.data.get("term", "0"))
+            if own and present != own:
+                return Term(present, raised=False)
+            term = max(present, above) + 1
             body = _body(term) | {"metadata": _named(known.metadata.resource_version)}
             answer = await api.call("PUT", f"{folder}/{NAME}", body=body)
         elif found.status == ABSENT:
@@ -42,7 +54,7 @@ async def raise_term(api: ApiServer, namespace: str, above: int) -> int:
         else:
             raise _not_raised(namespace, found)
         if answer.done:
-            return term
+            return Term(term, raised=True)
         if answer.status != CONFLICT:
             raise _not_raised(namespace, answer)
 

@@ -29,6 +29,7 @@ from penstock.runtime.settings import Settings
 from penstock_services.node_reporter.core.actions import Emit, Note
 from penstock_services.node_reporter.core.state import Context
 from penstock_services.node_reporter.kubernetes.core import messages, reporter
+from penstock_services.node_reporter.kubernetes.core.facts import CLOSED_LABEL
 from penstock_services.node_reporter.kubernetes.core.messages import End, RaiseFence, Reported
 from penstock_services.node_reporter.kubernetes.core.objects import Node, Pod
 from penstock_services.node_reporter.kubernetes.core.state import ReporterState
@@ -106,8 +107,9 @@ class Session:
 
     async def _begin(self, action: messages.Action) -> None:
         if isinstance(action, RaiseFence):
-            term = await raise_term(self._api, self._options.namespace, action.above)
-            self._later(messages.FenceRaised(term, wall_ms()))
+            found = await raise_term(self._api, self._options.namespace, action.above, action.own)
+            kind = messages.FenceRaised if found.raised else messages.FenceLost
+            self._later(kind(found.term, wall_ms()))
         else:
             self._act(action)
 
@@ -210,6 +212,8 @@ class Session:
 
     def _message(self, emit: Emit) -> Said:
         event = self._counter.count(emit.event)
+        if isinstance(event, NodeJoined) and (why := event.node.labels.get(CLOSED_LABEL)):
+            logger.warning("node %s takes no job: %s", event.node.node_id, why)
         node_id = getattr(event, "node_id", None) or event.node.node_id  # type: ignore[attr-defined]
         id_ = id_of(node_id, event, emit.name)
         headers, value = to_wire(
