@@ -162,8 +162,6 @@ class KubernetesCluster:
     def restart_server(self) -> None:
         """Ends kube-apiserver if it runs, starts it on its port and waits until it answers. Raises
         `LaunchError`."""
-        if SERVER in self._children:
-            self.kill_server()
         argv = server_command(
             self._programs, self._etcd_port, self.port, self.ca.parent, self.users.table, self._signing_key
         )
@@ -177,8 +175,6 @@ class KubernetesCluster:
     def restart_etcd(self) -> None:
         """Ends etcd if it runs, starts it with its records and waits until it answers. Raises
         `LaunchError`."""
-        if ETCD in self._children:
-            self.kill_etcd()
         argv = etcd_command(self._etcd_program, self.folder / "etcd", self._etcd_port, self._peer_port)
         self._launch(ETCD, argv)
         self._children[ETCD].wait_ready(lambda: _answers(f"http://127.0.0.1:{self._etcd_port}/health"))
@@ -186,8 +182,8 @@ class KubernetesCluster:
     def compact_etcd(self) -> int:
         """Drops the history in etcd up to its present revision, and returns that.
 
-        kube-apiserver goes on serving watches of newer revisions from its memory. So a watch from before gets
-        410 only after `restart_server`, or with the server option `--watch-cache=false`.
+        kube-apiserver goes on serving older versions from its memory: a watch from before gets 410 only after
+        `restart_server`.
         """
         head = self._etcd("range", {"key": base64.b64encode(b"/").decode()})["header"]
         self._etcd("compaction", {"revision": head["revision"], "physical": True})
@@ -234,7 +230,6 @@ class KubernetesCluster:
         `rebooted`: with another boot id. The kubelet finds no containers in either case: its runtime ended
         with it.
         """
-        self.kill_node(name)
         machine, boot_id = self._machines[name]
         self._launch_node(name, machine, secrets.token_hex(16) if rebooted else boot_id)
         self._wait_node(name)
@@ -305,6 +300,9 @@ class KubernetesCluster:
         return self.folder / "service-accounts.key"
 
     def _launch(self, name: str, argv: Sequence[str]) -> None:
+        """In the place of the process with this name, which ends first."""
+        if name in self._children:
+            self._children[name].kill9()
         self._children[name] = Child(name, argv, log_path=self.folder / f"{name}.log")
 
     def _launch_client(self, name: str, port: int) -> None:

@@ -127,6 +127,7 @@ func run(
 	os.RemoveAll(flags.RootDirectory) // made in /tmp
 	flags.RootDirectory = filepath.Join(folder, "root")
 	config.StaticPodPath, config.PodLogsDir = filepath.Join(folder, "static"), filepath.Join(folder, "logs")
+	config.VolumePluginDir = filepath.Join(folder, "plugins")
 	for _, place := range []string{flags.RootDirectory, config.StaticPodPath, config.PodLogsDir} {
 		if err := os.MkdirAll(place, 0o700); err != nil {
 			return err

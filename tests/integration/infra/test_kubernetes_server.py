@@ -268,7 +268,11 @@ def test_kwok_plays_a_hundred_nodes_and_checks_nothing() -> None:
             wait_phase(cluster, pod, "Running")
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL], ids=lambda number: number.name)
+@pytest.mark.parametrize(
+    "number",
+    [pytest.param(signal.SIGINT, marks=pytest.mark.slow), signal.SIGKILL],
+    ids=lambda number: number.name,
+)
 def test_make_kube_takes_its_cluster_along_however_it_ends(number: signal.Signals) -> None:
     """Ctrl-C, or a kill -9 of the launcher: no server and no kubelet is left on the machine."""
     argv = [sys.executable, "-m", "infra.devservers.kubernetes", "--nodes=1"]
