@@ -72,7 +72,10 @@ def shortfall(index: NodeIndex, demand: Demand) -> Shortfall | None:
 def _no_node(index: NodeIndex, where: Where) -> Shortfall:
     """None of the cell's nodes is allowed."""
     if not where or (not where.image and _alive(index, index.within(where._replace(image=True)))):
-        detail = "the nodes that it allows run container images alone; add `environment: {container: IMAGE}`"
+        detail = (
+            "the nodes that it allows run images alone: it needs `environment: {container: IMAGE}`, and none "
+            "of secrets, code, prelaunch, interactive, may_submit, checkpoint: sdk"
+        )
         return Shortfall(Reason.NEVER_FITS_NODES, detail)
     only, exclude = (where.only, where.exclude) if where else ((), ())
     allowed = f"allowed are {', '.join(only) or 'all'}"

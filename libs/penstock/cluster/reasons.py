@@ -124,7 +124,7 @@ ADVICE: Mapping[Reason, Advice] = MappingProxyType(
             "may place the job.",
         ),
         Reason.NODES_EXCLUDED: Advice(
-            "The job does not allow these nodes (`nodes`), or they run container images and it names none.",
+            "The job does not allow these nodes (`nodes`), or they run images alone and it names none.",
             "Wait until an allowed node is free, allow more nodes, or name an image (`container`).",
         ),
         Reason.NODES_CORDONED: Advice(
@@ -179,7 +179,7 @@ ADVICE: Mapping[Reason, Advice] = MappingProxyType(
             "Wait until more is free, or ask for fewer workers.",
         ),
         Reason.NEVER_FITS_NODES: Advice(
-            "The job allows no node of this cell (`nodes`), or those run container images and it names none.",
+            "The job allows no node of this cell (`nodes`), or those run images alone and it names none.",
             "Correct `nodes` (`penstock get nodes -o wide` lists names and labels), name an image "
             "(`container`), or add such a node.",
         ),
@@ -274,7 +274,7 @@ def unusable(state: CellState, node: NodeState, need: ResourceVector, where: Whe
         if where and not where.allows(node.spec.terms):
             return "the job does not allow the node"
         if not state.index.within(where) & node.bit:
-            return "the node runs container images alone, and the job names none"
+            return "the node runs images alone, and the job cannot run as one"
         return "its GPUs are of another model or have too little memory"
     return ""
 

@@ -180,3 +180,27 @@ def test_a_program_in_a_cell_of_clusters_is_told_to_name_an_image() -> None:
     assert "container: IMAGE" in found.detail
     cell.feed(NodeJoined(node=node_spec("n2")))
     assert placed(cell, "j") == "n2"
+
+
+@pytest.mark.parametrize(
+    "asks",
+    [
+        {"secrets": {"KEY": "key"}},
+        {"code": "0" * 64},
+        {"prelaunch": True},
+        {"interactive": True},
+        {"may_submit": True},
+        {"checkpoint": "sdk"},
+    ],
+    ids=str,
+)
+def test_a_job_with_what_no_pod_has_is_placed_on_no_cluster(asks: dict[str, object]) -> None:
+    """It would be refused there, attempt after attempt."""
+    image = replace(job_spec(), environment=Environment(container="torch:2"))
+    assert image.no_pod == ""
+    cell = CellDriver(PlacerSettings())
+    cell.join(images_only("k8s/n1"))
+    spec = replace(image, **asks) if "interactive" not in asks else replace(job_spec(), **asks)
+    assert next(iter(asks)).split()[0] in spec.no_pod or "image" in spec.no_pod
+    cell.submit("j", spec)
+    assert explain(cell.state, "j").reason is Reason.NEVER_FITS_NODES

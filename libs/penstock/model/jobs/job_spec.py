@@ -395,10 +395,25 @@ class JobSpec(Value, frozen=True, kw_only=True):
     @property
     def where(self) -> Where:
         """GPU models and nodes that it allows."""
-        chosen, image = self.nodes, self.environment is not None and self.environment.container is not None
+        chosen, image = self.nodes, not self.no_pod
         if chosen is None:
             return Allowed(self.gpu_models, image=image) if self.gpu_models or image else ()
         return Allowed(self.gpu_models, chosen.only, chosen.exclude, image)
+
+    @property
+    def no_pod(self) -> str:
+        """What keeps the job from nodes that run images alone (`NodeSpec.runs`); empty: nothing."""
+        if self.environment is None or self.environment.container is None:
+            return "it names no image (`environment: {container: IMAGE}`)"
+        asked = {
+            "secrets": bool(self.secrets),
+            "code": self.code is not None,
+            "prelaunch": self.prelaunch,
+            "interactive": self.interactive,
+            "may_submit": self.may_submit,
+            "checkpoint: sdk": self.checkpoint == "sdk",
+        }
+        return ", ".join(f"`{name}`" for name, wanted in asked.items() if wanted)
 
     @property
     def timed(self) -> bool:

@@ -11,7 +11,7 @@ class Allowed(NamedTuple):
     only: tuple[str, ...] = ()
     exclude: tuple[str, ...] = ()
     image: bool = False
-    """Whether it names a container image, so that nodes which run images alone are allowed, too."""
+    """Whether it can run as an image, so that nodes which run images alone are allowed, too."""
 
     def allows(self, terms: Collection[str]) -> bool:
         """Whether a node with these terms (`NodeSpec.terms`) may be used, whatever its GPUs."""

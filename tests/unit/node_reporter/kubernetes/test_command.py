@@ -1,4 +1,4 @@
-"""The command line of a cluster's reporter: one entry for machines and clusters, each with its own options."""
+"""The command of a cluster's reporter: one entry for machines and clusters, each with its own options."""
 
 from pathlib import Path
 from typing import Any
