@@ -112,6 +112,16 @@ async def cell(cluster: KubernetesCluster, settings: Settings, nodes: int) -> As
         await log.close()
 
 
+def until_ready(cluster: KubernetesCluster, nodes: int) -> None:
+    """KWOK makes nodes Ready a moment after they were made."""
+    ends_s, ready = time.monotonic() + PATIENCE_S, 0
+    while ready < nodes and time.monotonic() < ends_s:
+        found = cluster.request("GET", "/api/v1/nodes").body["items"]
+        conditions = [each for node in found for each in node["status"].get("conditions", ())]
+        ready = sum((each["type"], each["status"]) == ("Ready", "True") for each in conditions)
+        time.sleep(0.2)
+
+
 async def bare(api: ApiServer, pods: int, nodes: int) -> float:
     """Pods per second of the server alone, created placed by hand."""
     room = asyncio.Semaphore(MAX_CALLS)
@@ -135,6 +145,7 @@ async def measure(pods: int = PODS, nodes: int = NODES) -> Measured:
         names = [f"n{number}" for number in range(nodes)]
         await asyncio.to_thread(cluster.start_kwok)
         await asyncio.to_thread(cluster.add_simulated_nodes, names, Machine(gpus=GPUS))
+        await asyncio.to_thread(until_ready, cluster, nodes)
         async with servers("embedded") as found, cell(cluster, found.settings, nodes) as log:
             api, seen = await ApiServer.open(cluster.kubeconfig()), Seen()
             following = asyncio.ensure_future(seen.follow(api))
