@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 
 from penstock.errors import ConfigurationError
+from penstock.private_files import bits_of_others
 from penstock.runtime.settings import Settings
 
 
@@ -28,3 +29,20 @@ def test_the_logs_url_comes_from_a_private_file(tmp_path: Path) -> None:
     path.unlink()
     with pytest.raises(ConfigurationError, match="cannot be read"):
         Settings.from_env(env)
+
+
+@pytest.mark.parametrize(
+    ("owner", "user", "mode", "private"),
+    [
+        (0, 65532, 0o440, True),  # a mounted secret, with `fsGroup`
+        (0, 65532, 0o444, False),  # the same without `defaultMode`
+        (0, 65532, 0o460, False),
+        (0, 0, 0o440, False),
+        (1000, 1000, 0o600, True),
+        (1000, 1000, 0o640, False),
+        (1000, 65532, 0o640, False),
+    ],
+)
+def test_a_secret_of_kubernetes_is_private(owner: int, user: int, mode: int, private: bool) -> None:
+    """A pod without root reads a mounted secret through its group alone, and its services refused it."""
+    assert (mode & bits_of_others(owner, user) == 0) is private
