@@ -5,6 +5,8 @@ VENV := .venv
 PYTORCH := .venv-pytorch
 SEEDS ?= 500
 RUNS ?= 500
+NODES ?= 2
+GPUS ?= 4
 BIN := $(VENV)/bin
 ROLES := .penstock/roles
 ADMINISTRATOR ?= postgresql://penstock:penstock@127.0.0.1:5432/penstock
@@ -22,7 +24,7 @@ unexport PYTHONDONTWRITEBYTECODE
 
 .PHONY: help venv lock demo test pytest-command lint compiled schemas docs client sbom audit bench \
   restore-drill papers golden faults wheels deploy-check upgrade-check chaos liveness mutants long live \
-  pytorch up kafka jaeger roles clean
+  pytorch up kafka jaeger kube roles clean
 
 pytest-command:
 	@echo $(PYTEST)
@@ -141,6 +143,9 @@ kafka: venv ## Start a real Kafka broker on loopback until Ctrl-C
 
 jaeger: venv ## Start a real Jaeger on loopback until Ctrl-C
 	@$(BIN)/python -m infra.devservers.jaeger
+
+kube: venv ## Start a real Kubernetes cluster without containers until Ctrl-C (NODES=2 GPUS=4 ARGUMENTS=--scheduler)
+	@$(BIN)/python -m infra.devservers.kubernetes --nodes $(NODES) --gpus $(GPUS) $(ARGUMENTS)
 
 roles: venv ## Make a role for each service and two nodes in docker-compose.yml's Postgres (ADMINISTRATOR=URL: in another)
 	@mkdir -p -m 700 $(ROLES)

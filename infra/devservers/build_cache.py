@@ -1,4 +1,4 @@
-"""Build cache of real parts (Kafka, Jaeger): built once per machine from the files pinned in `infra/`.
+"""Build cache of real parts (Kafka, Kubernetes): built once per machine from the files pinned in `infra/`.
 
 Search order: an override variable; the cache, `${PENSTOCK_CACHE:-~/.cache/penstock}/<part>/<version>`; a
 build into the cache. A build runs under a file lock in a folder of its own, which is renamed as a whole, so

@@ -1,4 +1,4 @@
-"""Self-made certificates of a broker on loopback, by OpenSSL."""
+"""Self-made certificates of a broker on loopback, and signing keys, by OpenSSL."""
 
 from pathlib import Path
 
@@ -29,3 +29,11 @@ def make_certificates(folder: Path) -> None:
     both = folder / "broker.pem"
     both.touch(mode=0o600)
     both.write_text(Path(key).read_text() + Path(certificate).read_text())
+
+
+def make_signing_key(key: Path) -> None:
+    """A private key on P-256 in `key` (PEM, mode 0600), which signs tokens."""
+    key.touch(mode=0o600)
+    # in the older form (SEC 1), from which kube-apiserver takes the public key as well
+    program = [require("openssl", OPENSSL_REMEDY), "ecparam", "-name", "prime256v1", "-genkey", "-noout"]
+    run_to_end("openssl", [*program, "-out", str(key)], log_path=key.with_name("openssl.log"))

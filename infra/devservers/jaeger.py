@@ -20,11 +20,10 @@ from typing import Any
 
 from infra.devservers.build_cache import INFRA, build_environment
 from infra.devservers.go_parts import obtain_program, pinned
-from infra.devservers.processes import POLL_S, Child, LaunchError, free_port, until_signalled
+from infra.devservers.processes import POLL_S, Child, LaunchError, free_port, on_free_ports, until_signalled
 
 CONFIG = INFRA / "jaeger" / "config.yaml"
 PACKAGE = "github.com/jaegertracing/jaeger"
-START_ATTEMPTS = 3  # another process may take a free port between its choice and its use
 PROBE_TIMEOUT_S = 5.0  # of one look at its health; then it is asked again
 JAEGER_NOTES = "@jaeger@"  # begins the names of attributes that Jaeger adds itself
 PORTS = ("OTLP", "QUERY", "GRPC", "HEALTH")
@@ -77,20 +76,20 @@ class JaegerServer:
     def start(self) -> None:
         """Starts it and waits until it accepts spans and answers. Raises `LaunchError` with the log's
         tail."""
-        for attempt in range(1, START_ATTEMPTS + 1):
-            self._ports = {name: free_port() for name in PORTS}
-            env = build_environment(
-                **{f"PENSTOCK_JAEGER_{name}_PORT": str(port) for name, port in self._ports.items()}
-            )
-            argv = [str(self._binary), "--config", str(CONFIG)]
-            self._child = Child("jaeger", argv, log_path=self._log_path, env=env)
-            try:
-                self._child.wait_ready(self._ready)
-                return
-            except LaunchError as error:
-                self._child.kill9()
-                if attempt == START_ATTEMPTS or "address already in use" not in str(error):
-                    raise
+        on_free_ports(self._start_anew)
+
+    def _start_anew(self) -> None:
+        self._ports = {name: free_port() for name in PORTS}
+        env = build_environment(
+            **{f"PENSTOCK_JAEGER_{name}_PORT": str(port) for name, port in self._ports.items()}
+        )
+        argv = [str(self._binary), "--config", str(CONFIG)]
+        self._child = Child("jaeger", argv, log_path=self._log_path, env=env)
+        try:
+            self._child.wait_ready(self._ready)
+        except LaunchError:
+            self._child.kill9()
+            raise
 
     def stop(self) -> None:
         """Ends it (SIGTERM, then SIGKILL). Idempotent."""

@@ -22,7 +22,7 @@ import sys
 import tempfile
 import xml.etree.ElementTree as ElementTree
 from argparse import ArgumentParser
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Coroutine, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, Literal, TypeVar
@@ -31,7 +31,14 @@ import yaml
 
 from infra.devservers.build_cache import INFRA, Part, build_environment, copy_files, obtain, require
 from infra.devservers.certificates import make_certificates
-from infra.devservers.processes import Child, LaunchError, free_port, run_to_end, until_signalled
+from infra.devservers.processes import (
+    Child,
+    LaunchError,
+    free_port,
+    on_free_ports,
+    run_to_end,
+    until_signalled,
+)
 from penstock.errors import LogError
 from penstock.log.kafka.kafka import KafkaLog, Sasl
 from penstock.log.kafka_setup import grant_all
@@ -56,7 +63,6 @@ JVM_OPTIONS = (
 BUILD_TIMEOUT_S = 900.0
 ARCHIVE_TIMEOUT_S = 60.0
 PROBE_TIMEOUT_S = 10.0  # a broker that has begun to listen answers once it is ready; then it is asked again
-START_ATTEMPTS = 3  # another process may take a free port between its choice and its use
 _API_VERSIONS_KEY = 18
 ADMIN = "admin"
 ARCHIVE = "classes.jsa"
@@ -222,7 +228,7 @@ class KafkaBroker:
             self.launch()
             self.wait_ready()
             return
-        _on_free_ports(self._start_anew)
+        on_free_ports(self._start_anew)
         if self.security != "plain" and self._granted:
             _in_own_loop(self._grant())
 
@@ -364,7 +370,7 @@ class KafkaCluster:
 
     def start(self) -> None:
         """The first start, all brokers at once. Raises `LaunchError` with the log's tail."""
-        _on_free_ports(self._start_anew)
+        on_free_ports(self._start_anew)
 
     def _start_anew(self) -> None:
         """On new ports, with empty disks; ends those that an attempt before has started."""
@@ -399,18 +405,6 @@ def kafka_cluster(count: int = 3) -> Iterator[KafkaCluster]:
         stack.callback(cluster.kill9)
         cluster.start()
         yield cluster
-
-
-def _on_free_ports(start: Callable[[], None]) -> None:
-    """Calls `start`, which chooses its ports, again where another process has taken one before its use."""
-    for attempt in range(1, START_ATTEMPTS + 1):
-        try:
-            start()
-        except LaunchError as error:
-            if attempt == START_ATTEMPTS or "Address already in use" not in str(error):
-                raise
-        else:
-            return
 
 
 def new_cluster_id() -> str:

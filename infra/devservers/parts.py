@@ -13,6 +13,8 @@ import pytest
 from infra.devservers.compose import obtain_compose
 from infra.devservers.jaeger import obtain_binary
 from infra.devservers.kafka import obtain_parts
+from infra.devservers.kubernetes_parts import obtain_kwok
+from infra.devservers.kubernetes_parts import obtain_parts as obtain_kubernetes_parts
 from infra.devservers.launchers import obtain_launchers
 from infra.devservers.processes import LaunchError
 
@@ -20,9 +22,10 @@ PARTS: dict[str, Callable[[], Path]] = {
     "kafka": obtain_parts,
     "jaeger": obtain_binary,
     "launchers": obtain_launchers,
+    "kubernetes": obtain_kubernetes_parts,
 }
 """Pytest marker → how to get its part."""
-SLOW_PARTS: dict[str, Callable[[], Path]] = {"compose": obtain_compose}
+SLOW_PARTS: dict[str, Callable[[], Path]] = {"compose": obtain_compose, "kwok": obtain_kwok}
 """The same, of tests that the CI run leaves out."""
 
 

@@ -22,6 +22,7 @@ from types import FrameType
 LOWEST_PORT = 30_000  # above the ports of jobs (`penstock.ledger.derived.ports`)
 HIGHEST_PORT = 31_999  # below Linux' ephemeral range (32768 on), so that no outgoing connection takes it
 PORT_ATTEMPTS = 100
+START_ATTEMPTS = 3  # another process may take a free port between its choice and its use
 POLL_S = 0.02  # between readiness probes; a probe is one loopback connection
 LOG_TAIL_LINES = 25
 _PR_SET_PDEATHSIG = 1  # <linux/prctl.h>
@@ -49,6 +50,18 @@ def free_port() -> int:
                 continue
             return port
     raise LaunchError(f"no free port on 127.0.0.1 between {LOWEST_PORT} and {HIGHEST_PORT}")
+
+
+def on_free_ports(start: Callable[[], None]) -> None:
+    """Calls `start`, which chooses its ports, again where another process has taken one before its use."""
+    for attempt in range(1, START_ATTEMPTS + 1):
+        try:
+            start()
+        except LaunchError as error:
+            if attempt == START_ATTEMPTS or "address already in use" not in str(error).lower():
+                raise
+        else:
+            return
 
 
 class Child:
@@ -112,6 +125,14 @@ class Child:
         if self.running:
             os.killpg(self.pid, signal.SIGKILL)  # it leads its own session, and is not reaped yet
             self._process.wait()
+
+    def pause(self) -> None:
+        """SIGSTOP: it holds its connections and answers nothing."""
+        os.kill(self.pid, signal.SIGSTOP)
+
+    def resume(self) -> None:
+        """SIGCONT."""
+        os.kill(self.pid, signal.SIGCONT)
 
     def log_tail(self) -> str:
         """The last LOG_TAIL_LINES lines of its output."""
