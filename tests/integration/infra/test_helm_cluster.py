@@ -3,7 +3,7 @@
 import json
 import secrets
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import aclosing, contextmanager
 from functools import partial
 from typing import Any
 
@@ -13,10 +13,19 @@ from infra.devservers.helm import CHART
 from infra.devservers.kubernetes import KubernetesCluster, kubernetes_cluster
 from infra.devservers.kubernetes_parts import GPU
 from penstock.private_files import bits_of_others
+from penstock_services.node_reporter.kubernetes.core.messages import (
+    CreatePod,
+    DeletePod,
+    ReadPod,
+    ReleasePod,
+)
+from penstock_services.node_reporter.kubernetes.core.objects import Node, Pod
 from penstock_services.node_reporter.kubernetes.shell.api import ApiServer
-from penstock_services.node_reporter.kubernetes.shell.fence import raise_term
+from penstock_services.node_reporter.kubernetes.shell.fence import FenceNotRaised, raise_term
+from penstock_services.node_reporter.kubernetes.shell.reflector import Broken, Reflector
+from penstock_services.node_reporter.kubernetes.shell.writer import Writer
 from tests.support.helm import NAMESPACE, NEEDED, REPORTER, SETS, Object, helm, merged, named, pods, rendered
-from tests.support.waiting import wait_until
+from tests.support.waiting import await_until, wait_until
 
 pytestmark = [pytest.mark.helm, pytest.mark.kubernetes]
 
@@ -134,6 +143,53 @@ def test_each_right_comes_from_one_verb(cluster: KubernetesCluster) -> None:
             wait_until(lambda right=right: not allowed(cluster, right), f"no {right}")
             assert [each for each in every if not allowed(cluster, each)] == [right]
         wait_until(lambda right=right: allowed(cluster, right), f"{right} again")
+
+
+async def attempt(api: ApiServer, resource: str, verb: str) -> str:
+    """What the server answers where the reporter's own code uses this right."""
+    said = list[str]()
+    writer = Writer(api, lambda wrote: said.append(wrote.text))
+    about = {"namespace": NAMESPACE, "name": "none", "task_id": "", "token": 0}
+    match resource, verb:
+        case ("nodes" | "pods") as path, "list" | "watch":
+            reflector = Reflector[Any](api, f"/api/v1/{path}", {"nodes": Node, "pods": Pod}[path], str)
+            reflector._in_pages = verb == "list"  # as with a server that cannot list as a watch
+            async with aclosing(reflector.follow()) as news:  # type: ignore[type-var]
+                found = await anext(news)
+            return found.why if isinstance(found, Broken) else ""
+        case "pods", "get":
+            writer.write(ReadPod(**about))
+        case "pods", "create":
+            writer.write(CreatePod(**about, manifest={}))
+        case "pods", "delete":
+            writer.write(DeletePod(**about, uid="", grace_s=0))
+        case "pods", "patch":
+            writer.write(ReleasePod(**about, uid="", resource_version="1"))
+        case _:
+            try:
+                return str(await raise_term(api, NAMESPACE, 0))
+            except FenceNotRaised as error:
+                return str(error)
+    await await_until(lambda: said, f"the answer to {verb} {resource}")
+    return said[0]
+
+
+async def test_the_reporter_uses_each_of_its_rights(cluster: KubernetesCluster) -> None:
+    """A right that no code needs is one that a reporter which was taken over has for nothing."""
+    api = await ApiServer.open(cluster.kubeconfig(ACCOUNT))
+    try:
+        for role_path, number, right in rights():
+            _, resource, _, verb = right
+            denial = f'cannot {verb} resource "{resource}"'
+            if (resource, verb) == ("configmaps", "create"):
+                cluster.request("DELETE", f"/api/v1/namespaces/{NAMESPACE}/configmaps/penstock-term")
+            with without(cluster, role_path, number, verb):
+                wait_until(lambda right=right: not allowed(cluster, right), f"no {right}")
+                assert denial in await attempt(api, resource, verb), right
+            wait_until(lambda right=right: allowed(cluster, right), f"{right} again")
+            assert "cannot" not in await attempt(api, resource, verb), right
+    finally:
+        await api.close()
 
 
 @pytest.mark.parametrize(
