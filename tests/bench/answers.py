@@ -59,6 +59,7 @@ class Cell:
             self.take()
         gateway = SimpleNamespace(follower=self.follower)
         app = SimpleNamespace(state=SimpleNamespace(gateway=gateway))
+        why.order_queue(self.follower.state, self.follower.now_ms())  # as the service before it is ready
         self.request = Request({"type": "http", "app": app, CALLER: local_caller("bench")})
 
     def take(self) -> None:

@@ -13,6 +13,7 @@ placed by first fit), later reservations, and the cost of stops. So it is an est
 """
 
 import heapq
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
@@ -124,14 +125,17 @@ def expected_starts(
 
 @dataclass(slots=True)
 class _Fits:
-    """`read`: how many of the changes are included."""
+    """`tasks`: sum over the nodes; `read`: how many of the changes are included."""
 
     nodes: dict[int, int]
+    tasks: int
     read: int
 
 
 class _Forecast(Trying[Alike, Taken]):
     """Simulation of the cell from now on, by estimates. Raises `TooFar`."""
+
+    makes_room = True  # it makes none, and asks whether all further jobs wait
 
     def __init__(
         self,
@@ -150,6 +154,9 @@ class _Forecast(Trying[Alike, Taken]):
         self._settings = in_force(state.settings)
         self._now_ms = now_ms
         self._waiting = _looked_at(state, asked, line)
+        self._wanted = Counter(job.demand for job in self._waiting.values())
+        self._settled: tuple[int, bool] = (-1, False)
+        """(number of changes, whether no waiting job fits since then)."""
         self._holding = {job.job_id: job for job in state.holding.values()}
         self._view = ClusterView(state)
         self._changed: list[int] = []
@@ -180,6 +187,8 @@ class _Forecast(Trying[Alike, Taken]):
     def _all_start(self) -> bool:
         """Starts each waiting job that fits, in order; returns whether all asked jobs have started."""
         self._visits += len(self._waiting) * VISITS_PER_TURN
+        if self.settled():
+            return False
         window = self._settings.backfill_window if self._profile.preempt is None else inf
         for result in scheduling_pass(self._turns(), self, window):
             if isinstance(result, Starts):
@@ -196,6 +205,15 @@ class _Forecast(Trying[Alike, Taken]):
         """As `Trying`. Raises `TooFar`."""
         taken = self._take(job.demand, key[1])
         return Waits(job) if taken is None else Starts(job, taken)
+
+    def settled(self) -> bool:
+        """As `Trying`: no job's workers fit. Orders of arrival count who is overtaken, and go on."""
+        if self._ranking is None:
+            return False
+        if self._settled[0] != len(self._changed):
+            wanted = (self._fitting(one.worker, one.where).tasks >= one.workers for one in self._wanted)
+            self._settled = len(self._changed), not any(wanted)
+        return self._settled[1]
 
     def _turns(self) -> Turns:
         if self._ranking is not None:
@@ -219,6 +237,9 @@ class _Forecast(Trying[Alike, Taken]):
 
     def _begin(self, job: JobState, taken: Taken) -> None:
         del self._waiting[job.job_id]
+        self._wanted[job.demand] -= 1
+        if not self._wanted[job.demand]:
+            del self._wanted[job.demand]
         if job.job_id in self._asked:
             self._found[job.job_id] = self._now_ms
         self._holding[job.job_id] = job
@@ -238,9 +259,9 @@ class _Forecast(Trying[Alike, Taken]):
         free = []
         for need, tasks in roles:
             fits = self._fitting(need, demand.where)
-            if sum(fits.values()) < tasks:
+            if fits.tasks < tasks:
                 return None
-            free.append([one for one in sorted(fits) if self._state.node_at[one] not in barred])
+            free.append([one for one in sorted(fits.nodes) if self._state.node_at[one] not in barred])
         taken: Taken = []
         for (need, tasks), ordinals in zip(roles, free, strict=True):
             left = tasks
@@ -258,13 +279,13 @@ class _Forecast(Trying[Alike, Taken]):
         for _, undo in reversed(taken):
             undo()
 
-    def _fitting(self, need: ResourceVector, where: Where) -> Mapping[int, int]:
+    def _fitting(self, need: ResourceVector, where: Where) -> _Fits:
         """Ordinal of a node → how many such tasks fit, if at least one. Only nodes that have changed are
         examined again."""
         key = (*vector_key(need), *where)
         known, index = self._fits.get(key), self._state.index
         if known is None:
-            known = self._fits[key] = _Fits({}, 0)
+            known = self._fits[key] = _Fits({}, 0, 0)
             changed = {*bits(index.candidates(need, where)), *self._changed}
         else:
             changed = set(self._changed[known.read :])
@@ -273,11 +294,10 @@ class _Forecast(Trying[Alike, Taken]):
         eligible = index.eligible(need, where)
         for ordinal in changed:
             count = self._view.count(need, ordinal, MAX_GANG_TASKS) if eligible >> ordinal & 1 else 0
+            known.tasks += count - known.nodes.pop(ordinal, 0)
             if count:
                 known.nodes[ordinal] = count
-            else:
-                known.nodes.pop(ordinal, None)
-        return known.nodes
+        return known
 
     def _release(self, job_id: str) -> None:
         held = self._holding.pop(job_id)

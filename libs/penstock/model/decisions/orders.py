@@ -3,7 +3,7 @@
 import base64
 import binascii
 import zlib
-from typing import Annotated, Literal
+from typing import Annotated, ClassVar, Literal
 
 import msgspec
 from msgspec import Meta, field
@@ -243,6 +243,8 @@ class StopTask(TaskOrder, frozen=True, kw_only=True):
 
     TYPE = "penstock.order.stop_task"
     OMITTED = ("chief_ended",)
+    GIVEN_UP: ClassVar = "the cell has given it up on this node"
+    """Reason of the stop of a task that is alive on its node, and ended by the ledger."""
 
     grace_ms: Annotated[int, Meta(ge=0)]
     reason: ShortText

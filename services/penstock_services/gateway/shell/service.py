@@ -28,6 +28,7 @@ from penstock_services.gateway.shell.nodes.log_reader import LogReader
 from penstock_services.gateway.shell.options import Options, is_loopback
 from penstock_services.gateway.shell.replica.follower import Follower
 from penstock_services.gateway.shell.routes.connections import report_missing
+from penstock_services.gateway.shell.routes.why import order_queue
 from penstock_services.gateway.shell.store import Store
 
 logger = logging.getLogger(__name__)
@@ -178,6 +179,7 @@ async def _serve(
     try:
         await asyncio.wait({following, catching_up}, return_when=asyncio.FIRST_COMPLETED)
         if caught_up.is_set():
+            order_queue(gateway.follower.state, gateway.follower.now_ms())
             serving = asyncio.ensure_future(server.serve(sockets=[listener]))
             await asyncio.sleep(0)
             ready.set()

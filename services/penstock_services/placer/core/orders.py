@@ -257,7 +257,7 @@ def orphan_orders(state: CellState, node_id: str, up_to: int) -> Iterator[Order]
                 node_id=node_id,
                 task_id=task_id,
                 grace_ms=ORPHAN_GRACE_MS,
-                reason="the cell has given it up on this node",
+                reason=StopTask.GIVEN_UP,
             )
 
 

@@ -23,9 +23,11 @@ from penstock_services.node_reporter.kubernetes.core.objects import Node, Pod
 
 class RaiseFence(msgspec.Struct, frozen=True):
     """Set the term in the fence's ConfigMap by compare-and-set to one more than the larger of its value and
-    `above`, and feed `FenceRaised`. Everything that this reporter writes has that term."""
+    `above`, and feed `FenceRaised`. Everything that this reporter writes has that term. Feed `FenceLost`
+    where `own` is not 0 and the ConfigMap has another term than `own`."""
 
     above: int = 0
+    own: int = 0
 
 
 class Write(msgspec.Struct, frozen=True, kw_only=True):
@@ -79,6 +81,13 @@ Action = Emit | Note | RaiseFence | CreatePod | ReadPod | DeletePod | ReleasePod
 
 class FenceRaised(msgspec.Struct, frozen=True):
     """The ConfigMap has this term, and this reporter has set it."""
+
+    term: int
+    now_ms: int
+
+
+class FenceLost(msgspec.Struct, frozen=True):
+    """The ConfigMap has a newer term than this session's: another reporter has taken over."""
 
     term: int
     now_ms: int
@@ -148,4 +157,14 @@ class Reported(msgspec.Struct, frozen=True):
     now_ms: int
 
 
-Input = FenceRaised | Listed | Watched | OrderRead | Wrote | ConnectionLost | ConnectionRestored | Reported
+Input = (
+    FenceRaised
+    | FenceLost
+    | Listed
+    | Watched
+    | OrderRead
+    | Wrote
+    | ConnectionLost
+    | ConnectionRestored
+    | Reported
+)

@@ -19,6 +19,7 @@ from penstock_services.node_reporter.core.state import (
     Context,
 )
 from penstock_services.node_reporter.kubernetes.core.objects import Node, Pod
+from penstock_services.node_reporter.kubernetes.core.requests import Request
 
 TERM_SHIFT = 20  # a million joinings in one term; 2^33 terms remain below 2^53 (`Token`)
 
@@ -50,6 +51,8 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
     """Keys of taints that do not close a node; pods tolerate them."""
     service: str = "penstock"
     """Headless Service in the namespace, which names the pods of gangs."""
+    finished_pods: int = 200
+    """Pods of ended tasks that stay for `kubectl logs`, at least; older ones are deleted."""
     run_as_user: int = 1_000
     public_key: str | None = None
     """See `NodeJoined.public_key`; one key for all nodes of the cluster."""
@@ -85,11 +88,15 @@ class Task(msgspec.Struct, frozen=True, kw_only=True):
     """Name of its node, without the cluster."""
     boot_id: str
     """Boot of the node for which it was ordered; empty: not known."""
+    machine_id: str = ""
+    """Machine of the node then; empty: not known."""
     namespace: str
     name: str
     """Of its pod."""
     stage: Stage
     gpus: tuple[str, ...] = ()
+    need: Request = Request()
+    """What its pod requests of the node."""
     order: StartTask | None = None
     """None: its pod was found, not created by this session."""
     pod: Pod | None = None
@@ -98,8 +105,12 @@ class Task(msgspec.Struct, frozen=True, kw_only=True):
     stop: Stop | None = None
     failure: str = ""
     """Why it cannot start: its pod is being deleted for that."""
-    refusal: str = ""
-    """Of a task that is being barred: the API server's reason, to be reported as a refusal."""
+    lost: str = ""
+    """Why its exit code will not be known: its pod is being deleted for that."""
+    refusal: OrderRefused | None = None
+    """To be reported when its name is taken, or was found taken."""
+    unsure_ms: int = 0
+    """When a create last had no answer: it may still arrive; 0: each had one."""
     exited: TaskExited | None = None
     refused: OrderRefused | None = None
     reported: bool = False
@@ -158,19 +169,32 @@ class ReporterState:
     """By name."""
     tasks: dict[str, Task] = field(default_factory=dict)
     """Tasks that are not proven ended, by id."""
+    at: dict[str, dict[str, None]] = field(default_factory=dict)
+    """Node → ids of these."""
     ended: dict[str, Task] = field(default_factory=dict)
-    """Ended ones, oldest first: at most MAX_ENDED_REMEMBERED whose end is in the log."""
+    """Ended ones, oldest first."""
     foreign: dict[str, dict[str, Foreign]] = field(default_factory=dict)
     """Node → uid → pod of others."""
     gangs: dict[tuple[str, int], tuple[Peer, ...]] = field(default_factory=dict)
     """(Task whose order contained them, token) → peers of the latest large gangs."""
-    forgotten_token: int = -1
-    """The highest token among forgotten tasks: an unknown task with such a token is not new, but old."""
+    gpu_tokens: dict[str, int] = field(default_factory=dict)
+    """GPU → the highest token that was obeyed on it (LAW 4)."""
+    forgotten: dict[str, int] = field(default_factory=dict)
+    """Node → the highest token among its forgotten tasks: an unknown task with such a token is old."""
+
+    @property
+    def complete(self) -> bool:
+        """Whether this session has its term and knows the cluster: nodes have joined."""
+        return bool(self.term) and len(self.listed) == 2
 
     @property
     def live(self) -> bool:
         """Whether orders are obeyed."""
-        return bool(self.term) and len(self.listed) == 2 and not self.over and self.connected
+        return self.complete and self.connected
+
+    def on(self, node: str) -> list[Task]:
+        """Tasks of this node that are not proven ended, by id."""
+        return [self.tasks[task_id] for task_id in sorted(self.at.get(node, ()))]
 
     def find(self, task_id: str) -> Task | None:
         return self.tasks.get(task_id) or self.ended.get(task_id)
@@ -181,6 +205,7 @@ class Forget(msgspec.Struct, frozen=True):
 
     task_id: str
     token: int
+    node: str
 
 
 class DropNode(msgspec.Struct, frozen=True):
@@ -229,7 +254,7 @@ def evolve(state: ReporterState, change: Change) -> None:
             state.foreign.setdefault(change.node, {})[change.uid] = change
         case Forget():
             state.ended.pop(change.task_id, None)
-            state.forgotten_token = max(state.forgotten_token, change.token)
+            state.forgotten[change.node] = max(state.forgotten.get(change.node, -1), change.token)
         case DropNode():
             state.nodes.pop(change.name, None)
         case DropForeign():
@@ -243,12 +268,16 @@ def evolve(state: ReporterState, change: Change) -> None:
 
 
 def _put(state: ReporterState, task: Task) -> None:
+    for gpu in task.gpus:
+        state.gpu_tokens[gpu] = max(state.gpu_tokens.get(gpu, 0), task.token)
     if task.stage is Stage.ENDED:
-        state.tasks.pop(task.task_id, None)
+        if state.tasks.pop(task.task_id, None) is not None:
+            state.at[task.node].pop(task.task_id, None)
         state.ended[task.task_id] = task
     else:
         state.ended.pop(task.task_id, None)
         state.tasks[task.task_id] = task
+        state.at.setdefault(task.node, {})[task.task_id] = None
 
 
 def _session(state: ReporterState, change: Session) -> None:

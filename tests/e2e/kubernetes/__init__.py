@@ -1,0 +1,1 @@
+"""Penstock on a real Kubernetes API server with hollow kubelets."""

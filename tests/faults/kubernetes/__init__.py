@@ -1,0 +1,1 @@
+"""Faults of a cell on Kubernetes, in virtual time."""
