@@ -19,20 +19,12 @@ def read_private(setting: str, path: Path) -> tuple[bytes, os.stat_result]:
             f"{setting}: {path} cannot be read: {error.strerror}; give a readable file"
         ) from error
     mode = stat.S_IMODE(status.st_mode)
-    if mode & bits_of_others(status.st_uid, os.geteuid()):
+    # Root may give a file to a group, as to libpq's keys: a pod reads a mounted secret through its `fsGroup`.
+    if mode & (0o037 if status.st_uid == 0 != os.geteuid() else 0o077):
         raise ConfigurationError(
             f"{setting}: {path} has mode {mode:04o}, others can use it; run chmod 600 {path}"
         )
     return content, status
-
-
-def bits_of_others(owner: int, user: int) -> int:
-    """Bits of a mode that a private file of `owner` may not have, where `user` reads it.
-
-    Root may give a file to a group, as to libpq's keys: a secret that Kubernetes mounts is root's, and a pod
-    without root reads it through `fsGroup`.
-    """
-    return 0o037 if owner == 0 != user else 0o077
 
 
 def read_private_text(setting: str, path: Path) -> tuple[str, os.stat_result]:

@@ -6,9 +6,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+
 from infra.devservers.kubernetes import KubernetesCluster, kubernetes_cluster
 from infra.devservers.kubernetes_parts import Machine
-
 from tests.support.installation.kubernetes_cell import (
     NAMESPACE,
     REPORTER,

@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import Any
 
 import yaml
-from infra.devservers.kubernetes import KubernetesCluster
 
 from infra.devservers.build_cache import INFRA
+from infra.devservers.kubernetes import KubernetesCluster
 from infra.devservers.processes import Child, free_port
 from tests.support.installation.system import Gateway, clean_environment, file_ends, python_service
 from tests.support.story import told

@@ -1,11 +1,14 @@
 """The log's URL from a file that others cannot read."""
 
+import os
+import stat
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
 
 from penstock.errors import ConfigurationError
-from penstock.private_files import bits_of_others
+from penstock.private_files import read_private
 from penstock.runtime.settings import Settings
 
 
@@ -43,6 +46,14 @@ def test_the_logs_url_comes_from_a_private_file(tmp_path: Path) -> None:
         (1000, 65532, 0o640, False),
     ],
 )
-def test_a_secret_of_kubernetes_is_private(owner: int, user: int, mode: int, private: bool) -> None:
+def test_a_secret_of_kubernetes_is_private(
+    owner: int, user: int, mode: int, private: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A pod without root reads a mounted secret through its group alone, and its services refused it."""
-    assert (mode & bits_of_others(owner, user) == 0) is private
+    path = tmp_path / "secret"
+    path.write_text("x")
+    status = os.stat_result((stat.S_IFREG | mode, 0, 0, 1, owner, 0, 1, 0, 0, 0))
+    monkeypatch.setattr(os, "fstat", lambda _: status)
+    monkeypatch.setattr(os, "geteuid", lambda: user)
+    with nullcontext() if private else pytest.raises(ConfigurationError, match="others can use it"):
+        assert read_private("PENSTOCK_TOKENS", path)[0] == b"x"
