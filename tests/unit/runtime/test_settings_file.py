@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from penstock.errors import ConfigurationError
+from penstock.errors import ConfigurationError, FileMissing
 from penstock.private_files import read_private
 from penstock.runtime.settings import Settings
 
@@ -30,7 +30,7 @@ def test_the_logs_url_comes_from_a_private_file(tmp_path: Path) -> None:
     with pytest.raises(ConfigurationError, match=r"others can use it; run chmod 600"):
         Settings.from_env(env)
     path.unlink()
-    with pytest.raises(ConfigurationError, match="cannot be read"):
+    with pytest.raises(FileMissing, match=r"log-url is missing; `python -m penstock"):
         Settings.from_env(env)
 
 
