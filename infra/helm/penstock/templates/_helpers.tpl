@@ -147,12 +147,22 @@ spec:
             - {name: PENSTOCK_OTLP, value: {{ .otlp | quote }}}
             {{- end }}
             {{- end }}
+            {{- if ne .name "gateway" }}
+            - {name: PENSTOCK_HEALTH, value: /tmp/health}
+            {{- end }}
             {{- range $name, $value := .env }}
             - {name: {{ $name }}, value: {{ $value | quote }}}
             {{- end }}
             {{- with concat $values.extraEnv .values.extraEnv }}
             {{- toYaml . | nindent 12 }}
             {{- end }}
+          {{- if ne .name "gateway" }}
+          # And no other probe: a service that cannot work ends, and a service that waits for its log is well.
+          readinessProbe:
+            exec: {command: [/opt/penstock/bin/python, -S, -E, /opt/penstock/share/health.py]}
+            periodSeconds: 10
+            timeoutSeconds: 5
+          {{- end }}
           {{- with .more }}
           {{- toYaml . | nindent 10 }}
           {{- end }}
