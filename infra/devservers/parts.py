@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from infra.devservers.compose import obtain_compose
+from infra.devservers.helm import obtain_helm
 from infra.devservers.jaeger import obtain_binary
 from infra.devservers.kafka import obtain_parts
 from infra.devservers.kubernetes_parts import obtain_kwok
@@ -23,6 +24,7 @@ PARTS: dict[str, Callable[[], Path]] = {
     "jaeger": obtain_binary,
     "launchers": obtain_launchers,
     "kubernetes": obtain_kubernetes_parts,
+    "helm": obtain_helm,
 }
 """Pytest marker → how to get its part."""
 SLOW_PARTS: dict[str, Callable[[], Path]] = {"compose": obtain_compose, "kwok": obtain_kwok}

@@ -3,7 +3,7 @@
 import re
 from pathlib import Path
 
-from penstock.errors import ConfigurationError
+from penstock.errors import ConfigurationError, unreadable
 
 TOKEN = re.compile(r"[!-~]{1,4096}")
 """The tokens that one HTTP header takes: printable ASCII without spaces (RFC 6750)."""
@@ -17,7 +17,7 @@ def bearer_token(path: Path, setting: str) -> str:
     except UnicodeDecodeError:
         text = ""
     except OSError as error:
-        raise ConfigurationError(f"{setting}: {path} cannot be read: {error.strerror}") from error
+        raise unreadable(setting, path, error) from error
     if TOKEN.fullmatch(text) is None:
         raise ConfigurationError(
             f"{setting}: {path} does not hold one token and nothing else; write there what `penstock token` "

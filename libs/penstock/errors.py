@@ -9,6 +9,7 @@ PenstockError
 │   └── OffsetOutOfRange      the asked position is no longer, or not yet, in the log
 ├── StoreError                Postgres could not do what was asked
 └── ConfigurationError        a setting is missing or unusable; names the setting and the remedy
+    └── FileMissing           a setting's file is not there, or not yet
 """
 
 from traceback import format_exception_only
@@ -51,6 +52,27 @@ class StoreError(PenstockError):
 
 class ConfigurationError(PenstockError):
     """A setting is missing or unusable. The message names the setting and the remedy."""
+
+
+class FileMissing(ConfigurationError):
+    """A setting's file is not there. It may come later: a service ends with status 1, to be started again."""
+
+
+REMEDIES = {
+    "PENSTOCK_DSN_FILE": "`python -m penstock.local.postgres_setup` writes one for each service",
+    "PENSTOCK_LOG_FILE": "`python -m penstock.local.postgres_setup --node NODE` writes one for each node",
+    "PENSTOCK_OPERATOR_KEY": "make one for placer and gateway with `head -c 32 /dev/urandom`",
+    "PENSTOCK_TOKENS": "`penstock token` makes tokens",
+    "--gateway-token-file": "`penstock token` makes tokens",
+}
+"""Setting → what makes its file."""
+
+
+def unreadable(setting: str, path: object, error: OSError) -> ConfigurationError:
+    """For the file of a setting; `FileMissing` where there is none."""
+    if isinstance(error, FileNotFoundError):
+        return FileMissing(f"{setting}: {path} is missing; {REMEDIES.get(setting, 'give a readable file')}")
+    return ConfigurationError(f"{setting}: {path} cannot be read: {error.strerror}; give a readable file")
 
 
 def one_line(error: BaseException) -> str:

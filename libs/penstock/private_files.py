@@ -4,7 +4,7 @@ import os
 import stat
 from pathlib import Path
 
-from penstock.errors import ConfigurationError
+from penstock.errors import ConfigurationError, unreadable
 
 
 def read_private(setting: str, path: Path) -> tuple[bytes, os.stat_result]:
@@ -15,11 +15,10 @@ def read_private(setting: str, path: Path) -> tuple[bytes, os.stat_result]:
             status = os.fstat(file.fileno())
             content = file.read()
     except OSError as error:
-        raise ConfigurationError(
-            f"{setting}: {path} cannot be read: {error.strerror}; give a readable file"
-        ) from error
+        raise unreadable(setting, path, error) from error
     mode = stat.S_IMODE(status.st_mode)
-    if mode & 0o077:
+    # Root may give a file to a group, as to libpq's keys: a pod reads a mounted secret through its `fsGroup`.
+    if mode & (0o037 if status.st_uid == 0 != os.geteuid() else 0o077):
         raise ConfigurationError(
             f"{setting}: {path} has mode {mode:04o}, others can use it; run chmod 600 {path}"
         )

@@ -17,11 +17,15 @@ from typing import Protocol
 
 import uvloop
 
-from penstock.errors import ConfigurationError, PenstockError
+from penstock.errors import ConfigurationError, FileMissing, PenstockError
 from penstock.exits import Exit
 from penstock.log.port import Log
 from penstock.runtime.race import first_of
 from penstock.runtime.settings import Settings
+
+
+HEALTH = "PENSTOCK_HEALTH"
+"""Variable: path of a socket at which the service answers `ready`, for a container's health check."""
 
 
 class Run(Protocol):
@@ -48,7 +52,7 @@ def settle_gc() -> None:
 def main(name: str, run: Run) -> None:
     """Runs one service in this process until SIGINT or SIGTERM; never returns.
 
-    Exit status: 0 stopped, 1 failed (see the log), 2 a setting is missing or wrong.
+    Exit status: 0 stopped, 1 failed (see the log) or a setting's file is missing, 2 a setting is wrong.
     """
     logging.basicConfig(
         level=os.environ.get("PENSTOCK_LOG_LEVEL", "INFO").upper(),
@@ -59,7 +63,7 @@ def main(name: str, run: Run) -> None:
         uvloop.run(_until_stopped(run, settings))
     except ConfigurationError as error:
         print(f"{name}: {error}", file=sys.stderr)
-        sys.exit(Exit.BAD_SPEC)
+        sys.exit(Exit.PROBLEM if isinstance(error, FileMissing) else Exit.BAD_SPEC)
     except PenstockError as error:  # its message is enough; a traceback would add nothing
         print(f"{name}: {error}", file=sys.stderr)
         sys.exit(Exit.PROBLEM)
@@ -71,7 +75,7 @@ async def _until_stopped(run: Run, settings: Settings) -> None:
     loop = asyncio.get_running_loop()
     for number in (signal.SIGINT, signal.SIGTERM):
         loop.add_signal_handler(number, stop.set)
-    announce = asyncio.ensure_future(_announce(ready))
+    announce = asyncio.ensure_future(_announce(ready, os.environ.get(HEALTH)))
     serving = asyncio.ensure_future(run(settings, stop, ready=ready))
     try:
         await first_of(asyncio.shield(serving), stop.wait())
@@ -84,8 +88,16 @@ async def _until_stopped(run: Run, settings: Settings) -> None:
         announce.cancel()
 
 
-async def _announce(ready: asyncio.Event) -> None:
-    """Prints one line on stdout, for which a parent process can wait."""
+async def _announce(ready: asyncio.Event, health: str | None) -> None:
+    """Prints one line on stdout, for which a parent process can wait, and answers with it at this socket: its
+    client learns that the service serves, and that the loop turns."""
     await ready.wait()
     settle_gc()
+    if health:
+        await asyncio.start_unix_server(_answer, health)
     print("ready", flush=True)
+
+
+async def _answer(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    writer.write(b"ready\n")
+    writer.close()

@@ -249,7 +249,7 @@ def test_without_a_key_a_cell_must_trust_its_log_explicitly(cell: SignedCell, tm
         operator_key({"PENSTOCK_OPERATOR_KEY": str(path)})
     path.chmod(0o600)
     assert operator_key({"PENSTOCK_OPERATOR_KEY": str(path)}) == GATEWAYS
-    with pytest.raises(ConfigurationError, match="cannot be read"):
+    with pytest.raises(ConfigurationError, match="is missing; make one"):
         operator_key({"PENSTOCK_OPERATOR_KEY": str(tmp_path / "none")})
 
 

@@ -5,7 +5,7 @@ import ssl
 from pathlib import Path
 from typing import Any
 
-from penstock.errors import ConfigurationError
+from penstock.errors import ConfigurationError, unreadable
 from penstock.private_files import read_private
 
 MAX_FLIGHTS = 4  # flights of messages in a handshake, in either direction
@@ -39,9 +39,7 @@ def _check_readable(setting: str, path: Path) -> None:
     try:
         path.open("rb").close()
     except OSError as error:
-        raise ConfigurationError(
-            f"{setting}: {path} cannot be read: {error.strerror}; name a PEM file"
-        ) from error
+        raise unreadable(setting, path, error) from error
 
 
 def _no_passphrase(setting: str) -> str:

@@ -16,7 +16,7 @@ from hashlib import blake2b, sha256
 from hmac import compare_digest
 from pathlib import Path
 
-from penstock.errors import ConfigurationError
+from penstock.errors import ConfigurationError, unreadable
 from penstock.model.wire.envelope import SIGNATURE, Headers
 from penstock.runtime.keys.signatures import MAX_KEYS, SEED_BYTES, ExchangeKey, SigningKey, verify
 
@@ -74,7 +74,7 @@ def operator_key(env: Mapping[str, str] = os.environ) -> bytes | None:
             mode = os.fstat(file.fileno()).st_mode & 0o777
             key = file.read()
     except OSError as error:
-        raise ConfigurationError(f"{OPERATOR_KEY}: {path} cannot be read: {error.strerror}") from error
+        raise unreadable(OPERATOR_KEY, path, error) from error
     if mode & 0o007 or len(key) < SEED_BYTES:
         raise ConfigurationError(
             f"{OPERATOR_KEY}: {path} must hold at least {SEED_BYTES} random bytes that others cannot read; "

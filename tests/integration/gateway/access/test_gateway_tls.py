@@ -205,7 +205,7 @@ def test_a_certificate_that_every_client_would_refuse_is_refused_at_the_start(
     assert "PENSTOCK_GATEWAY_TLS_KEY is not set" in complaint(KEY="")
     assert "PENSTOCK_GATEWAY_TLS_CERT is not set" in complaint(CERT="")
     assert complaint(CERT=tmp_path / "none").startswith(
-        f"PENSTOCK_GATEWAY_TLS_CERT: {tmp_path}/none cannot be read"
+        f"PENSTOCK_GATEWAY_TLS_CERT: {tmp_path}/none is missing"
     )
     assert f"{stranger}/key.pem is not the key of" in complaint(KEY=stranger / "key.pem")
     assert "cannot be used" in complaint(CERT=own / "key.pem")
