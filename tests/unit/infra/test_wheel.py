@@ -19,6 +19,7 @@ EXTRAS = {
     "estimator",
     "papers",
     "node-reporter",
+    "kubernetes",
     "gateway",
     "cli",
     "client",

@@ -96,18 +96,23 @@ def begin(options: Options) -> tuple[ReporterState, list[Action]]:
     return ReporterState(options), [RaiseFence()]
 
 
-def step(state: ReporterState, given: Input) -> list[Action]:
-    """Decides, folds each own change at once, and returns the actions in order. Nothing after `End`."""
-    if state.over:
-        return []
+def step(state: ReporterState, *given: Input) -> list[Action]:
+    """Decides, folds each own change at once, and returns the actions in order. Nothing after `End`.
+
+    `given`: one input, or several watch events in a row. Nodes are settled after the last one: a node joins
+    once for a burst of pods.
+    """
     actions: list[Action] = []
     touched: dict[str, None] = {}
-    for decision in chain(decide(state, given), tidied(state, given.now_ms)):
-        _fold(state, decision, actions, touched)
+    for one in given:
+        if state.over:
+            return actions
+        for decision in chain(decide(state, one), tidied(state, one.now_ms)):
+            _fold(state, decision, actions, touched)
     while touched and state.complete and not state.over:
         name = min(touched)
         del touched[name]
-        for decision in settled(state, name, given.now_ms):
+        for decision in settled(state, name, given[-1].now_ms):
             _fold(state, decision, actions, touched)
     return actions
 

@@ -30,7 +30,7 @@ from penstock_services.node_reporter.core.actions import Emit, Note
 from penstock_services.node_reporter.core.state import Context
 from penstock_services.node_reporter.kubernetes.core import messages, reporter
 from penstock_services.node_reporter.kubernetes.core.facts import CLOSED_LABEL
-from penstock_services.node_reporter.kubernetes.core.messages import End, RaiseFence, Reported
+from penstock_services.node_reporter.kubernetes.core.messages import End, RaiseFence, Reported, Watched
 from penstock_services.node_reporter.kubernetes.core.objects import Node, Pod
 from penstock_services.node_reporter.kubernetes.core.state import ReporterState
 from penstock_services.node_reporter.kubernetes.options import ClusterOptions
@@ -187,7 +187,7 @@ class Session:
             await self._something.wait()
             self._something.clear()
             while self._inputs:
-                for action in reporter.step(self._state, self._inputs.popleft()):
+                for action in reporter.step(self._state, *self._next()):
                     if isinstance(action, RaiseFence):
                         await self._begin(action)
                     else:
@@ -196,6 +196,13 @@ class Session:
                 self._joined.set()
             if ready is not None and self._joined.is_set():
                 ready.set()
+
+    def _next(self) -> list[messages.Input]:
+        """The next input, or all watch events up to the next other one."""
+        found = [self._inputs.popleft()]
+        while isinstance(found[0], Watched) and self._inputs and isinstance(self._inputs[0], Watched):
+            found.append(self._inputs.popleft())
+        return found
 
     def _act(self, action: messages.Action) -> None:
         match action:
