@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import psutil
 import pytest
 from kubernetes_asyncio import client, config
 
@@ -38,14 +39,22 @@ def cluster() -> Iterator[KubernetesCluster]:
         yield cluster
 
 
-def create_pod(cluster: KubernetesCluster, node: str, **annotations: str) -> str:
+def create_pod(
+    cluster: KubernetesCluster,
+    node: str,
+    *,
+    cpu: str = "1",
+    sidecars: list[dict[str, Any]] | None = None,
+    **annotations: str,
+) -> str:
     """A pod with one GPU, forced on a node; returns its name."""
     name = f"pod-{next(_numbers)}"
-    container = {"name": "main", "image": "none", "resources": {"limits": {GPU: "1"}}}
+    container = {"name": "main", "image": "none", "resources": {"limits": {GPU: "1", "cpu": cpu}}}
     spec = {
         "nodeName": node,
         "restartPolicy": "Never",
         "terminationGracePeriodSeconds": GRACE_S,
+        "initContainers": sidecars or [],
         "containers": [container],
     }
     metadata = {
@@ -110,6 +119,17 @@ def test_a_node_reports_its_machine(cluster: KubernetesCluster) -> None:
     assert node["metadata"]["labels"]["kubernetes.io/hostname"] == "gpu-1"
 
 
+def test_a_kubelet_leaves_its_machine_alone(cluster: KubernetesCluster) -> None:
+    """A usual kubelet listens on every address and adds rules to the firewall, which stay."""
+    assert "iptables" not in (cluster.folder / "gpu-1.log").read_text()
+    addresses = {
+        connection.laddr.ip
+        for pid in cluster.pids.values()
+        for connection in psutil.Process(pid).net_connections("inet")
+    }
+    assert addresses <= {"127.0.0.1", "::ffff:127.0.0.1"}
+
+
 def test_a_pod_ends_by_itself_with_its_exit_code(cluster: KubernetesCluster) -> None:
     """A training ends, well or with an error."""
     well, badly = (
@@ -149,6 +169,33 @@ def test_a_kubelet_refuses_pods_beyond_its_gpus(cluster: KubernetesCluster) -> N
     assert sorted(end["phase"] for end in ends) == ["Failed"] * 2 + ["Running"] * 4
     assert {end.get("reason") for end in ends if end["phase"] == "Failed"} == {f"OutOf{GPU}"}
     remove(cluster, pods)
+
+
+def test_a_running_pod_gets_other_cores(cluster: KubernetesCluster) -> None:
+    """CODA's decision for a pod: its limit of cores moves while it runs."""
+    pod = create_pod(cluster, "gpu-1", cpu="2")
+    wait_phase(cluster, pod, "Running")
+    container = {"name": "main", "resources": {"requests": {"cpu": "4"}, "limits": {"cpu": "4"}}}
+    patch = "application/strategic-merge-patch+json"
+    body = {"spec": {"containers": [container]}}
+    assert cluster.request("PATCH", f"{PODS}/{pod}/resize", body, content_type=patch).status == 200
+
+    def cores() -> str:
+        (container,) = status_of(cluster, pod)["containerStatuses"]
+        return str(container["resources"]["limits"]["cpu"])
+
+    wait_until(lambda: cores() == "4", "four cores")
+    container["resources"] = {"limits": {GPU: "2"}}
+    assert cluster.request("PATCH", f"{PODS}/{pod}/resize", body, content_type=patch).status == 422
+    remove(cluster, [pod])
+
+
+def test_sidecars_do_not_keep_a_pod(cluster: KubernetesCluster) -> None:
+    """The training ends; the container that reports its progress would run for ever."""
+    sidecar = {"name": "reports", "image": "none", "restartPolicy": "Always"}
+    pod = create_pod(cluster, "gpu-1", sidecars=[sidecar], run_for="50ms")
+    assert wait_phase(cluster, pod, "Succeeded", "Failed")["phase"] == "Succeeded"
+    remove(cluster, [pod])
 
 
 def test_a_dead_kubelet_holds_its_pods_until_it_is_back(cluster: KubernetesCluster) -> None:
