@@ -1,7 +1,8 @@
 // A hollow kubelet: the real kubelet without containers, for tests. It admits, reports, resizes and ends pods
-// as on a machine. Differs from Kubernetes' own kubemark: it opens no port, keeps its files in one folder, and
-// its cores, memory and boot id are given. Two annotations of a pod end its containers by themselves:
-// penstock.test/run-for (such as 500ms, after the start) and penstock.test/exit-code.
+// as on a machine. Unlike Kubernetes' own kubemark, it opens no port, keeps its files in one folder, leaves the
+// firewall alone and carries resizes out; its cores, memory and boot id are given. Two annotations of a pod end
+// its containers by themselves: penstock.test/run-for (500ms after the start of each) and
+// penstock.test/exit-code.
 package main
 
 import (
@@ -22,9 +23,11 @@ import (
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 	apitest "k8s.io/cri-api/pkg/apis/testing"
 	"k8s.io/klog/v2"
+	kubeletconfig "k8s.io/kubernetes/pkg/kubelet/apis/config"
 	cadvisortest "k8s.io/kubernetes/pkg/kubelet/cadvisor/testing"
 	"k8s.io/kubernetes/pkg/kubelet/cm"
 	"k8s.io/kubernetes/pkg/kubemark"
+	"k8s.io/utils/ptr"
 )
 
 const (
@@ -44,9 +47,60 @@ func (m *machine) MachineInfo() (*cadvisorapi.MachineInfo, error) {
 	return &info, nil
 }
 
+// noCgroups has each pod's limits as they shall be.
+type noCgroups struct {
+	cm.ContainerManager
+}
+
+func (n noCgroups) NewPodContainerManager() cm.PodContainerManager {
+	return podWithoutCgroup{n.ContainerManager.NewPodContainerManager()}
+}
+
+type podWithoutCgroup struct {
+	cm.PodContainerManager
+}
+
+func (podWithoutCgroup) GetPodCgroupConfig(pod *v1.Pod, _ v1.ResourceName) (*cm.ResourceConfig, error) {
+	found := cm.ResourceConfigForPod(pod, true, cm.QuotaPeriod, false, kubeletconfig.NoneMemoryReservationPolicy)
+	if found.Memory == nil { // a cgroup has a value for each limit, also where the pod has none
+		found.Memory = ptr.To(int64(-1))
+	}
+	if found.CPUQuota == nil {
+		found.CPUQuota, found.CPUPeriod = ptr.To(int64(-1)), ptr.To(uint64(cm.QuotaPeriod))
+	}
+	return found, nil
+}
+
+func (podWithoutCgroup) SetPodCgroupConfig(klog.Logger, *v1.Pod, *cm.ResourceConfig) error {
+	return nil
+}
+
 // runtime is a container runtime whose containers end.
 type runtime struct {
 	*apitest.FakeRuntimeService
+}
+
+func (r *runtime) CreateContainer(
+	ctx context.Context, sandbox string, config *runtimeapi.ContainerConfig, podConfig *runtimeapi.PodSandboxConfig,
+) (string, error) {
+	id, err := r.FakeRuntimeService.CreateContainer(ctx, sandbox, config, podConfig)
+	if err == nil {
+		err = r.UpdateContainerResources(ctx, id, &runtimeapi.ContainerResources{Linux: config.GetLinux().GetResources()})
+	}
+	return id, err
+}
+
+func (r *runtime) UpdateContainerResources(
+	_ context.Context, id string, resources *runtimeapi.ContainerResources,
+) error {
+	r.Lock()
+	defer r.Unlock()
+	container, found := r.Containers[id]
+	if !found {
+		return fmt.Errorf("no container %q", id)
+	}
+	container.Resources = resources
+	return nil
 }
 
 func (r *runtime) StartContainer(ctx context.Context, id string) error {
@@ -134,6 +188,7 @@ func run(
 		}
 	}
 	config.EnableServer = false
+	config.MakeIPTablesUtilChains = false // the machine's own firewall
 	config.NodeLeaseDurationSeconds = int32(lease)
 	config.NodeStatusUpdateFrequency.Duration = time.Duration(lease) * time.Second / 4
 
@@ -169,7 +224,7 @@ func run(
 	}}
 	kubelet := kubemark.NewHollowKubelet(
 		flags, config, calls, heartbeats, hardware, apitest.NewFakeImageService(),
-		&runtime{containers}, cm.NewStubContainerManagerWithDevicePluginResource(extended))
+		&runtime{containers}, noCgroups{cm.NewStubContainerManagerWithDevicePluginResource(extended)})
 	klog.InfoS("Starting", "node", name, "cores", cores, "devices", devices)
 	kubelet.Run(context.Background())
 	return nil

@@ -3,6 +3,7 @@
 import itertools
 import json
 import os
+import shutil
 import signal
 import ssl
 import subprocess
@@ -13,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import psutil
 import pytest
 from kubernetes_asyncio import client, config
 
@@ -38,14 +40,22 @@ def cluster() -> Iterator[KubernetesCluster]:
         yield cluster
 
 
-def create_pod(cluster: KubernetesCluster, node: str, **annotations: str) -> str:
+def create_pod(
+    cluster: KubernetesCluster,
+    node: str,
+    *,
+    cpu: str = "1",
+    sidecars: list[dict[str, Any]] | None = None,
+    **annotations: str,
+) -> str:
     """A pod with one GPU, forced on a node; returns its name."""
     name = f"pod-{next(_numbers)}"
-    container = {"name": "main", "image": "none", "resources": {"limits": {GPU: "1"}}}
+    container = {"name": "main", "image": "none", "resources": {"limits": {GPU: "1", "cpu": cpu}}}
     spec = {
         "nodeName": node,
         "restartPolicy": "Never",
         "terminationGracePeriodSeconds": GRACE_S,
+        "initContainers": sidecars or [],
         "containers": [container],
     }
     metadata = {
@@ -110,6 +120,17 @@ def test_a_node_reports_its_machine(cluster: KubernetesCluster) -> None:
     assert node["metadata"]["labels"]["kubernetes.io/hostname"] == "gpu-1"
 
 
+def test_a_kubelet_leaves_its_machine_alone(cluster: KubernetesCluster) -> None:
+    """A usual kubelet listens on every address and adds rules to the firewall, which stay."""
+    assert "iptables" not in (cluster.folder / "gpu-1.log").read_text()
+    addresses = {
+        connection.laddr.ip
+        for pid in cluster.pids.values()
+        for connection in psutil.Process(pid).net_connections("inet")
+    }
+    assert addresses <= {"127.0.0.1", "::ffff:127.0.0.1"}
+
+
 def test_a_pod_ends_by_itself_with_its_exit_code(cluster: KubernetesCluster) -> None:
     """A training ends, well or with an error."""
     well, badly = (
@@ -149,6 +170,33 @@ def test_a_kubelet_refuses_pods_beyond_its_gpus(cluster: KubernetesCluster) -> N
     assert sorted(end["phase"] for end in ends) == ["Failed"] * 2 + ["Running"] * 4
     assert {end.get("reason") for end in ends if end["phase"] == "Failed"} == {f"OutOf{GPU}"}
     remove(cluster, pods)
+
+
+def test_a_running_pod_gets_other_cores(cluster: KubernetesCluster) -> None:
+    """CODA's decision for a pod: its limit of cores moves while it runs."""
+    pod = create_pod(cluster, "gpu-1", cpu="2")
+    wait_phase(cluster, pod, "Running")
+    container = {"name": "main", "resources": {"requests": {"cpu": "4"}, "limits": {"cpu": "4"}}}
+    patch = "application/strategic-merge-patch+json"
+    body = {"spec": {"containers": [container]}}
+    assert cluster.request("PATCH", f"{PODS}/{pod}/resize", body, content_type=patch).status == 200
+
+    def cores() -> str:
+        (container,) = status_of(cluster, pod)["containerStatuses"]
+        return str(container["resources"]["limits"]["cpu"])
+
+    wait_until(lambda: cores() == "4", "four cores")
+    container["resources"] = {"limits": {GPU: "2"}}
+    assert cluster.request("PATCH", f"{PODS}/{pod}/resize", body, content_type=patch).status == 422
+    remove(cluster, [pod])
+
+
+def test_sidecars_do_not_keep_a_pod(cluster: KubernetesCluster) -> None:
+    """The training ends; the container that reports its progress would run for ever."""
+    sidecar = {"name": "reports", "image": "none", "restartPolicy": "Always"}
+    pod = create_pod(cluster, "gpu-1", sidecars=[sidecar], run_for="50ms")
+    assert wait_phase(cluster, pod, "Succeeded", "Failed")["phase"] == "Succeeded"
+    remove(cluster, [pod])
 
 
 def test_a_dead_kubelet_holds_its_pods_until_it_is_back(cluster: KubernetesCluster) -> None:
@@ -287,8 +335,9 @@ def test_make_kube_takes_its_cluster_along_however_it_ends(number: signal.Signal
         launcher.send_signal(number)
         launcher.wait()
     wait_until(lambda: not processes_with(str(folder).encode()), "the end of all processes")
-    if number is not signal.SIGKILL:  # nobody can tidy up after that one
-        assert not folder.exists()
+    if number is signal.SIGKILL:  # nobody can tidy up after that one
+        shutil.rmtree(folder)
+    assert not folder.exists()
 
 
 def test_files_of_users_are_private(tmp_path: Path) -> None:
