@@ -4,6 +4,7 @@ from collections.abc import Callable
 from functools import partial
 
 from penstock_services.node_reporter.kubernetes.core.manifests import FINALIZER
+from penstock_services.node_reporter.kubernetes.core.messages import ConnectionLost
 from penstock_services.node_reporter.kubernetes.core.pods import LATE_WRITE_MS
 from penstock_services.node_reporter.kubernetes.core.proof import OUT_OF_SERVICE
 from tests.support.kubernetes.kubelets import GPU, Kubelet, foreign_pod
@@ -34,8 +35,11 @@ class Laboratory:
         for job_id in jobs:
             gpus, workers = self.rng.choice([(1, 1), (1, 1), (2, 1), (4, 1), (1, 2), (2, 2), (0, 1)])
             cores = self.rng.randint(1, 3)
+            at_ms = self.rng.randint(0, TROUBLE_MS // 2)
+            if self.rng.random() < 0.15:  # while its start is on its way
+                world.schedule(at_ms + self.rng.randint(1, 400), partial(world.cancel, job_id))
             world.schedule(
-                self.rng.randint(0, TROUBLE_MS // 2),
+                at_ms,
                 partial(world.submit, job_id, gpus, workers=workers, cores=cores),
             )
         for _ in range(self.rng.randint(4, 24)):
@@ -89,6 +93,7 @@ class Laboratory:
             self.cancel,
             self.quota,
             self.repeat,
+            self.api_away,
         ]
         chosen = self.rng.choice(faults)
         self.world.say(f"-- {chosen.__name__} {kubelet.name}")
@@ -144,8 +149,8 @@ class Laboratory:
             kubelet.publish()
 
     def force_delete(self, _: Kubelet) -> None:
-        """`kubectl delete --force`. Sometimes somebody removes the finalizer, too, while the one reporter
-        lives: else this is that person's word that the task has ended."""
+        """`kubectl delete --force`. Sometimes somebody removes the finalizer, too, after the one
+        reporter has seen the pod: else this is that person's word that the task has ended."""
         api = self.world.api
         ours = {key: pod for key, pod in api.pods.items() if key.startswith(f"{NAMESPACE}/")}
         keys = sorted(key for key, pod in ours.items() if pod["spec"].get("nodeName"))
@@ -157,7 +162,15 @@ class Laboratory:
         try:
             api.delete(key, uid, 0)
             live = [session for session in self.world.sessions if session.live]
-            if self.rng.random() < 0.2 and len(live) == 1:
+            seen = len(live) == 1 and live[0].state.complete
+            if (
+                self.rng.random() < 0.2
+                and seen
+                and any(
+                    task.pod is not None and task.pod.metadata.uid == uid
+                    for task in live[0].state.tasks.values()
+                )
+            ):
                 self.calm_ms = self.world.now_ms + CALM_MS
                 live[0].crash_odds = 0.0
                 self.stripped.add(str(pod["spec"].get("nodeName")))
@@ -210,6 +223,12 @@ class Laboratory:
             return
         api.quota_text = "" if api.quota_text else "exceeded quota: pods"
 
+    def api_away(self, _: Kubelet) -> None:
+        """Orders come meanwhile."""
+        for session in self.world.sessions:
+            session.feed(ConnectionLost("no answer for 10 s", self.world.now_ms))
+            self.world.schedule(self.rng.randint(1_000, 20_000), session.restored)
+
     def repeat(self, _: Kubelet) -> None:
         self.world.repeat_orders()
 
@@ -218,6 +237,8 @@ class Laboratory:
         world = self.world
         world.say("-- repair")
         world.odds = 0.0
+        for session in world.sessions:
+            session.restored()
         world.api.quota_text = ""
         for session in world.sessions:
             session.crash_odds = 0.0

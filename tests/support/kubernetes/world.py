@@ -24,6 +24,7 @@ from penstock.model.schema.event import Event
 from penstock_services.node_reporter.core.actions import Emit, Note
 from penstock_services.node_reporter.kubernetes.core.messages import (
     Action,
+    ConnectionRestored,
     CreatePod,
     DeletePod,
     End,
@@ -292,6 +293,10 @@ class Session:
             self.world.append(event)
             if isinstance(event, TaskExited | OrderRefused):
                 self._later(partial(self._reported, event.task_id, event.token))
+
+    def restored(self) -> None:
+        """The API server answers again."""
+        self.feed(ConnectionRestored(self.world.now_ms))
 
     def _reported(self, task_id: str, token: int) -> None:
         self.feed(Reported(task_id, token, self.world.now_ms))
