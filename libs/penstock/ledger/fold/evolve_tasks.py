@@ -205,7 +205,8 @@ def task_lost(state: CellState, fact: ledger_events.TaskLost) -> None:
 
 def order_refused(state: CellState, fact: external_events.OrderRefused) -> None:
     job, task = _end_task(state, fact.node_id, fact.task_id, "refused")
-    _note_failure(job, fact.node_id, task, f"refused, {fact.reason}")
+    detail = f": {fact.detail}" if fact.detail else ""
+    _note_failure(job, fact.node_id, task, f"refused, {fact.reason}{detail}")
     node = state.nodes[fact.node_id]
     for uuid in fact.missing_gpus:
         evolve_nodes.mark_faulted(node, node.slot_of(uuid))

@@ -30,7 +30,13 @@ from penstock_services.node_reporter.core.actions import Emit, Note
 from penstock_services.node_reporter.core.state import Context
 from penstock_services.node_reporter.kubernetes.core import messages, reporter
 from penstock_services.node_reporter.kubernetes.core.facts import CLOSED_LABEL
-from penstock_services.node_reporter.kubernetes.core.messages import End, RaiseFence, Reported, Watched
+from penstock_services.node_reporter.kubernetes.core.messages import (
+    End,
+    RaiseFence,
+    Reported,
+    Watched,
+    Wrote,
+)
 from penstock_services.node_reporter.kubernetes.core.objects import Node, Pod
 from penstock_services.node_reporter.kubernetes.core.state import ReporterState
 from penstock_services.node_reporter.kubernetes.options import ClusterOptions
@@ -78,7 +84,7 @@ class Session:
         self._said: deque[Said] = deque()
         self._to_say = asyncio.Event()
         self._joined = asyncio.Event()
-        self._writer = Writer(api, self._later)
+        self._writer = Writer(api, self._wrote)
         self._broken: dict[str, str] = {}
         """Kind of objects → why its connection is broken now."""
         self._lost: asyncio.TimerHandle | None = None
@@ -118,6 +124,11 @@ class Session:
     def _later(self, given: messages.Input) -> None:
         self._inputs.append(given)
         self._something.set()
+
+    def _wrote(self, found: Wrote) -> None:
+        if found.outcome in ("refused", "unknown"):
+            logger.warning("%s/%s: %s", found.write.namespace, found.write.name, found.text)
+        self._later(found)
 
     async def _watch(self, what: Literal["nodes", "pods"], reflector: Reflector[Any]) -> None:
         async with aclosing(reflector.follow()) as news:  # type: ignore[type-var]
