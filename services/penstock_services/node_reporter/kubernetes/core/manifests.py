@@ -48,25 +48,20 @@ def grace_s(grace_ms: int) -> int:
     return max(1, -(-grace_ms // 1_000))
 
 
-def annotations_of(order: StartTask, machine_id: str, term: int, context: Context) -> dict[str, str]:
+def _annotations(
+    token: int, term: int, task_id: str, node_id: str, boot_id: str, machine_id: str, **more: str | None
+) -> dict[str, str]:
     """What a later session reads back (`Annotations`)."""
     found = {
-        "token": str(order.token),
+        "token": str(token),
         "term": str(term),
-        "job": order.job_id,
-        "task": order.task_id,
-        "attempt": str(order.attempt),
-        "rank": str(order.place.rank),
-        "node": order.node_id,
-        "boot": order.boot_id,
+        "task": task_id,
+        "node": node_id,
+        "boot": boot_id,
         "machine": machine_id,
-        "gpus": ",".join(order.gpu_uuids),
+        **more,
     }
-    if context.traceparent:
-        found["traceparent"] = context.traceparent
-    if context.correlation_id:
-        found["correlation"] = context.correlation_id
-    return {PREFIX + name: text for name, text in found.items()}
+    return {PREFIX + name: text for name, text in found.items() if text is not None}
 
 
 class Annotations:
@@ -116,7 +111,20 @@ def pod_of(options: Options, order: StartTask, node: NodeSpec, term: int, contex
                 f"{PREFIX}attempt": str(order.attempt),
                 f"{PREFIX}rank": str(place.rank),
             },
-            "annotations": annotations_of(order, node.machine_id or "", term, context),
+            "annotations": _annotations(
+                order.token,
+                term,
+                order.task_id,
+                order.node_id,
+                order.boot_id,
+                node.machine_id or "",
+                job=order.job_id,
+                attempt=str(order.attempt),
+                rank=str(place.rank),
+                gpus=",".join(order.gpu_uuids),
+                traceparent=context.traceparent,
+                correlation=context.correlation_id,
+            ),
             "finalizers": [FINALIZER],
         },
         "spec": {
@@ -134,16 +142,7 @@ def pod_of(options: Options, order: StartTask, node: NodeSpec, term: int, contex
 def bar_of(options: Options, task: Task, term: int, why: str) -> dict[str, Any]:
     """A pod that has the name of the task's pod and never runs: it has a gate and no node. `why`: `stopped`,
     `refused`, or `vanished`, whose object stays until the task is proven ended."""
-    found = {
-        "token": str(task.token),
-        "term": str(term),
-        "task": task.task_id,
-        "node": options.node_id(task.node),
-        "boot": task.boot_id,
-        "machine": task.machine_id,
-        "gpus": ",".join(task.gpus),
-        "barred": why,
-    }
+    about = task.token, term, task.task_id, options.node_id(task.node), task.boot_id, task.machine_id
     security = {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}}
     return {
         "apiVersion": "v1",
@@ -152,7 +151,7 @@ def bar_of(options: Options, task: Task, term: int, why: str) -> dict[str, Any]:
             "name": task.name,
             "namespace": task.namespace,
             "labels": dict(MANAGED),
-            "annotations": {PREFIX + name: text for name, text in found.items()},
+            "annotations": _annotations(*about, gpus=",".join(task.gpus), barred=why),
             "finalizers": [FINALIZER] if why == "vanished" else [],
         },
         "spec": {

@@ -124,8 +124,12 @@ def _fold(state: ReporterState, decision: Decision, actions: list[Action], touch
         return
     if isinstance(decision, NodeView):
         touched[decision.name] = None
-    elif isinstance(decision, Task | Foreign | DropForeign):
+    elif isinstance(decision, Foreign | DropForeign):
         touched[decision.node] = None
+    elif isinstance(decision, Task):
+        known = state.find(decision.task_id)
+        if known is None or known.stage is not decision.stage:
+            touched[decision.node] = None
     evolve(state, decision)
 
 

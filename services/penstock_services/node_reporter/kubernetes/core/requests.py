@@ -27,7 +27,7 @@ _QUANTITY = re.compile(
 )
 
 
-@lru_cache(4_096)  # texts: nodes and pods of a cluster are of few kinds; each costs 15 µs
+@lru_cache(maxsize=4_096)  # a cluster's pods request few different amounts; 41 µs an event without, 12 with
 def quantity(text: str | int | float, scale: int = 1) -> int:
     """The exact value times `scale`, rounded away from zero as the API server's `ScaledValue` does, and at
     most `MAX_QUANTITY`. `quantity("2500m", 1_000)` is 2,500. Raises `ValueError` for other texts."""
