@@ -1,6 +1,10 @@
-"""Images of Kafka, Postgres and Jaeger under the names in `docker-compose.yml`, made of the launchers' parts."""
+"""`docker-compose.yml` on a real engine: Compose itself, and images under the names in the file.
+
+Those of Kafka, Postgres and Jaeger are made of the launchers' parts.
+"""
 
 import shutil
+import subprocess
 import tempfile
 from importlib.util import find_spec
 from pathlib import Path
@@ -8,6 +12,7 @@ from pathlib import Path
 import yaml
 
 from infra.devservers.build_cache import INFRA, REPOSITORY, require
+from infra.devservers.compose import obtain_compose
 from infra.devservers.containers import BASE, ContainerEngine
 from infra.devservers.jaeger import obtain_binary
 from infra.devservers.kafka import JAVA_REMEDY, obtain_jars
@@ -22,6 +27,20 @@ def tag_of(service: str) -> str:
     """The image of a service in docker-compose.yml, with the registry that an engine adds to its name."""
     image: str = yaml.safe_load(COMPOSE_FILE.read_text())["services"][service]["image"]
     return f"{HUB}/{image}" if "/" in image else f"{HUB}/library/{image}"
+
+
+def build_all(engine: ContainerEngine) -> None:
+    """Every image in docker-compose.yml. Raises `LaunchError`."""
+    build_others(engine, *PARTS)
+    engine.build("services", tag_of("placer"))
+    engine.build("node-reporter", tag_of("node-0"))
+
+
+def compose(engine: ContainerEngine, *words: str) -> "subprocess.CompletedProcess[str]":
+    """Runs `docker compose WORDS` with this engine, and with no settings of the user's."""
+    argv = [str(obtain_compose()), "--file", str(COMPOSE_FILE), "--profile", "penstock", *words]
+    env = {"DOCKER_HOST": f"unix://{engine.socket}", "HOME": str(engine.socket.parent)}
+    return subprocess.run(argv, capture_output=True, text=True, check=False, env=env)
 
 
 def build_others(engine: ContainerEngine, *services: str) -> None:

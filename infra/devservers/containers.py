@@ -7,8 +7,8 @@
 Nothing of the machine's own podman, networks or containers is touched: storage lies in `folder`, networks and
 processes in namespaces that end with the block. Its Docker API is at `engine.socket`, for Compose.
 
-Departures from a machine with systemd: cgroups are version 1, since the recipe takes the hybrid hierarchy away,
-and no timer runs health checks, so that `engine` asks for each that is not healthy.
+Departures from a machine with systemd: cgroups are version 1, since the recipe takes the hybrid hierarchy
+away, and no timer runs health checks, so that `engine` asks for each that is not healthy.
 """
 
 import contextlib
@@ -39,7 +39,14 @@ SUITE = "bookworm"
 BUILD_TIMEOUT_S = 1_800.0
 CHECK_S = 1.0  # between two health checks of the same container
 TIMESTAMP = "315532800"  # 1980: the earliest time that a ZIP archive, such as a wheel, can name
-LEFT_OUT = ("var/cache/apt/*", "var/lib/apt/lists/*", "usr/share/doc/*", "usr/share/man/*", "usr/share/locale/*", "dev/*")
+LEFT_OUT = (
+    "var/cache/apt/*",
+    "var/lib/apt/lists/*",
+    "usr/share/doc/*",
+    "usr/share/man/*",
+    "usr/share/locale/*",
+    "dev/*",
+)
 """Parts of a bootstrapped Debian that slim images lack, too."""
 SETTINGS = """\
 [containers]
@@ -83,7 +90,9 @@ def obtain_base() -> Path:
         log = folder / "build.log"
         run_to_end("debootstrap", argv, log_path=log, timeout_s=BUILD_TIMEOUT_S, env=build_environment())
         without = [f"--exclude=./{part}" for part in LEFT_OUT]
-        run_to_end("tar", ["tar", "-C", str(tree), *without, "-cf", str(folder / "base.tar"), "."], log_path=log)
+        run_to_end(
+            "tar", ["tar", "-C", str(tree), *without, "-cf", str(folder / "base.tar"), "."], log_path=log
+        )
         shutil.rmtree(tree)
 
     part = Part(
@@ -146,8 +155,17 @@ class ContainerEngine:
         (folder / "containers.conf").write_text(SETTINGS)
         (folder / "serve.sh").write_text(SERVE)
         self._env = {**os.environ, "CONTAINERS_CONF": str(folder / "containers.conf"), "HOME": str(folder)}
-        argv = ["unshare", "--mount", "--net", "--pid", "--fork", "--mount-proc", "sh", str(folder / "serve.sh")]
-        argv += [*self._program(), "system", "service", "--time=0", f"unix://{self.socket}"]
+        argv = [
+            "unshare",
+            "--mount",
+            "--net",
+            "--pid",
+            "--fork",
+            "--mount-proc",
+            "sh",
+            str(folder / "serve.sh"),
+        ]
+        argv += [*self.program(), "system", "service", "--time=0", f"unix://{self.socket}"]
         self._holder = Child("podman", argv, log_path=folder / "podman.log", env=self._env)
         self._holder.wait_ready(self._answers)
         self._ended = threading.Event()
@@ -156,7 +174,7 @@ class ContainerEngine:
 
     def podman(self, *words: str, check: bool = True, env: Mapping[str, str] | None = None) -> str:
         """Output of `podman WORDS`. Raises `LaunchError` with its errors."""
-        done = self.inside([*self._program(), *words], env=env)
+        done = self.inside([*self.program(), *words], env=env)
         if check and done.returncode:
             raise LaunchError(f"podman {words[0]} ended with {done.returncode}:\n{done.stderr[-4_000:]}")
         return done.stdout
@@ -165,21 +183,31 @@ class ContainerEngine:
         self, argv: Sequence[str], *, env: Mapping[str, str] | None = None
     ) -> "subprocess.CompletedProcess[str]":
         """Runs a program beside the containers: on their machine, and in none of them."""
-        enter = ["nsenter", "--target", str(self._init()), "--mount", "--net", "--pid", "--"]
         return subprocess.run(
-            [*enter, *argv], capture_output=True, text=True, check=False, env={**self._env, **(env or {})}
+            [*self.entered(), *argv],
+            capture_output=True,
+            text=True,
+            check=False,
+            env={**self._env, **(env or {})},
         )
+
+    def entered(self) -> list[str]:
+        """What precedes a program that is to run there."""
+        return ["nsenter", "--target", str(self._init()), "--mount", "--net", "--pid", "--"]
 
     def import_base(self) -> None:
         """The base image of all others here."""
         self.podman("import", str(obtain_base()), BASE)
 
-    def build(self, target: str, tag: str, *options: str) -> None:
-        """Builds a target of infra/images/Dockerfile, without a network. Raises `LaunchError`."""
+    def build(self, target: str, tag: str, *options: str, context: Path = REPOSITORY) -> None:
+        """Builds a target of infra/images/Dockerfile, without a network. Raises `LaunchError`.
+
+        `context`: a checkout.
+        """
         argv = ["build", "--network=none", f"--timestamp={TIMESTAMP}", f"--build-arg=BASE={BASE}", *options]
         argv += ["--build-arg=PIP_NO_INDEX=1", "--build-arg=PIP_FIND_LINKS=/wheels"]
         argv += [f"--volume={obtain_wheels()}:/wheels:ro", f"--target={target}", f"--tag={tag}"]
-        self.podman(*argv, f"--file={INFRA / 'images' / 'Dockerfile'}", str(REPOSITORY))
+        self.podman(*argv, f"--file={context / 'infra' / 'images' / 'Dockerfile'}", str(context))
 
     def close(self) -> None:
         """Removes all containers, which have control groups on this machine, and ends podman."""
@@ -188,8 +216,12 @@ class ContainerEngine:
         with contextlib.suppress(LaunchError):
             self.podman("rm", "--all", "--force", "--time=0")
         self._holder.kill9()
+        for group in Path("/sys/fs/cgroup").glob("*/libpod_parent"):
+            with contextlib.suppress(OSError):  # another podman's containers are in there
+                group.rmdir()
 
-    def _program(self) -> list[str]:
+    def program(self) -> list[str]:
+        """How this podman is called, in its namespaces."""
         return ["podman", f"--root={self._folder / 'root'}", f"--runroot={self._folder / 'run'}"]
 
     def _init(self) -> int:

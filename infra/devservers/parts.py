@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from infra.devservers.compose import obtain_compose
+from infra.devservers.containers import obtain_containers
 from infra.devservers.jaeger import obtain_binary
 from infra.devservers.kafka import obtain_parts
 from infra.devservers.launchers import obtain_launchers
@@ -22,7 +23,7 @@ PARTS: dict[str, Callable[[], Path]] = {
     "launchers": obtain_launchers,
 }
 """Pytest marker → how to get its part."""
-SLOW_PARTS: dict[str, Callable[[], Path]] = {"compose": obtain_compose}
+SLOW_PARTS: dict[str, Callable[[], Path]] = {"compose": obtain_compose, "containers": obtain_containers}
 """The same, of tests that the CI run leaves out."""
 
 

@@ -1,9 +1,9 @@
-"""Secrets of `docker-compose.yml`: roles in Postgres, the operator's key, and tokens for the user and each node.
+"""Secrets of `docker-compose.yml`: roles in Postgres, the operator's key, tokens for the user and each node.
 
     PENSTOCK_DSN=postgresql://… python keys.py
 
-All are made once, in OWN, and copied to a folder for each service, of which a container has only its own. May be
-run at any time: what is there stays, and rights are brought up to date.
+All are made once, in OWN, and copied to a folder for each service, of which a container has only its own. May
+be run at any time: what is there stays, and rights are brought up to date.
 """
 
 import os

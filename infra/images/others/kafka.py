@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Entry of the tests' Kafka image, with the variables of the official one; and, under another name, its check of a
+"""Entry of the tests' Kafka image, with the variables of the official one; under another name, its check of a
 broker."""
 
 import os
@@ -27,7 +27,14 @@ def serve() -> None:
     properties = FOLDER / "server.properties"
     properties.write_text("".join(f"{name}={text}\n" for name, text in settings.items()))
     if not (Path(settings["log.dirs"]) / "meta.properties").exists():
-        argv = [*JAVA, "kafka.tools.StorageTool", "format", f"--cluster-id={CLUSTER_ID}", "--config", str(properties)]
+        argv = [
+            *JAVA,
+            "kafka.tools.StorageTool",
+            "format",
+            f"--cluster-id={CLUSTER_ID}",
+            "--config",
+            str(properties),
+        ]
         if os.spawnv(os.P_WAIT, argv[0], argv):
             sys.exit(1)
     os.execv(JAVA[0], [*JAVA, "kafka.Kafka", str(properties)])

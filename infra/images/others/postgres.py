@@ -1,5 +1,5 @@
-"""Entry of the tests' Postgres image, with the variables of the official one: makes the database once, and becomes
-the server."""
+"""Entry of the tests' Postgres image, with the variables of the official one: makes the database once, and
+becomes the server."""
 
 import os
 import subprocess
@@ -16,11 +16,11 @@ def main() -> None:
         with tempfile.NamedTemporaryFile("w") as secret:
             secret.write(password)
             secret.flush()
-            argv = ["initdb", "-D", DATA, "-U", user, "--pwfile", secret.name, "-A", "scram-sha-256"]
+            argv = ["initdb", "-D", str(DATA), "-U", user, "--pwfile", secret.name, "-A", "scram-sha-256"]
             subprocess.run([*argv, "--no-locale", "-E", "UTF8", "--no-instructions"], check=True)
         with (DATA / "pg_hba.conf").open("a") as rules:
             rules.write("host all all all scram-sha-256\n")
-        alone = ["postgres", "--single", "-D", DATA, "template1"]
+        alone = ["postgres", "--single", "-D", str(DATA), "template1"]
         subprocess.run(alone, input=f'CREATE DATABASE "{database}"\n', text=True, check=True)
     os.execvp("postgres", ["postgres", "-D", str(DATA), "-c", "listen_addresses=*"])
 
