@@ -1,6 +1,6 @@
 """Secrets of `docker-compose.yml`: roles in Postgres, the operator's key, tokens for the user and each node.
 
-    PENSTOCK_DSN=postgresql://… python keys.py
+    POSTGRES_USER=… POSTGRES_PASSWORD=… POSTGRES_DB=… python keys.py
 
 All are made once, in OWN, and copied to a folder for each service, of which a container has only its own. May
 be run at any time: what is there stays, and rights are brought up to date.
@@ -11,6 +11,7 @@ import subprocess
 import sys
 from collections.abc import Mapping
 from pathlib import Path
+from urllib.parse import quote
 
 OWN = Path("/var/lib/penstock")
 """The folder of this program, which no service sees."""
@@ -30,7 +31,9 @@ ROLES: Mapping[str, tuple[str, ...]] = {
 def main() -> int:
     prepare = [sys.executable, "-m", "penstock.local.postgres_setup", "--rights", str(RIGHTS)]
     prepare += ["--urls", str(OWN / "urls"), *(word for node in NODES for word in ("--node", node))]
-    done = subprocess.run(prepare, check=False)
+    user, password, database = (quote(os.environ[f"POSTGRES_{part}"]) for part in ("USER", "PASSWORD", "DB"))
+    dsn = f"postgresql://{user}:{password}@postgres:5432/{database}"
+    done = subprocess.run(prepare, check=False, env={**os.environ, "PENSTOCK_DSN": dsn})
     if done.returncode:
         return done.returncode
     for name in SERVICES:

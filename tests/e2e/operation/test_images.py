@@ -59,7 +59,7 @@ def token(engine: ContainerEngine, tmp_path_factory: pytest.TempPathFactory) -> 
     run(engine, "cp", "keys:/var/lib/penstock/user.token", str(path))
     path.chmod(0o600)
     penstock(engine, path, "submit", "--name", "first", "--", "sleep", "1")
-    print(f"\nfrom images to the end of a job: {time.monotonic() - began:.1f} s")  # clock: it is only reported
+    print(f"\nimages to a job's end: {time.monotonic() - began:.1f} s")  # clock: it is only reported
     yield path
     run(engine, "down", "--volumes")
 
