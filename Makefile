@@ -104,7 +104,7 @@ wheels: venv ## Build the wheel and download what it needs into deploy/wheels (i
 deploy-check: venv ## Follow infra/deploy/README.md, block by block, on six machines made of namespaces (root, systemd; some minutes)
 	$(BIN)/python -m pytest tests/e2e/operation/test_deploy.py -m "" -v -s
 
-images-check: venv ## Build the images, run the whole product by docker-compose.yml on podman, take it down and up again (root, podman; 8 minutes)
+images-check: venv ## Build the images, run the whole product by docker-compose.yml on podman, take it down and up again (root, podman; 6 minutes)
 	$(BIN)/python -m pytest tests/e2e/operation/test_images.py -m "" -v -s
 
 upgrade-check: venv ## Replace each service and node by the next version under load, and back; FORMER=COMMIT: from that commit to this tree (4 minutes)

@@ -8,6 +8,7 @@ import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import pytest
@@ -40,11 +41,11 @@ SERVER = "http://127.0.0.1:8742"
 
 
 @pytest.fixture(scope="module")
-def engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ContainerEngine]:
-    """With all images of docker-compose.yml."""
+def engine() -> Iterator[ContainerEngine]:
+    """With all images of docker-compose.yml: 2 GB, which nobody looks at afterwards."""
     if reason := missing():
         pytest.skip(reason)
-    with container_engine(tmp_path_factory.mktemp("engine")) as found:
+    with TemporaryDirectory(prefix="penstock-engine-") as folder, container_engine(Path(folder)) as found:
         found.import_base()
         build_all(found)
         yield found
