@@ -24,7 +24,7 @@ unexport PYTHONDONTWRITEBYTECODE
 
 .PHONY: help venv lock demo test pytest-command lint compiled schemas docs client sbom audit bench \
   restore-drill papers golden faults wheels deploy-check upgrade-check chaos liveness mutants long live \
-  pytorch up kafka jaeger kube roles clean
+  images-check pytorch up kafka jaeger kube roles clean
 
 pytest-command:
 	@echo $(PYTEST)
@@ -106,6 +106,9 @@ wheels: venv ## Build the wheel and download what it needs into deploy/wheels (i
 deploy-check: venv ## Follow infra/deploy/README.md, block by block, on six machines made of namespaces (root, systemd; some minutes)
 	$(BIN)/python -m pytest tests/e2e/operation/test_deploy.py -m "" -v -s
 
+images-check: venv ## Build the images, run the whole product by docker-compose.yml on podman, take it down and up again (root, podman; 6 minutes)
+	$(BIN)/python -m pytest tests/e2e/operation/test_images.py -m "" -v -s
+
 upgrade-check: venv ## Replace each service and node by the next version under load, and back; FORMER=COMMIT: from that commit to this tree (4 minutes)
 	PENSTOCK_FORMER=$(FORMER) $(BIN)/python -m pytest tests/e2e/operation/test_upgrade.py -m "" -v -s
 
@@ -121,7 +124,7 @@ mutants: venv ## Break the product line by line against what it promises: who no
 
 long: venv ## The tests that the CI run leaves out, without faults, deploy-check and live (half an hour and more)
 	$(PYTEST) tests/papers tests/unit tests/simulation tests/replay tests/integration tests/e2e -m slow \
-	  --deadline 14400 $(foreach file,tests/e2e/operation/test_deploy.py $(LIVE) $(LIVE_SLOW),--deselect $(file))
+	  --deadline 14400 $(foreach file,$(addprefix tests/e2e/operation/test_,deploy.py images.py) $(LIVE) $(LIVE_SLOW),--deselect $(file))
 
 live: venv ## Promised figures of real processes: steps follow cores, turns, contention, idle GPUs, ends (9 minutes)
 	$(BIN)/python -m pytest $(LIVE) -m "" -v

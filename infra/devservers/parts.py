@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from infra.devservers.compose import obtain_compose
+from infra.devservers.containers import obtain_containers
 from infra.devservers.helm import obtain_helm
 from infra.devservers.jaeger import obtain_binary
 from infra.devservers.kafka import obtain_parts
@@ -27,7 +28,11 @@ PARTS: dict[str, Callable[[], Path]] = {
     "helm": obtain_helm,
 }
 """Pytest marker → how to get its part."""
-SLOW_PARTS: dict[str, Callable[[], Path]] = {"compose": obtain_compose, "kwok": obtain_kwok}
+SLOW_PARTS: dict[str, Callable[[], Path]] = {
+    "compose": obtain_compose,
+    "containers": obtain_containers,
+    "kwok": obtain_kwok,
+}
 """The same, of tests that the CI run leaves out."""
 
 

@@ -18,6 +18,11 @@ from pathlib import Path
 from py_compile import PycInvalidationMode
 
 ID = 65532
+SECRETS = (
+    *("batcher", "contention-guard", "estimator", "gateway", "migrator", "placer", "projector"),
+    *("node-0", "node-1", "user"),
+)
+"""Owners of secrets in docker-compose.yml."""
 WITHOUT_STANDARD = (
     *(
         "test",
@@ -121,6 +126,14 @@ def write_system(root: Path) -> None:
     (root / "tmp").chmod(0o1777)
 
 
+def make_folders(root: Path) -> None:
+    """Mount points of data and of each service's secrets: an engine gives an empty volume their owner."""
+    for place in ("var/lib/penstock", *(f"etc/penstock/{name}" for name in ("", *SECRETS))):
+        (root / place).mkdir(parents=True, exist_ok=True)
+        (root / place).chmod(0o700)
+        os.chown(root / place, ID, ID)
+
+
 def compile_all(root: Path) -> None:
     """Bytecode beside each source, with the path that the source has in the image."""
     for folder in (Path(sysconfig.get_path("stdlib")), Path("/opt")):
@@ -160,6 +173,7 @@ def main() -> None:
     copy_python(root)
     copy_libraries(root)
     write_system(root)
+    make_folders(root)
     compile_all(root)
 
 

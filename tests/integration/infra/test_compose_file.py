@@ -3,12 +3,16 @@
 import os
 import re
 import subprocess
+import tomllib
+from importlib.metadata import requires
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
 
 from infra.devservers import jaeger, kafka
 from infra.devservers.build_cache import INFRA, REPOSITORY
@@ -18,6 +22,9 @@ COMPOSE_FILE = REPOSITORY / "docker-compose.yml"
 CONTAINERS_OWN = {"listeners", "advertised.listeners", "controller.quorum.voters", "log.dirs", "node.id"}
 """Kafka settings that hold ports, folders and the number among several nodes, which a container has of its
 own."""
+SERVICES = ("batcher", "contention-guard", "estimator", "gateway", "migrator", "placer", "projector")
+ONCE = {"keys", "demo"}
+"""Services that end by themselves."""
 
 
 def services() -> dict[str, dict[str, Any]]:
@@ -62,13 +69,73 @@ def test_kafka_has_the_launchers_settings() -> None:
 
 
 def test_every_service_is_bound_to_loopback_and_reports_when_it_is_ready() -> None:
-    """There are no identities in this file: a laptop in a café network must not offer its ledger to it."""
+    """Kafka has no identities in this file: a laptop in a café network must not offer its ledger to it."""
+    published = set()
     for name, service in services().items():
-        assert service["ports"], name
-        for port in service["ports"]:
+        for port in service.get("ports", ()):
+            published.add(name)
             assert re.fullmatch(r"127\.0\.0\.1:(\d+):\1", port), f"{name}: {port}"
-        assert service["healthcheck"]["test"], name
+        assert name in ONCE or service["healthcheck"]["test"], name
         assert not service["image"].endswith("latest"), name
+    assert published == {"kafka", "postgres", "jaeger", "gateway"}
+
+
+def test_without_a_profile_only_third_parties_start() -> None:
+    """Developers run services as processes, and want these three beside them."""
+    without = {name for name, service in services().items() if not service.get("profiles")}
+    assert without == {"kafka", "postgres", "jaeger"}
+
+
+def test_penstocks_containers_have_no_rights_and_their_own_secrets_alone() -> None:
+    """A service that was taken over has its own role and keys, and nothing to write to but its own data."""
+    ours = {name: service for name, service in services().items() if service.get("profiles")}
+    assert set(ours) - {"node-0", "node-1"} == {*SERVICES, *ONCE}
+    for name, service in ours.items():
+        assert service["read_only"], name
+        assert service["cap_drop"] == ["ALL"], name
+        assert service["security_opt"] == ["no-new-privileges:true"], name
+        assert service["restart"] == ("no" if name in ONCE else "unless-stopped"), name
+        assert service["mem_limit"], name
+        assert service["stop_grace_period"] == "30s", name
+        secrets = [volume for volume in service["volumes"] if volume.startswith("keys")]
+        if name != "keys":
+            assert secrets == [f"keys-{'user' if name == 'demo' else name}:/etc/penstock:ro"], name
+        assert name == "keys" or not [x for x in service["environment"] if x.startswith("POSTGRES_")], name
+
+
+def test_the_image_holds_the_locked_packages_of_its_programs() -> None:
+    """An extra gets a new package, and the image's build would install nothing of it."""
+    lists: dict[str, set[str]] = {}
+    for line in (INFRA / "images" / "packages").read_text().splitlines():
+        if line.startswith("["):
+            lists[line.strip("[]")] = names = set()
+        elif not line.startswith("#"):
+            names.add(line)
+    node = required("node-reporter", "cli")
+    assert lists["node-reporter"] == node
+    assert lists["services"] == required(*SERVICES, "cli") - node
+
+
+def required(*extras: str) -> set[str]:
+    """The packages that Penstock with these extras needs, by `pyproject.toml` and what is installed."""
+    project = tomllib.loads((REPOSITORY / "pyproject.toml").read_text())["project"]
+    optional = project["optional-dependencies"]
+    rest = [(line, "") for line in project["dependencies"]]
+    rest += [(line, "") for extra in extras for line in optional[extra]]
+    found: set[tuple[str, str]] = set()
+    while rest:
+        line, extra = rest.pop()
+        requirement = Requirement(line)
+        if requirement.marker is not None and not requirement.marker.evaluate({"extra": extra}):
+            continue
+        name = canonicalize_name(requirement.name)
+        for wanted in ("", *requirement.extras):
+            if name == "penstock":
+                rest += [(inner, "") for inner in optional.get(wanted, ())]
+            elif (name, wanted) not in found:
+                found.add((name, wanted))
+                rest += [(inner, wanted) for inner in requires(name) or ()]
+    return {name for name, _ in found}
 
 
 @pytest.mark.compose
@@ -79,7 +146,7 @@ def test_docker_compose_itself_accepts_the_file(tmp_path: Path) -> None:
     env = {**os.environ, "HOME": str(tmp_path)}
 
     def check(file: Path) -> subprocess.CompletedProcess[str]:
-        argv = [program, "-f", file, "config", "--quiet"]
+        argv = [program, "-f", file, "--profile", "penstock", "--profile", "demo", "config", "--quiet"]
         return subprocess.run(argv, capture_output=True, text=True, env=env, check=False)
 
     accepted = check(COMPOSE_FILE)

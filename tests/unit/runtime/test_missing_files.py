@@ -59,7 +59,7 @@ def test_a_missing_operators_key_is_one_too(service: str, tmp_path: Path) -> Non
 def test_a_ready_service_says_so_at_its_socket(dsn: str, tmp_path: Path) -> None:
     """A container's health check asks the process itself: a file that it once wrote proves nothing."""
     health = tmp_path / "health"
-    program = Path(__file__).parents[3] / "infra/images/health.py"
+    program = Path(__file__).parents[3] / "infra/images/inside/health.py"
     ask = [sys.executable, "-S", "-E", str(program), str(health)]
     assert subprocess.run(ask, check=False, capture_output=True).returncode == 1
     child = started("projector", HOME=str(tmp_path), PENSTOCK_DSN=dsn, PENSTOCK_HEALTH=str(health))
