@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from infra.devservers.compose import obtain_compose
-from infra.devservers.containers import obtain_containers
+from infra.devservers.containers.compose import obtain_compose
+from infra.devservers.containers.podman import obtain_containers
 from infra.devservers.helm import obtain_helm
 from infra.devservers.jaeger import obtain_binary
 from infra.devservers.kafka import obtain_parts

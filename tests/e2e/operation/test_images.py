@@ -14,8 +14,8 @@ from typing import Any
 import pytest
 
 from infra.devservers.build_cache import REPOSITORY
-from infra.devservers.compose_images import build_all, compose, tag_of
-from infra.devservers.containers import ContainerEngine, container_engine, missing
+from infra.devservers.containers.compose_images import build_all, compose, tag_of
+from infra.devservers.containers.podman import ContainerEngine, container_engine, missing
 from tests.support.waiting import wait_until
 
 pytestmark = [pytest.mark.containers, pytest.mark.compose, pytest.mark.slow]

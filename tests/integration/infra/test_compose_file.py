@@ -16,7 +16,7 @@ from packaging.utils import canonicalize_name
 
 from infra.devservers import jaeger, kafka
 from infra.devservers.build_cache import INFRA, REPOSITORY
-from infra.devservers.compose import obtain_compose
+from infra.devservers.containers.compose import obtain_compose
 
 COMPOSE_FILE = REPOSITORY / "docker-compose.yml"
 CONTAINERS_OWN = {"listeners", "advertised.listeners", "controller.quorum.voters", "log.dirs", "node.id"}

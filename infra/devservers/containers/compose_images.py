@@ -12,8 +12,8 @@ from pathlib import Path
 import yaml
 
 from infra.devservers.build_cache import INFRA, REPOSITORY, require
-from infra.devservers.compose import obtain_compose
-from infra.devservers.containers import BASE, ContainerEngine
+from infra.devservers.containers.compose import obtain_compose
+from infra.devservers.containers.podman import BASE, ContainerEngine
 from infra.devservers.jaeger import obtain_binary
 from infra.devservers.kafka import JAVA_REMEDY, obtain_jars
 from infra.devservers.processes import LaunchError

@@ -1,0 +1,1 @@
+"""Containers: Podman, Docker Compose, and the images that the compose file names."""
