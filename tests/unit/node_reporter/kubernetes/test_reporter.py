@@ -279,6 +279,24 @@ def test_a_refused_create_is_a_refusal_once_its_name_is_taken() -> None:
     (refused,) = told.events()
     assert isinstance(refused, OrderRefused)
     assert (refused.reason, refused.detail) == ("occupied", "exceeded quota: pods")
+    told.feed(Reported("j.1.w0", 5, NOW_MS))
+    assert [(kinds(told), write.not_before_ms) for write in told.writes()] == [
+        (["DeletePod"], NOW_MS + LATE_WRITE_MS)
+    ]
+
+
+def test_a_name_that_an_earlier_session_took() -> None:
+    """It may have ended before it reported: the order is answered, whichever it is."""
+    first = Told()
+    first.order(stop())
+    (bar,) = first.writes()
+    assert isinstance(bar, CreatePod)
+    told = Told(pods=(first.made(bar.manifest, "u2"),), term=2)
+    assert kinds(told) == ["NodeJoined", "DeletePod"]
+    told.order(stop())
+    (exited,) = told.events()
+    assert isinstance(exited, TaskExited)
+    assert exited.cause == "stopped"
 
 
 def test_where_not_even_the_name_can_be_taken() -> None:

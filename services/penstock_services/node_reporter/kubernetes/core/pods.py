@@ -244,6 +244,7 @@ def _adopted(
         task = replace(task, refusal=refusal_of(state, task, "occupied", BARRED_BEFORE))
     if over or found.barred:
         yield task
+        yield from delete(task, 1, now_ms + LATE_WRITE_MS) if over and found.barred else ()
     else:
         yield from _progressed(state, task, now_ms)
         if stop is not None and (known := state.tasks.get(task.task_id)) is not None:
@@ -421,10 +422,12 @@ def stop(state: ReporterState, task: Task, ordered: Stop) -> Iterator[Decision]:
 
 
 def reported(state: ReporterState, task: Task) -> Iterator[Decision]:
-    """The end is in the log: the object may go."""
+    """The end is in the log: the object may go. A pod that only takes a name counts in quotas, and goes."""
     if task.stage is Stage.ENDED and not task.reported:
         yield (task := replace(task, reported=True))
         yield from _release(task)
+        if task.pod is not None and Annotations(task.pod.metadata).barred:
+            yield from delete(task, 1, task.ended_ms + LATE_WRITE_MS)
 
 
 def tidied(state: ReporterState, now_ms: int) -> Iterator[Decision]:
