@@ -10,11 +10,14 @@ app.kubernetes.io/name: penstock
 app.kubernetes.io/instance: {{ .Release.Name }}
 {{- end }}
 
-{{- define "penstock.image" -}}
-{{- with .Values.image -}}
-{{- with .registry }}{{ . }}/{{ end }}{{ .repository }}
-{{- if .digest }}@{{ .digest }}{{ else }}:{{ .tag | default $.Chart.AppVersion }}{{ end }}
+{{- /* (dict "root" $ "of" VALUES): VALUES have a repository and a digest. */ -}}
+{{- define "penstock.imageOf" -}}
+{{- with .root.Values.image.registry }}{{ . }}/{{ end }}{{ .of.repository }}
+{{- if .of.digest }}@{{ .of.digest }}{{ else }}:{{ .root.Values.image.tag | default .root.Chart.AppVersion }}{{ end }}
 {{- end }}
+
+{{- define "penstock.image" -}}
+{{ include "penstock.imageOf" (dict "root" . "of" .Values.image) }}
 {{- end }}
 
 {{- define "penstock.gateway" -}}
@@ -66,6 +69,10 @@ priorityClassName: {{ . }}
 {{- /* What holds of every container. */ -}}
 {{- define "penstock.container" -}}
 image: {{ include "penstock.image" . }}
+{{ include "penstock.hardened" . }}
+{{- end }}
+
+{{- define "penstock.hardened" -}}
 imagePullPolicy: {{ .Values.image.pullPolicy }}
 securityContext:
   allowPrivilegeEscalation: false
@@ -125,7 +132,8 @@ spec:
       {{- end }}
       containers:
         - name: {{ .name }}
-          {{- include "penstock.container" .root | nindent 10 }}
+          image: {{ include "penstock.imageOf" (dict "root" .root "of" (.image | default .root.Values.image)) }}
+          {{- include "penstock.hardened" .root | nindent 10 }}
           command: [penstock-{{ .name }}]
           {{- with .args }}
           args:
