@@ -453,16 +453,18 @@ def test_another_machine_under_the_same_name_proves_nothing() -> None:
 
 
 def test_a_persons_word() -> None:
+    """The pod is deleted first: a kubelet that boots meanwhile would start it again."""
     told = Told()
-    told.see(told.created(start()), **BEGUN)
+    pod = told.see(told.created(start()), **BEGUN)
     taint = Taint(key="node.kubernetes.io/out-of-service", effect="NoExecute")
     dead = node(ready="Unknown")
     told.feed(Watched("MODIFIED", replace(dead, spec=replace(dead.spec, taints=[taint])), NOW_MS))
-    exited, joined = told.events()
-    assert isinstance(exited, TaskExited)
-    assert isinstance(joined, NodeJoined)
-    assert (exited.cause, joined.tasks) == ("lost", ())
+    assert kinds(told) == ["NodeJoined", "DeletePod"]
     assert [write.grace_s for write in told.writes() if isinstance(write, DeletePod)] == [0]
+    told.see(pod, deleting=True)
+    (exited,) = told.events()
+    assert isinstance(exited, TaskExited)
+    assert (exited.cause, exited.detail) == ("lost", "its node was declared out of service")
 
 
 def test_a_pod_removed_past_its_finalizer() -> None:

@@ -88,6 +88,7 @@ from penstock_services.node_reporter.kubernetes.core.state import (
 )
 
 REBOOTED = "its node booted anew while it ran"
+OUT_OF_SERVICE = "its node was declared out of service"
 Decision = Change | Action
 
 
@@ -128,7 +129,7 @@ def _fold(state: ReporterState, decision: Decision, actions: list[Action], touch
         touched[decision.node] = None
     elif isinstance(decision, Task):
         known = state.find(decision.task_id)
-        if known is None or known.stage is not decision.stage:
+        if known is None or known.stage is not decision.stage or decision.lost:
             touched[decision.node] = None
     evolve(state, decision)
 
@@ -241,9 +242,13 @@ def _proven(state: ReporterState, node: Node, name: str, now_ms: int) -> Iterato
     """Ends that the node proves, and pods of an earlier boot, which its kubelet is to end for good."""
     boot_id, by_person = node.status.node_info.boot_id, fenced_by_person(node)
     for task in state.on(name):
-        if by_person:
-            yield from [replace(write, grace_s=0) for write in delete(task, 1)]
-            yield from lose(state, task, "its node was declared out of service", now_ms)
+        deleted = task.pod is not None and task.pod.metadata.deletion_timestamp is not None
+        if by_person and (task.stage is Stage.VANISHED or deleted):  # no kubelet starts it again
+            yield from lose(state, task, OUT_OF_SERVICE, now_ms)
+        elif by_person and task.stage in (Stage.PLACED, Stage.RUNNING):
+            if not task.lost:
+                yield replace(task, lost=OUT_OF_SERVICE)
+                yield from [replace(write, grace_s=0) for write in delete(task, 1)]
         elif not (task.boot_id and boot_id) or task.boot_id == boot_id or on_other_machine(state, task):
             continue
         elif task.stage is Stage.VANISHED:
