@@ -169,7 +169,7 @@ async def attempt(api: ApiServer, resource: str, verb: str) -> str:
             writer.write(ReleasePod(**about, uid="", resource_version="1"))
         case _:
             try:
-                return str(await raise_term(api, NAMESPACE, 0))
+                return str((await raise_term(api, NAMESPACE, 0)).term)
             except FenceNotRaised as error:
                 return str(error)
     await await_until(lambda: said, f"the answer to {verb} {resource}")
@@ -239,7 +239,7 @@ async def raised(cluster: KubernetesCluster, above: int) -> int:
     """The term after the reporter's own code has raised it, with the chart's rights and no others."""
     api = await ApiServer.open(cluster.kubeconfig(ACCOUNT))
     try:
-        return await raise_term(api, NAMESPACE, above)
+        return (await raise_term(api, NAMESPACE, above)).term
     finally:
         await api.close()
 
