@@ -72,7 +72,12 @@ def token_rotated(cluster: KubernetesCluster) -> None:
     cluster.rotate_token(REPORTER)
 
 
-@pytest.mark.parametrize("fails", [server_killed, etcd_killed, history_forgotten, token_rotated])
+SLOW = [
+    pytest.param(fails, marks=pytest.mark.slow) for fails in (etcd_killed, history_forgotten, token_rotated)
+]
+
+
+@pytest.mark.parametrize("fails", [server_killed, *SLOW])
 def test_jobs_start_across_a_failure_of_the_servers(
     cell: KubernetesCell, fails: Callable[[KubernetesCluster], None]
 ) -> None:
@@ -86,6 +91,7 @@ def test_jobs_start_across_a_failure_of_the_servers(
     all_run_once(cell, before + after)
 
 
+@pytest.mark.slow
 def test_a_server_that_hangs_holds_up_starts_and_nothing_else(cell: KubernetesCell) -> None:
     """It neither answers nor closes: the jobs wait, and start once it goes on."""
     cell.cluster.pause_server()
@@ -97,6 +103,7 @@ def test_a_server_that_hangs_holds_up_starts_and_nothing_else(cell: KubernetesCe
     all_run_once(cell, jobs)
 
 
+@pytest.mark.slow
 def test_rights_that_are_taken_away_are_named_and_given_back(cell: KubernetesCell) -> None:
     """Somebody edits the role: the log says which verb is missing; with it back, all goes on."""
     role = f"/apis/rbac.authorization.k8s.io/v1/namespaces/{NAMESPACE}/roles/penstock-node-reporter"
@@ -118,6 +125,7 @@ def test_rights_that_are_taken_away_are_named_and_given_back(cell: KubernetesCel
     cell.gateway.until(again, "running")
 
 
+@pytest.mark.slow
 def test_a_pod_that_is_deleted_by_force_is_no_proof(cell: KubernetesCell) -> None:
     """An object without a word of the kubelet: its GPU stays held until the node has booted anew."""
     [job] = submit(cell, 1)

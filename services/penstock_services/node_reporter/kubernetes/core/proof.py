@@ -4,7 +4,7 @@
 |---|---|
 | phase Succeeded or Failed, and each container terminated or never started | the kubelet's word |
 | phase Failed with a reason of the kubelet's admission, no container | the kubelet's word: never started |
-| taint `node.kubernetes.io/out-of-service` | a person's word for the node, once the pod is deleted in the API |
+| taint `node.kubernetes.io/out-of-service` | a person's word, once the pod is deleted in the API |
 | a new boot id of the same machine | for a pod that is gone from the API; another is deleted, since a
 kubelet may start it again, and its terminal phase is awaited |
 | phase Failed written by the pod garbage collector | none: containers still say `running` |
