@@ -225,3 +225,14 @@ def test_a_taken_port_is_named(engine: ContainerEngine, token: Path) -> None:
         other.communicate()
     run(engine, "up", "--wait", "--no-deps", "gateway")
     assert "succeeded" in penstock(engine, token, "submit", "--name", "third", "--", "sleep", "1")
+
+
+def test_the_image_of_a_clusters_reporter_has_its_command(engine: ContainerEngine) -> None:
+    """In a pod with a read-only root and without capabilities, as the chart runs the image."""
+    tag = "localhost/penstock/cluster-reporter:test"
+    engine.build("cluster-reporter", tag)
+    hardened = ("run", "--rm", "--read-only", "--cap-drop", "all", tag)
+    said = engine.podman(*hardened, "penstock-node-reporter", "--backend", "kubernetes", "--help")
+    assert "--kubeconfig" in said
+    size_mb = int(engine.podman("image", "inspect", "--format", "{{.Size}}", tag)) / 1e6
+    assert size_mb <= SERVICES_MB
