@@ -7,7 +7,6 @@ with jaeger_server() as jaeger:
 
 import contextlib
 import json
-import signal
 import sys
 import tempfile
 import time
@@ -20,7 +19,15 @@ from typing import Any
 
 from infra.devservers.build_cache import INFRA, build_environment
 from infra.devservers.go_parts import obtain_program, pinned
-from infra.devservers.processes import POLL_S, Child, LaunchError, free_port, on_free_ports, until_signalled
+from infra.devservers.processes import (
+    POLL_S,
+    Child,
+    LaunchError,
+    as_command,
+    free_port,
+    on_free_ports,
+    until_signalled,
+)
 
 CONFIG = INFRA / "jaeger" / "config.yaml"
 PACKAGE = "github.com/jaegertracing/jaeger"
@@ -188,8 +195,8 @@ def jaeger_server() -> Iterator[JaegerServer]:
 def main() -> int:
     """`make jaeger`."""
     ArgumentParser(description="A real Jaeger on loopback, until Ctrl-C.").parse_args()
-    signal.signal(signal.SIGTERM, signal.default_int_handler)
-    try:
+
+    def serve() -> None:
         with jaeger_server() as server:
             until_signalled(
                 f"Jaeger {pinned_version()} is ready (process {server.pid}); Ctrl-C ends it and forgets its "
@@ -199,12 +206,8 @@ def main() -> int:
                 f"This build has no web pages. Read a trace by its id (32 hex digits):\n\n"
                 f"  curl -s {server.query_url}/api/v3/traces/TRACE_ID | python3 -m json.tool\n"
             )
-    except LaunchError as error:
-        print(f"penstock: {error}", file=sys.stderr)
-        return 1
-    except KeyboardInterrupt:
-        return 130
-    return 0
+
+    return as_command(serve)
 
 
 if __name__ == "__main__":

@@ -15,7 +15,6 @@ import hashlib
 import logging
 import secrets
 import shutil
-import signal
 import socket
 import struct
 import sys
@@ -34,6 +33,7 @@ from infra.devservers.certificates import make_certificates
 from infra.devservers.processes import (
     Child,
     LaunchError,
+    as_command,
     free_port,
     on_free_ports,
     run_to_end,
@@ -457,8 +457,8 @@ def main() -> int:
     """`make kafka`."""
     ArgumentParser(description="A real Kafka broker on loopback, until Ctrl-C.").parse_args()
     logging.getLogger("aiokafka").setLevel(logging.CRITICAL)
-    signal.signal(signal.SIGTERM, signal.default_int_handler)
-    try:
+
+    def serve() -> None:
         with kafka_broker() as broker:
             broker.create_topics()
             until_signalled(
@@ -466,12 +466,8 @@ def main() -> int:
                 "ends it.\n"
                 f"Penstock's topics are there. In another shell:\n\n  export PENSTOCK_LOG={broker.url()}\n"
             )
-    except LaunchError as error:
-        print(f"penstock: {error}", file=sys.stderr)
-        return 1
-    except KeyboardInterrupt:
-        return 130
-    return 0
+
+    return as_command(serve)
 
 
 if __name__ == "__main__":

@@ -15,7 +15,6 @@ import contextlib
 import json
 import secrets
 import shutil
-import signal
 import ssl
 import subprocess
 import sys
@@ -46,7 +45,14 @@ from infra.devservers.kubernetes_parts import (
     pinned_version,
     server_command,
 )
-from infra.devservers.processes import Child, LaunchError, free_port, on_free_ports, until_signalled
+from infra.devservers.processes import (
+    Child,
+    LaunchError,
+    as_command,
+    free_port,
+    on_free_ports,
+    until_signalled,
+)
 
 ETCD, KWOK = "etcd", "kwok"
 PROBE_TIMEOUT_S = 5.0  # of one look at a server's health; then it is asked again
@@ -410,8 +416,8 @@ def main() -> int:
     parser.add_argument("--controllers", action="store_true", help="run kube-controller-manager")
     parser.add_argument("--scheduler", action="store_true", help="run kube-scheduler")
     options = parser.parse_args()
-    signal.signal(signal.SIGTERM, signal.default_int_handler)
-    try:
+
+    def serve() -> None:
         with kubernetes_cluster(controllers=options.controllers, scheduler=options.scheduler) as cluster:
             names = [f"node-{number}" for number in range(options.nodes)]
             cluster.add_nodes(names, Machine(gpus=options.gpus))
@@ -421,12 +427,8 @@ def main() -> int:
                 f"  export KUBECONFIG={cluster.kubeconfig()}\n"
                 f"  {obtain_kubernetes()}/kubectl get nodes\n"
             )
-    except LaunchError as error:
-        print(f"penstock: {error}", file=sys.stderr)
-        return 1
-    except KeyboardInterrupt:
-        return 130
-    return 0
+
+    return as_command(serve)
 
 
 if __name__ == "__main__":

@@ -12,6 +12,7 @@ import secrets
 import signal
 import socket
 import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -197,3 +198,16 @@ def until_signalled(announce: str) -> None:
         signal.signal(number, ask)
     print(announce, flush=True)
     asked.wait()
+
+
+def as_command(serve: Callable[[], None]) -> int:
+    """Exit status of a `make` target that serves until Ctrl-C or SIGTERM."""
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    try:
+        serve()
+    except LaunchError as error:
+        print(f"penstock: {error}", file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        return 130
+    return 0

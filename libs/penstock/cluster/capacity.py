@@ -16,6 +16,7 @@ from penstock.cluster.two_roles import Beside, Role, arranged, beside
 from penstock.ledger.state.index import Free, NodeIndex, NodeShape, Share
 from penstock.ledger.state.job.demand import Demand
 from penstock.ledger.state.state import CellState
+from penstock.model.jobs.job_spec import JobSpec
 from penstock.model.nouns.allowed import Where, models_of
 from penstock.model.nouns.gpu_names import allows, listed
 from penstock.model.nouns.types import WHOLE_GPU, ResourceVector
@@ -72,10 +73,9 @@ def shortfall(index: NodeIndex, demand: Demand) -> Shortfall | None:
 def _no_node(index: NodeIndex, where: Where) -> Shortfall:
     """None of the cell's nodes is allowed."""
     if not where or (not where.image and _alive(index, index.within(where._replace(image=True)))):
-        detail = (
-            "the nodes that it allows run images alone: it needs `environment: {container: IMAGE}`, and none "
-            "of secrets, code, prelaunch, interactive, may_submit, checkpoint: sdk"
-        )
+        without = ", ".join((*JobSpec.NOT_AS_IMAGE, "checkpoint: sdk"))
+        needs = f"it needs `environment: {{container: IMAGE}}`, and none of {without}"
+        detail = f"the nodes that it allows run images alone: {needs}"
         return Shortfall(Reason.NEVER_FITS_NODES, detail)
     only, exclude = (where.only, where.exclude) if where else ((), ())
     allowed = f"allowed are {', '.join(only) or 'all'}"

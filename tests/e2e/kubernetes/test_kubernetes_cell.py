@@ -10,20 +10,18 @@ import pytest
 from infra.devservers.kubernetes import KubernetesCluster, kubernetes_cluster
 from infra.devservers.kubernetes_parts import Machine
 from tests.support.installation.kubernetes_cell import (
+    IMAGE,
     NAMESPACE,
+    ONE_GPU,
     REPORTER,
     KubernetesCell,
     install,
     kubernetes_cell,
     requests_of,
 )
-from tests.support.waiting import left_s, wait_until
+from tests.support.waiting import wait_until
 
 pytestmark = [pytest.mark.kubernetes, pytest.mark.postgres]
-
-IMAGE = {"environment": {"container": "registry.example/train:1"}}
-ONE_GPU: dict[str, Any] = {**IMAGE, "resources": {"gpus": 1, "cores": 1, "host_memory_mib": 256}}
-RETRIES = {"max_infrastructure_retries": 3}
 
 
 @pytest.fixture(scope="module")
@@ -165,4 +163,3 @@ def test_a_node_that_boots_anew_proves_that_its_pods_have_ended(cell: Kubernetes
 
     until(lambda: cell.gateway.job(job_id)["attempt"] == 2, "a second attempt")
     cell.gateway.until(job_id, "running")
-    assert left_s() > 0

@@ -1,6 +1,8 @@
 """A cell on a real cluster whose servers fail: nothing runs twice, nothing is lost, and all goes on."""
 
 import json
+import os
+import subprocess
 from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -8,10 +10,12 @@ from typing import Any
 
 import pytest
 
+from infra.devservers.build_cache import REPOSITORY
 from infra.devservers.kubernetes import KubernetesCluster, kubernetes_cluster
-from infra.devservers.kubernetes_parts import Machine
+from infra.devservers.kubernetes_parts import Machine, obtain_kubernetes
 from tests.support.installation.kubernetes_cell import (
     NAMESPACE,
+    ONE_GPU,
     REPORTER,
     KubernetesCell,
     install,
@@ -21,8 +25,6 @@ from tests.support.waiting import wait_until
 
 pytestmark = [pytest.mark.kubernetes, pytest.mark.postgres]
 
-IMAGE = {"environment": {"container": "registry.example/train:1"}}
-ONE_GPU: dict[str, Any] = {**IMAGE, "resources": {"gpus": 1, "cores": 1, "host_memory_mib": 256}}
 PODS = f"/api/v1/namespaces/{NAMESPACE}/pods"
 
 
@@ -172,3 +174,19 @@ def test_three_hundred_writes_of_an_older_term_place_nothing(cell: KubernetesCel
 def bare(spec: dict[str, Any]) -> dict[str, Any]:
     """What a reporter writes of it."""
     return {name: spec[name] for name in ("nodeName", "containers", "restartPolicy", "schedulerName")}
+
+
+def test_the_commands_of_the_page_give_a_reporter_its_rights(dsn: str, tmp_path: Path) -> None:
+    """An administrator follows the page word for word, on a cluster that has never seen Penstock."""
+    page = (REPOSITORY / "services/penstock_services/node_reporter/kubernetes/README.md").read_text()
+    block = page.partition("```sh\n")[2].partition("penstock-node-reporter --backend")[0]
+    kubeconfig = tmp_path / "kubeconfig"
+    with kubernetes_cluster() as cluster:
+        cluster.add_nodes(["n1"], Machine(gpus=4))
+        path = f"{obtain_kubernetes()}:{os.environ['PATH']}"
+        env = os.environ | {"PATH": path, "KUBECONFIG": str(cluster.kubeconfig())}
+        commands = block.replace("FILE", str(kubeconfig))
+        subprocess.run(["bash", "-euc", commands], cwd=REPOSITORY, env=env, check=True, capture_output=True)
+        with kubernetes_cell(cluster, dsn, tmp_path, kubeconfig) as cell:
+            cell.gateway.until_nodes(1)
+            all_run_once(cell, submit(cell, 4))

@@ -342,7 +342,7 @@ def test_a_pod_without_its_secret_says_so_and_waits(
         lambda: cluster.request("GET", f"{PODS}/penstock-placer").body["status"]["phase"] == "Running",
         "the pod with its Secrets",
     )
-    (folder,) = cluster.folder.glob("n*/root/pods/*/volumes/kubernetes.io~projected/secrets/..data/")
+    (folder,) = cluster.folder.glob("n*/*/pods/*/volumes/kubernetes.io~projected/secrets/..data/")
     files = list(folder.iterdir())
     assert {file.name for file in files} == {"log-url", "dsn", "operator.key"}
     if os.geteuid() == 0:  # as kubelets do: the files are root's

@@ -1,12 +1,10 @@
 """A cell whose nodes are those of a real Kubernetes cluster: API server, hollow kubelets, Penstock's services
 and the cluster's reporter as processes."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
-
-import yaml
 
 from infra.devservers.build_cache import INFRA
 from infra.devservers.kubernetes import KubernetesCluster
@@ -18,6 +16,9 @@ from tests.support.waiting import left_s
 FILES = INFRA / "helm" / "penstock" / "files"
 NAMESPACE = "penstock"
 REPORTER = f"system:serviceaccount:{NAMESPACE}:penstock-node-reporter"
+IMAGE = {"environment": {"container": "registry.example/train:1"}}
+ONE_GPU: dict[str, Any] = {**IMAGE, "resources": {"gpus": 1, "cores": 1, "host_memory_mib": 256}}
+"""Parts of a submission."""
 SERVICES = ("placer", "estimator", "projector", "gateway")
 
 
@@ -31,8 +32,12 @@ def install(cluster: KubernetesCluster, *names: str) -> None:
 class KubernetesCell:
     """Services on the embedded log in `dsn`, and the reporter of `cluster`, called `k8s`."""
 
-    def __init__(self, cluster: KubernetesCluster, dsn: str, folder: Path) -> None:
+    def __init__(
+        self, cluster: KubernetesCluster, dsn: str, folder: Path, kubeconfig: Path | None = None
+    ) -> None:
+        """`kubeconfig`: of the reporter; None: as if the chart had installed it."""
         self.cluster, self._folder = cluster, folder
+        self._kubeconfig = kubeconfig or cluster.kubeconfig(REPORTER)
         port = free_port()
         self.gateway = Gateway(f"http://127.0.0.1:{port}")
         self._env = clean_environment(
@@ -46,8 +51,7 @@ class KubernetesCell:
 
     def start_reporter(self, *options: str, name: str = "reporter") -> Child:
         """Up to its joining; another one takes over from the first."""
-        kubeconfig = str(self.cluster.kubeconfig(REPORTER))
-        given = ["--backend", "kubernetes", "--cluster", "k8s", "--kubeconfig", kubeconfig]
+        given = ["--backend", "kubernetes", "--cluster", "k8s", "--kubeconfig", str(self._kubeconfig)]
         given += ["--gpu-memory-mib", "16384"]  # hollow kubelets have no labels of their GPUs
         return self._started("node_reporter", name, *given, *options)
 
@@ -70,11 +74,13 @@ class KubernetesCell:
 
 
 @contextmanager
-def kubernetes_cell(cluster: KubernetesCluster, dsn: str, folder: Path) -> Iterator[KubernetesCell]:
+def kubernetes_cell(
+    cluster: KubernetesCluster, dsn: str, folder: Path, kubeconfig: Path | None = None
+) -> Iterator[KubernetesCell]:
     """A failure tells the ends of all logs."""
     with ExitStack() as stack:
         stack.enter_context(told("logs of the cell", lambda: file_ends(folder.glob("*.log"))))
-        cell = KubernetesCell(cluster, dsn, folder)
+        cell = KubernetesCell(cluster, dsn, folder, kubeconfig)
         stack.callback(cell.stop)
         yield cell
 
@@ -84,8 +90,3 @@ def requests_of(pod: dict[str, Any]) -> dict[str, str]:
     [container] = pod["spec"]["containers"]
     found: dict[str, str] = container["resources"]["requests"]
     return found
-
-
-def rules(name: str) -> Sequence[dict[str, Any]]:
-    """The objects in one of the chart's files."""
-    return list(yaml.safe_load_all((FILES / f"{name}.yaml").read_text()))

@@ -254,10 +254,11 @@ class Session:
         for _, event in unsent[:kept]:
             self.world.append(event)
 
-    def feed(self, given: Input) -> None:
+    def feed(self, *given: Input) -> None:
+        """As the shell: the watch events of a burst together."""
         if not self.live:
             return
-        actions = step(self.state, given)
+        actions = step(self.state, *given)
         if self.world.chance(self.crash_odds):
             self.act(actions[: self.world.rng.randint(0, len(actions))])
             self.crash()
@@ -361,10 +362,12 @@ class Session:
             self.list(kind)
             return
         decode: Any = pod_of if kind == "pods" else node_of
+        burst: list[Input] = []
         for version, change, found in changes:
             self.versions[kind] = version
             what: Any = change
-            self.feed(Watched(what, decode(found), self.world.now_ms))
+            burst.append(Watched(what, decode(found), self.world.now_ms))
+        self.feed(*burst)
 
     def _break(self, kind: str) -> None:
         self._due.discard(kind)

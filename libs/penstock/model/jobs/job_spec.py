@@ -57,6 +57,8 @@ class JobSpec(Value, frozen=True, kw_only=True):
     """A training job as submitted: what to run, not where."""
 
     ALWAYS = tuple(_ALWAYS.split())
+    NOT_AS_IMAGE: ClassVar[tuple[str, ...]] = ("secrets", "code", "prelaunch", "interactive", "may_submit")
+    """Keys that nodes which run images alone do not have; nor `checkpoint: sdk`."""
     RULES: ClassVar[Mapping[str, Callable[[Any], None]]] = {
         "command": command_can_run,
         "long_command": check_long,
@@ -395,25 +397,18 @@ class JobSpec(Value, frozen=True, kw_only=True):
     @property
     def where(self) -> Where:
         """GPU models and nodes that it allows."""
-        chosen, image = self.nodes, not self.no_pod
+        chosen, image = self.nodes, self.runs_as_image
         if chosen is None:
             return Allowed(self.gpu_models, image=image) if self.gpu_models or image else ()
         return Allowed(self.gpu_models, chosen.only, chosen.exclude, image)
 
     @property
-    def no_pod(self) -> str:
-        """What keeps the job from nodes that run images alone (`NodeSpec.runs`); empty: nothing."""
-        if self.environment is None or self.environment.container is None:
-            return "it names no image (`environment: {container: IMAGE}`)"
-        asked = {
-            "secrets": bool(self.secrets),
-            "code": self.code is not None,
-            "prelaunch": self.prelaunch,
-            "interactive": self.interactive,
-            "may_submit": self.may_submit,
-            "checkpoint: sdk": self.checkpoint == "sdk",
-        }
-        return ", ".join(f"`{name}`" for name, wanted in asked.items() if wanted)
+    def runs_as_image(self) -> bool:
+        """Whether nodes that run images alone (`NodeSpec.runs`) can run it."""
+        image = self.environment is not None and self.environment.container is not None
+        return (
+            image and self.checkpoint != "sdk" and not any(getattr(self, name) for name in self.NOT_AS_IMAGE)
+        )
 
     @property
     def timed(self) -> bool:

@@ -219,7 +219,7 @@ class Node:
 
     def _message(self, emit: Emit) -> Outgoing:
         event = emit.event
-        id_ = id_of_report(event, emit.name, self.spec)
+        id_ = id_of_report(event, emit.name, self.spec.node_id, self.spec.boot_id)
         if isinstance(event, GpuFaulted):
             return self._envelope(id_, event)
         context = replace(emit.context, traceparent=self._spans.on_event(event, emit.context))

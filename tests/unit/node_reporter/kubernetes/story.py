@@ -22,11 +22,14 @@ from penstock_services.node_reporter.kubernetes.core.messages import (
 )
 from penstock_services.node_reporter.kubernetes.core.objects import (
     Condition,
+    ContainerState,
+    ContainerStatus,
     Metadata,
     Node,
     NodeInfo,
     NodeStatus,
     Pod,
+    State,
 )
 from penstock_services.node_reporter.kubernetes.core.reporter import begin, step
 from penstock_services.node_reporter.kubernetes.core.state import TERM_SHIFT, Options
@@ -34,6 +37,13 @@ from tests.support.kubernetes.simulated_api import Json, pod_of
 
 OPTIONS = Options(cluster="k", namespace="penstock", finished_pods=2)
 NOW_MS = 1_800_000_000_000
+
+BEGUN = {
+    "phase": "Running",
+    "container_statuses": [
+        ContainerStatus(state=ContainerState(running=State(started_at="2026-01-01T00:00:10Z")))
+    ],
+}
 
 
 def node(
@@ -155,3 +165,17 @@ class Told:
         pod = replace(pod, metadata=metadata, status=replace(pod.status, **status))
         self.feed(Watched(change, pod, self.now_ms))
         return pod
+
+
+def over(code: int = 0, reason: str = "") -> dict[str, Any]:
+    """The status of a pod whose container has ended."""
+    state = State(
+        exit_code=code, reason=reason, started_at="2026-01-01T00:00:10Z", finished_at="2026-01-01T00:00:30Z"
+    )
+    phase = "Failed" if code else "Succeeded"
+    return {"phase": phase, "container_statuses": [ContainerStatus(state=ContainerState(terminated=state))]}
+
+
+def kinds(told: Told) -> list[str]:
+    """Of the latest step's events and writes."""
+    return [type(found).__name__ for found in (*told.events(), *told.writes())]

@@ -25,7 +25,7 @@ MANAGED = {"app.kubernetes.io/managed-by": "penstock"}
 MAX_NAME = 63  # DNS-1123 label: the pod's name is its host name, too
 MAX_STEM = MAX_NAME - len("-1000000-ps511")  # attempt and rank at their largest
 BARRED = f"{PREFIX}barred"
-PAUSE_IMAGE = "registry.k8s.io/pause:3.10"  # never pulled: a gated pod has no node
+NO_IMAGE = "none"  # never pulled: a gated pod has no node
 _STEM = re.compile(r"(?!j-)[a-z0-9](-?[a-z0-9])*\Z")
 
 
@@ -156,7 +156,7 @@ def bar_of(options: Options, task: Task, term: int, why: str) -> dict[str, Any]:
         },
         "spec": {
             "schedulingGates": [{"name": BARRED}],
-            "containers": [{"name": "task", "image": PAUSE_IMAGE, "securityContext": security}],
+            "containers": [{"name": "task", "image": NO_IMAGE, "securityContext": security}],
             **_common(options),
         },
     }

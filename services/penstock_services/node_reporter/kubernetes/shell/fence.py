@@ -9,8 +9,8 @@ from penstock.errors import PenstockError
 from penstock_services.node_reporter.kubernetes.shell.api import Answer, ApiServer
 
 NAME = "penstock-term"
-MARK = NAME
-"""In each refusal by the policy."""
+LOST = ("penstock-term: this reporter was replaced", "no params found")
+"""In refusals by the policy: the term is newer, or gone. Another refusal is none of the fence."""
 CONFLICT, ABSENT = 409, 404
 
 

@@ -16,11 +16,11 @@ from penstock.backoff import retry
 from penstock.clock import wall_ms
 from penstock.errors import ConfigurationError, LogError
 from penstock.log.dead_letters import dead_letter
+from penstock.log.open import open_log
 from penstock.log.port import Log, Message, Partition, Record
 from penstock.model.decisions.orders import Order
 from penstock.model.inputs.external_events import NodeJoined, OrderRefused, TaskExited
 from penstock.model.schema.errors import EventError
-from penstock.model.schema.event import Event
 from penstock.model.schema.topics import NODE_PARTITIONS, Topic
 from penstock.model.wire.envelope import Envelope, from_wire, to_wire
 from penstock.runtime.crash_only import crash_only
@@ -50,7 +50,7 @@ from penstock_services.node_reporter.kubernetes.shell.reflector import (
     Resumed,
 )
 from penstock_services.node_reporter.kubernetes.shell.writer import Writer
-from penstock_services.node_reporter.shell.link.outbox import Counter, event_id
+from penstock_services.node_reporter.shell.link.outbox import Counter, id_of_report
 
 SERVICE = "node-reporter"
 MAX_BATCH = 500  # messages of one append, as the outbox of a machine's reporter
@@ -233,7 +233,7 @@ class Session:
         if isinstance(event, NodeJoined) and (why := event.node.labels.get(CLOSED_LABEL)):
             logger.warning("node %s takes no job: %s", event.node.node_id, why)
         node_id = getattr(event, "node_id", None) or event.node.node_id  # type: ignore[attr-defined]
-        id_ = id_of(node_id, event, emit.name)
+        id_ = id_of_report(event, emit.name, node_id)
         headers, value = to_wire(
             Envelope(
                 id=id_,
@@ -277,24 +277,12 @@ def _version(found: Node | Pod) -> str:
     return found.metadata.resource_version
 
 
-def id_of(node_id: str, event: Event, name: str) -> str:
-    """Id of a report, the same whenever it is made anew."""
-    if isinstance(event, NodeJoined):
-        return event_id(node_id, "joined", event.node.boot_id, event.incarnation)
-    word = name or event.TYPE.rpartition(".")[2]
-    if (task_id := getattr(event, "task_id", None)) is not None:
-        return event_id(node_id, task_id, getattr(event, "token", ""), word)
-    return event_id(node_id, word, getattr(event, "incarnation", ""), wall_ms())
-
-
 def runner(options: ClusterOptions) -> Run:
     """The service's entry (see `penstock.runtime.service`) for one cluster."""
 
     async def run(
         settings: Settings, stop: asyncio.Event, *, log: Log | None = None, ready: asyncio.Event | None = None
     ) -> None:
-        from penstock.log.open import open_log
-
         own = await open_log(settings.log_url, SERVICE).start() if log is None else None
         used = own or log
         assert used is not None, "opened above where the caller has none"

@@ -24,7 +24,7 @@ from penstock_services.node_reporter.kubernetes.shell.api import (
     ApiServer,
     Unanswered,
 )
-from penstock_services.node_reporter.kubernetes.shell.fence import ABSENT, CONFLICT, MARK
+from penstock_services.node_reporter.kubernetes.shell.fence import ABSENT, CONFLICT, LOST
 
 UNAVAILABLE = 503
 BUSY_MS = 1_000  # after 429 or 503 without a time: the server's own default for Retry-After
@@ -102,7 +102,8 @@ def _result(write: AnyWrite, answer: Answer) -> Wrote:
         return Wrote(write=write, outcome="conflict", text=text, now_ms=now_ms)
     if answer.status == ABSENT and f'pods "{write.name}"' in text:
         return Wrote(write=write, outcome="absent", text=text, now_ms=now_ms)
-    return Wrote(write=write, outcome="fenced" if MARK in text else "refused", text=text, now_ms=now_ms)
+    fenced = any(said in text for said in LOST)
+    return Wrote(write=write, outcome="fenced" if fenced else "refused", text=text, now_ms=now_ms)
 
 
 def _deletion(write: DeletePod) -> dict[str, Any]:

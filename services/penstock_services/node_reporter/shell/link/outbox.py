@@ -13,7 +13,6 @@ from penstock.errors import LogError
 from penstock.log.port import Log
 from penstock.model.decisions.adjustments import TaskAdjusted
 from penstock.model.inputs.external_events import GpuFaulted
-from penstock.model.nouns.nodes import NodeSpec
 from penstock.model.schema.event import Event
 from penstock.model.wire.envelope import MAX_ID_BYTES
 from penstock_services.node_reporter.shell.journal import Journal, Outgoing
@@ -93,11 +92,12 @@ def event_id(node_id: str, *parts: object) -> str:
     return text if len(text.encode()) <= MAX_ID_BYTES else hashlib.sha256(text.encode()).hexdigest()
 
 
-def id_of_report(event: Event, name: str, spec: NodeSpec) -> str:
-    """Id of a report, the same whenever it is made anew; `name`: in place of its type's last word."""
+def id_of_report(event: Event, name: str, node_id: str, boot_id: str = "") -> str:
+    """Id of a report, the same whenever it is made anew; `name`: in place of its type's last word. `boot_id`:
+    present boot of the node, for faults."""
     if isinstance(event, GpuFaulted):
-        return event_id(spec.node_id, "fault", spec.boot_id, event.uuid, event.fault, wall_ms())
+        return event_id(node_id, "fault", boot_id, event.uuid, event.fault, wall_ms())
     about: tuple[object, ...] = getattr(event, "task_id", ""), getattr(event, "token", "")
     if isinstance(event, TaskAdjusted):  # one token may have changed both
         about = event.task_id, event.order_token, event.what
-    return event_id(spec.node_id, *about, name or event.TYPE.rpartition(".")[2])
+    return event_id(node_id, *about, name or event.TYPE.rpartition(".")[2])
